@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.cli import main
 from cppo_lab.cli.completion import BASH, SCRIPTS, complete
 from cppo_lab.cli.parser import build_parser
 from tests.conftest import ROOT
@@ -48,6 +49,20 @@ def test_run_ids(files: Path) -> None:
     assert found("cancel", "--run", "0") == [RUN]
 
 
+def test_rules_cores_and_reports(files: Path) -> None:
+    assert "cppo_no_prefix_budget" in found("replay", RUN, "--rule", "cppo")
+    assert found("doctor", "--core", "m") == ["mini"]
+    assert found("compare", "") == []
+    (files / "reports" / "build" / "quickstart").mkdir(parents=True)
+    assert found("compare", "") == found("compare", "quickstart", "q") == ["quickstart"]
+
+
+def test_a_command_without_arguments_has_its_options_alone(files: Path) -> None:
+    assert found("ui", "x") == []
+    assert found("ui", "--po") == ["--port"]
+    assert found("bounds", "--delta", "") == found("bounds", "--delta", "0.1", "") == []
+
+
 def test_keys_and_values_of_overrides(files: Path) -> None:
     assert "rule.w_min=" in found("launch", "mine.yaml", "rule.")
     assert "training.t_stop=" in found("launch", "main", "training.")
@@ -64,6 +79,12 @@ def test_every_key_that_is_offered_is_known_to_the_configuration() -> None:
     sections = {word.partition(".")[0] for word in found("plan", "main", "") if "." in word}
     assert {"rule", "training", "rollout", "launcher", "tracking"} <= sections
     assert "rule.training.aggregation=" not in found("plan", "main", "rule.")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_printed_as_it_is(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == SCRIPTS[shell]
 
 
 def test_a_file_that_is_no_sweep_is_no_error(files: Path) -> None:

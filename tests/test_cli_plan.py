@@ -292,6 +292,71 @@ def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.Cap
     )
 
 
+def test_power_says_what_the_needed_seeds_cost(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sum over the runs that a claim compares, by the table of runs of `cppo plan`."""
+    command = ["plan", "main", "core=verl", "seed=0,1", "--json"]
+    assert main(command) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert main([*command, "--power", "--deviation=2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    claims = {one["claim"]: one for one in found["claims"]}
+    assert found["hours_are"] == "gpu"
+    for name, compared in (("cppo_mean", ("cppo", "dppo")), ("cppo_best", {run["rule"] for run in runs})):
+        of_a_seed = sum(run["gpu_hours"] for run in runs if run["rule"] in compared) / 2
+        assert claims[name]["hours_needed"] == pytest.approx(
+            of_a_seed * claims[name]["seeds_needed"], rel=1e-4
+        )
+    assert main(["plan", "main", "core=verl", "seed=0,1", "--power", "--deviation=2"]) == 0
+    said = capsys.readouterr().out
+    assert "GPU-hours for it: of all runs that the claim compares" in said
+    assert f"{claims['cppo_mean']['hours_needed']:,.0f}\n" in said
+
+
+ERRORS = """
+title: Tiny
+question: Does it show?
+models: {exact: [exact_early, exact_late]}
+variants: {loose: {rule: dppo, rule.delta: 0.012}, dppo: {rule: dppo}, cppo: {rule: cppo}}
+axes: {rollout.max_response_length: [8, 16], seed: [0, 1, 2, 3]}
+hypotheses:
+  smaller:
+    claim: It is smaller
+    better: [dppo]
+    than: [loose]
+    outcome: error
+    only: [exact_early]
+    smallest: 10.0
+    test_seeds: [0, 1, 2, 3]
+"""
+
+
+def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tiny.yaml").write_text(ERRORS)
+    for length, seconds in ((8, 36.0), (16, 72.0)):
+        for model in ("exact_early", "exact_late"):
+            spec = compose(["core=exact", f"model={model}", f"rollout.max_response_length={length}"]).run
+            folder = Attempt(spec, workspace / "runs", tracking_uri()).folder
+            folder.mkdir(parents=True)
+            recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
+            for step in (1, 2, 3):
+                recorder.log(step, {"perf/step_seconds": seconds})
+            recorder.finish(FINISHED)
+            sent(folder)
+    assert main(["plan", "./tiny.yaml", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert main(["plan", "./tiny.yaml", "--power", "--error-deviation=30", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [one] = found["claims"]
+    # Two rules, two lengths, one process; not the third rule, nor the other process.
+    of_a_seed = runs[0]["hours"] + 2 * runs[0]["hours"]
+    assert found["hours_are"] == "machine"
+    assert one["hours_needed"] == pytest.approx(2 * of_a_seed * one["seeds_needed"], rel=1e-3)
+    assert main(["plan", "./tiny.yaml", "--power", "--error-deviation=30"]) == 0
+    assert "  hours for it" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
-from cppo_lab.doctor import Check, examine, inputs, lines, packages, ready, requirement, slurm, verl
+from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, requirement, slurm, verl
 from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.installed import install_extra
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 
@@ -443,3 +445,114 @@ def test_the_gpu_locks_have_what_the_doctor_asks_for(layout: str) -> None:
     assert {"megatron-bridge", "transformer-engine"} <= {one.name for one in asked} or not megatron
     for wanted in asked:
         assert SpecifierSet(wanted.versions).contains(locked[wanted.name.lower()]), wanted.name
+
+
+def test_a_torch_without_nccl_is_not_enough_for_gpus(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], gpus: Callable[[int, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    gpus(8, 80)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    check = found(PAPER, workspace)["NCCL"]
+    assert (check.status, check.found) == ("missing", "this torch is built without it")
+    assert check.remedy == "install a CUDA build of torch"
+
+
+def test_gpus_are_not_looked_for_without_torch(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    checks = found(PAPER, workspace)
+    assert checks["GPUs"].line == (
+        "missing     GPUs: torch, which would find them, is not installed: install torch first"
+    )
+    assert "NCCL" not in checks
+    assert found([], workspace)["GPUs"].status == "not needed"
+
+
+def test_verl_that_is_not_there_is_to_be_installed_first(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interfaces.append("of a verl that cannot be looked at")
+    monkeypatch.setattr(verl, "find_spec", lambda name: None)
+    check = found(TINY, workspace)["interfaces of verl"]
+    assert check.line == "missing     interfaces of verl: verl is not installed: install it first"
+
+
+def test_a_machine_without_shared_memory_is_a_warning(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verl, "SHARED", workspace / "shm")
+    check = found(TINY, workspace)["shared memory"]
+    assert (check.status, check.found) == ("warning", f"no {workspace}/shm")
+    assert check.remedy == "Ray will use the disk, which is slow"
+
+
+def test_data_that_cannot_be_read_names_what_to_install(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("cppo_lab.data.manifest", "cppo_lab.data.layout"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    check = found(PAPER, workspace)["data"]
+    assert (check.status, check.found) == ("missing", "cannot be checked without pyarrow")
+    assert check.remedy == install_extra("data")
+
+
+def test_what_the_system_refuses_to_write_is_missing(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root sees it, too, on a disk that can only be read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    check = found([], workspace)["runs folder"]
+    assert check.line == (
+        f"missing     runs folder: {workspace}/runs cannot be made or written: "
+        "work in a folder that you can write to"
+    )
+    check = inputs.check_store(f"sqlite:///{workspace}/x.db")
+    assert (check.status, check.found) == ("missing", f"{workspace} cannot be written")
+    assert check.remedy == "set MLFLOW_TRACKING_URI to another store"
+
+
+def test_a_file_in_place_of_the_runs_folder_is_missing(workspace: Path) -> None:
+    (workspace / "runs").write_text("")
+    check = found([], workspace)["runs folder"]
+    assert (check.status, check.found) == ("missing", f"{workspace}/runs cannot be made or written")
+
+
+def test_what_slurm_does_not_say_is_a_warning_or_named(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = workspace / "bin"
+    places.mkdir()
+    monkeypatch.setenv("PATH", str(places))
+    run = [*PAPER, "launcher=slurm", "resources.partition=debug"]
+
+    def answers(**texts: str) -> dict[str, Check]:
+        for path in places.iterdir():
+            path.unlink()
+        for name, text in ({"sbatch": "", "squeue": "", "scancel": "", "srun": ""} | texts).items():
+            (places / name).write_text(f"#!/bin/sh\n{text}\n")
+            (places / name).chmod(0o755)
+        return found(run, workspace)
+
+    up = "echo Slurmctld is UP"
+    check = answers(scontrol=up, sinfo="echo 'debug|up'")["partition"]
+    assert (check.status, check.found) == ("ok", "debug")
+    check = answers(scontrol=up)["partition"]
+    assert (check.status, check.found) == ("warning", "partitions cannot be listed: sinfo not found")
+    check = answers(scontrol=up, sinfo="echo 'invalid partition' >&2; exit 1")["partition"]
+    assert check.found == "partitions cannot be listed: sinfo: invalid partition"
+    check = answers(scontrol=up, sinfo="exit 4")["partition"]
+    assert check.found == "partitions cannot be listed: sinfo: exit status 4"
+    check = answers(sinfo="echo 'debug|up'")["Slurm's controller"]
+    assert (check.status, check.found) == ("missing", "scontrol not found")
+    assert check.remedy == "check that it is up, and SLURM_CONF if it is set"
+    monkeypatch.setattr(slurm, "MOUNTS", workspace / "none")
+    shared = answers(scontrol=up, sinfo="echo 'debug|up'")["shared runs folder"]
+    assert (shared.status, shared.found) == ("warning", f"{workspace}/runs is on an unknown file system")
+    assert shared.remedy.startswith("work in a folder that all nodes see under the same path")
+    monkeypatch.setattr(slurm, "PATIENCE", 0.1)
+    checks = answers(scontrol="exec /bin/sleep 600", sinfo="")
+    assert checks["Slurm's controller"].found == "scontrol did not answer within 0 s"
+    assert "partition" not in checks  # nothing more is asked of a controller that is silent

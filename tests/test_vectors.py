@@ -12,7 +12,8 @@ from cppo_lab.cli import main
 from cppo_lab.vectors.archive import Vectors
 from cppo_lab.vectors.check import check, check_file, compare, is_exact
 from cppo_lab.vectors.methods import find_method
-from cppo_lab.vectors.parts import is_input
+from cppo_lab.vectors.parts import is_input, value
+from cppo_lab.vectors.recompute import Recomputation
 from tests.maths.maths_golden import ARRAYS, MANIFEST, PATH
 
 
@@ -238,3 +239,27 @@ def test_a_file_that_cannot_be_checked_costs_one_line(
     assert str(path) in output.err
     assert message in output.err
     assert "check-vectors" in output.err or "pass a vectors file" in output.err
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "nocase/mask/cppo",
+        "binary/nopart/cppo",
+        "binary/in/nothing",
+        "binary/D/tv_other",
+        "binary/w/cubic",
+        "binary/delta_b/adaptive_xmany",
+        "binary/val/norule",
+        "binary/grad/norule",
+        "binary/mask/norule",
+        "binary/loss/norule/token-mean",
+        "binary/loss/cppo/token-median",
+        "binary/metric/suffix_counts",
+        "extreme/D/js",
+        "extreme/D/tv_topk",
+    ],
+)
+def test_an_array_that_nothing_defines_is_unknown_and_no_mismatch(key: str) -> None:
+    vectors = Vectors({**ARRAYS, key: numpy.zeros(3)}, MANIFEST)
+    assert value(Recomputation(vectors, torch.float64), key) is None

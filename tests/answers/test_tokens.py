@@ -1,6 +1,6 @@
 """Tokens of training responses: the file, what fits into its room, which groups, and what is refused."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,9 @@ def test_groups_are_spread_and_the_last_one_comes_first() -> None:
         {"rule": RuleUsed("cppo", None, {"delta": [1]}, "binary", "tv")},  # type: ignore[dict-item]
         {"rule": RuleUsed(1, None, {}, "binary", "tv")},  # type: ignore[arg-type]
         {"step": -1},
+        {"logp": np.zeros(13, np.float32)},
+        {"tests": (1, 2)},
+        {"tests": "threshold"},
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
@@ -113,3 +116,19 @@ def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGEST", 10)
     with pytest.raises(UserError, match="more than the 10"):
         read(data, "the file")
+
+
+def test_a_file_of_another_format_or_without_a_rule_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Unnamed:
+        constants: dict[str, float] = field(default_factory=dict)
+
+    forged = made.tokens()
+    object.__setattr__(forged, "rule", Unnamed())
+    with pytest.raises(UserError, match=r"it names no rule.*: delete that file"):
+        read(write(forged), "the file")
+    monkeypatch.setattr(files, "FORMAT", 2)
+    newer = write(made.tokens())
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"it is not of format 1.*: delete that file"):
+        read(newer, "the file")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
+from cppo_lab.cores.collapse import NotFinite
+from cppo_lab.cores.exact import trainer as trainer_module
 from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.loop import train
@@ -241,7 +244,15 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(
 def test_a_state_of_another_run_is_refused() -> None:
     trainer, other = ExactTrainer(exact_run()), ExactTrainer(exact_run(data={"vocabulary": 8}))
     before = trainer.learner.parameters.clone()
-    for state in (other.state(), {**trainer.state(), "past": [1]}, {}):
+    watched = trainer.state()["diagnostics"]
+    for state in (
+        other.state(),
+        {**trainer.state(), "past": [1]},
+        {**trainer.state(), "diagnostics": 3},
+        {**trainer.state(), "diagnostics": {**watched, "window": 3}},
+        {**trainer.state(), "diagnostics": {**watched, "another": 3}},
+        {},
+    ):
         with pytest.raises(ValueError, match="another policy"):
             trainer.load_state(state, 0)
     with pytest.raises(ValueError, match="another policy"):
@@ -330,3 +341,33 @@ def test_datasets_are_named_by_what_decides_them() -> None:
     assert len({one.digest for one in first}) == 4
     longer = datasets(exact_run(rollout={"max_response_length": 32}), resources)
     assert all(a.digest != b.digest for a, b in zip(first, longer, strict=True))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
+    """Let every run fail in its training step; the steps that are tried."""
+    tried: list[int] = []
+
+    def fail(learners: Sequence[Learner], step: int) -> list[Exception]:
+        tried.append(step)
+        return [error for _ in learners]
+
+    monkeypatch.setattr(trainer_module, "step_together", fail)
+    return tried
+
+
+def test_runs_that_have_all_ended_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = failing(monkeypatch, NotFinite("a gradient is infinite"))
+    for reason, rows in train_together([exact_run(), exact_run(seed=1)]):
+        assert reason == "a gradient is infinite at step 1"
+        assert [step for step, _ in rows] == [0]
+    assert tried == [1]
+
+
+def test_an_error_that_is_no_collapse_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ZeroDivisionError("no collapse"))
+    with pytest.raises(ZeroDivisionError, match="no collapse"):
+        train_together([exact_run()])
+    trainer = ExactTrainer(exact_run())
+    with pytest.raises(ZeroDivisionError, match="no collapse"):
+        trainer.step()
+    assert trainer.steps == 0

@@ -210,6 +210,82 @@ def test_a_child_stays_although_its_owner_is_large() -> None:
     del ballast
 
 
+# Answers as a child does, without math-verify.
+READY = "import json, os, sys\nprint('{\"ready\": true}', flush=True)\n"
+ANSWERING = READY + "for line in sys.stdin:\n    print(json.dumps({'right': True, 'last': %s}), flush=True)\n"
+
+
+def made_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    (tmp_path / "child.py").write_text(text)
+    monkeypatch.setattr(grader_pool, "CHILD", tmp_path / "child.py")
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_child_that_says_that_it_ends_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: bool
+) -> None:
+    made_child(monkeypatch, tmp_path, ANSWERING % last)
+    pool = GraderPool(CEILING_SECONDS, workers=1)
+    assert pool.grade("1", True, "1") == MathVerifyResult(True)
+    first = pool.processes()
+    assert pool.grade("1", True, "1") == MathVerifyResult(True)
+    assert (pool.processes() != first) is last
+    pool.close()
+
+
+def test_a_child_that_is_already_dead_when_it_is_asked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made_child(monkeypatch, tmp_path, ANSWERING % False)
+    pool = GraderPool(CEILING_SECONDS, workers=1)
+    assert pool.grade("1", True, "1") == MathVerifyResult(True)
+    [pid] = pool.processes()
+    os.kill(pid, signal.SIGKILL)
+    until("the child has ended", lambda: not alive(pid))
+    assert pool.grade("1", True, "1") == MathVerifyResult(True)
+    assert pool.processes() != [pid]
+    pool.close()
+
+
+def test_a_child_that_only_closes_its_output_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    made_child(monkeypatch, tmp_path, f"{READY}{note}sys.stdin.readline()\nos.close(1)\nsys.stdin.read()\n")
+    wait = subprocess.Popen.wait
+
+    def impatient(process: Any, timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise subprocess.TimeoutExpired(process.args, timeout)
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", impatient)
+    pool = GraderPool(CEILING_SECONDS, workers=1)
+    assert pool.grade("1", True, "1") == MathVerifyResult(False, "error")
+    asked = [int(line) for line in pids.read_text().split()][:2]
+    assert len(asked) == 2 and not any(map(alive, asked))
+    pool.close()
+
+
+def test_a_child_that_the_system_refuses_does_not_take_a_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made_child(monkeypatch, tmp_path, ANSWERING % False)
+    pool = GraderPool(CEILING_SECONDS, workers=1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        for _ in range(2):
+            with pytest.raises(BlockingIOError):
+                pool.grade("1", True, "1")
+    assert pool.grade("1", True, "1") == MathVerifyResult(True)
+    pool.close()
+
+
 # Waits for as long as it lives, and tells when it waits for a child.
 OWNER = f"""
 import sys

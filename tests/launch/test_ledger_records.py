@@ -3,6 +3,8 @@
 import fcntl
 import itertools
 import os
+import pwd
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import ledger as ledger_module
-from cppo_lab.launch.slurm.ledger import LOCK, Ledger, submitting
+from cppo_lab.launch.slurm.ledger import LOCK, NAME, Ledger, name_of, submitting
 
 
 @pytest.fixture
@@ -92,3 +94,79 @@ def test_the_lock_of_a_launcher_keeps_out_all_others_until_it_is_done(tmp_path: 
         assert not free(fcntl.LOCK_SH)  # two shared locks would let two launchers submit
         raise KeyboardInterrupt
     assert free(fcntl.LOCK_EX)
+
+
+def test_a_record_of_an_older_version_learns_who_submitted(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    with sqlite3.connect(tmp_path / NAME) as database:
+        database.execute("ALTER TABLE submission DROP COLUMN owner")
+        database.execute("INSERT INTO submission VALUES (?, 1.0, 17)", ("0" * 16,))
+        database.execute("INSERT INTO task VALUES ('a', ?, 0, NULL)", ("0" * 16,))
+    database.close()
+    with Ledger(tmp_path) as ledger:
+        assert [(task.name, task.owner) for task in ledger.open_tasks()] == [("a", None)]
+        ledger.submitted(ledger.claim(["b"]), 18)
+    with Ledger(tmp_path) as ledger:
+        ledger.claim(["c"])
+        found = {task.name: (task.owner, task.is_mine) for task in ledger.open_tasks()}
+    assert found == {"a": (None, True), "b": (os.getuid(), True), "c": (os.getuid(), True)}
+
+
+def test_the_fault_is_said_that_made_the_database_take_a_claim_back(ledger: Ledger) -> None:
+    """On some errors of the disk SQLite ends the transaction by itself."""
+    with sqlite3.connect(ledger.path) as database:
+        database.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON task WHEN NEW.name = 'b' "
+            "BEGIN SELECT RAISE(ROLLBACK, 'database or disk is full'); END"
+        )
+    database.close()
+    with pytest.raises(
+        UserError, match="database or disk is full: the record of submitted jobs cannot be used"
+    ):
+        ledger.claim(["a", "b"])
+    assert ledger.open_tasks() == []
+    ledger.submitted(ledger.claim(["a"]), 17)
+    assert [task.job for task in ledger.open_tasks()] == ["17"]
+
+
+def test_a_record_that_only_its_owner_may_write_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(tmp_path).close()
+    # Root may write every file, so both answers of the system are stood in for.
+    connect = sqlite3.connect
+    readable = f"file:{tmp_path / NAME}?mode=ro"
+    monkeypatch.setattr(
+        sqlite3,
+        "connect",
+        lambda path, timeout, isolation_level: connect(readable, isolation_level=isolation_level, uri=True),
+    )
+    me = pwd.getpwuid(os.getuid()).pw_name
+    with Ledger(tmp_path) as ledger:
+        with pytest.raises(UserError, match=r"readonly database.* move it away if it is damaged"):
+            ledger.claim(["a"])
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(UserError, match=f"{NAME} is writable only for {me}: ask them to share"):
+            ledger.claim(["a"])
+        assert ledger.open_tasks() == []
+
+
+def test_a_lock_that_only_its_owner_may_write_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        path.touch()
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ledger_module, "open_lock", refused)
+    with pytest.raises(UserError) as error, submitting(tmp_path):
+        pytest.fail("nobody may submit without the lock")
+    assert f"{LOCK} is writable only for {pwd.getpwuid(os.getuid()).pw_name}" in str(error.value)
+    assert f"(chmod -R g+w {tmp_path}; docs/slurm.md, Two people on one folder)" in str(error.value)
+
+
+def test_an_account_without_a_name_is_called_by_its_number() -> None:
+    known = {account.pw_uid for account in pwd.getpwall()}
+    stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in known)
+    assert name_of(stranger) == str(stranger)
+    assert name_of(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name

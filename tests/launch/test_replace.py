@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
@@ -25,7 +27,8 @@ from cppo_lab.sweep import launch as launch_module
 from cppo_lab.tracking import replace as replace_module
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.replace import ASIDE, set_aside
-from tests.conftest import TINY
+from tests.conftest import FINISHED, TINY
+from tests.recorded import mlflow_run
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
@@ -234,6 +237,70 @@ def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("junk of an attempt that is not on record")
     set_aside(folder, "../../etc")
     assert next((folder / ASIDE).glob("*/metrics.jsonl")).read_text() == "x"
+
+
+def test_a_folder_of_an_attempt_that_is_not_on_record_is_removed_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    (folder / "spool").mkdir(parents=True)
+    (folder / "spool" / "1.jsonl").write_text("of the result")
+    set_aside(folder, "f00")
+    (folder / "spool").mkdir()
+    (folder / "spool" / "1.jsonl").write_text("junk")
+    set_aside(folder, "f00")
+    assert [path.name for path in folder.iterdir()] == [ASIDE]
+    assert [path.read_text() for path in folder.rglob("*.jsonl")] == ["of the result"]
+
+
+def without_training(spec: RunSpec, version: str, replaces: str = "") -> str:
+    """The MLflow id of a result that is recorded and sent."""
+    tags = {schema.TAG_CODE_VERSION: version} | ({schema.TAG_REPLACES: replaces} if replaces else {})
+    folder = Path("runs").resolve() / spec.run_id
+    recorder = Recorder(spec, tags, folder, continues=False)
+    recorder.log(0, {"train/reward": 0.5})
+    recorder.finish(FINISHED)
+    return mlflow_run(folder).info.run_id
+
+
+@pytest.mark.parametrize("request_name", ["delete_run", "get_run"])
+def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
+    workspace: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request_name: str,
+) -> None:
+    old = without_training(tiny_spec, "old")
+    real = getattr(MlflowClient, request_name)
+
+    def busy(client: MlflowClient, mlflow_id: str) -> Run:
+        if mlflow_id == old:
+            raise MlflowException("database is locked")
+        return real(client, mlflow_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, request_name, busy)
+        new = without_training(tiny_spec, "new", old)
+        said = capsys.readouterr().err
+        assert "replaced results are still there, the next launch removes them: " in said
+        assert "database is locked" in said
+        assert {run.info.run_id for run in all_runs()} == {old, new}
+    runs = workspace / "runs"
+    assert repair([tiny_spec.run_id], "mini", tracking_uri(), runs) == [tiny_spec.run_id]
+    [left] = all_runs()
+    assert (left.info.run_id, left.data.tags[schema.TAG_REPLACED]) == (new, old)
+    assert repair([tiny_spec.run_id], "mini", tracking_uri(), runs) == []
+
+
+def test_a_replaced_result_that_the_store_has_lost_needs_no_deletion(
+    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = "0" * 32  # `mlflow gc` removes deleted runs for good
+    new = without_training(tiny_spec, "new", lost)
+    [run] = all_runs()
+    assert run.info.run_id == new
+    assert run.data.tags[schema.TAG_REPLACED] == lost
+    assert schema.TAG_REPLACES not in run.data.tags
+    assert "replaced results" not in capsys.readouterr().err
 
 
 def test_states_are_words_of_the_schema() -> None:

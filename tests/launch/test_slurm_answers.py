@@ -1,25 +1,32 @@
 """What is made of the answers of Slurm's commands, without a cluster: stand-ins for them answer what they are told."""
 
 import os
+import signal
+import subprocess
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue, reconcile
-from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
+from cppo_lab.launch.slurm.job import PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import ended_as, jobs_of
-from cppo_lab.launch.slurm.reconcile import LEFT, in_queue, refresh
+from cppo_lab.launch.slurm.reconcile import LEFT, SETTLING_SECONDS, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
-from tests.launch.slurm.jobs import Noted, slurm_spec
+from cppo_lab.runs.lock import AlreadyRunning
+from cppo_lab.signals import Interrupted
+from tests.launch.slurm.jobs import Noted, notes, slurm_spec
 
 # `squeue` fills the format that it is asked for with each line of a file; `sacct` has one state for every job;
 # `sbatch` numbers the jobs, or refuses them; `scancel` keeps what it is given.
@@ -27,7 +34,7 @@ COMMANDS = {
     "squeue": """
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
 while IFS=';' read -r job state seconds comment; do
-    filled="s,%i,$job,; s,%U,$(id -u),; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,None,; s,%k,$comment,"
+    filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,None,; s,%k,$comment,"
     printf '%s\\n' "$format" | sed "$filled"
 done < "$ANSWERS/squeue.txt"
 """,
@@ -235,3 +242,223 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
     with Ledger(runs) as ledger:
         assert [task.name for task in ledger.open_tasks()] == ids[:1]
         assert ledger.newest_tasks()[ids[1]].ended == WORD
+
+
+def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # a machine without Slurm
+    assert in_queue(runs) == {}
+    assert list(runs.iterdir()) == []
+    with Ledger(runs) as ledger:
+        submitted(ledger, ["a"], 17)
+        ledger.end(ledger.open_tasks(), "COMPLETED")
+        assert refresh(ledger) == {}
+    assert in_queue(runs) == {}
+
+
+def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    with Ledger(runs) as ledger:
+        token = ledger.claim(["a"])
+        [task] = ledger.open_tasks()
+        (ledger.folder_of(token)).mkdir(parents=True)
+        (ledger.folder_of(token) / "17_submitted.pkl").touch()
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            slurm.shows(f"17;PENDING;0:00;{token}")  # meanwhile sbatch has come through
+
+        monkeypatch.setattr(
+            reconcile, "time", SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
+        )
+        assert [job.job for job in refresh(ledger).values()] == ["17"]
+        assert slept == [pytest.approx(SETTLING_SECONDS * 3 / 4)]
+        assert [task.job for task in ledger.open_tasks()] == ["17"]
+        assert slurm.cancelled == []
+
+
+STRANGER = 1_234_567  # the uid of another account
+TWO = ["a" * 12, "b" * 12]
+
+
+@pytest.fixture
+def theirs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """A ledger with a claim of another account for two runs. All jobs in the queue are that account's."""
+    monkeypatch.setenv("OWNER", str(STRANGER))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: STRANGER)
+        with Ledger(runs) as ledger:
+            ledger.claim(TWO)
+    with Ledger(runs) as ledger:
+        yield ledger
+
+
+def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: Ledger) -> None:
+    """Only they can cancel it, although its launcher died before it was complete."""
+    [token] = theirs.unanswered()
+    slurm.shows(f"17_0;PENDING;0:00;{token}", f"17_1;PENDING;0:00;{token}")
+    found = refresh(theirs)
+    assert {name: (job.job, job.owner) for name, job in found.items()} == {
+        TWO[0]: ("17_0", STRANGER),
+        TWO[1]: ("17_1", STRANGER),
+    }
+    assert slurm.cancelled == []
+    assert [task.ended for task in theirs.open_tasks()] == [None, None]
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
+    slurm: Slurm, theirs: Ledger, runs: Path, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs.submitted(theirs.unanswered()[0], 17)
+    monkeypatch.setattr(reconcile, "shows_others", lambda: not hidden)
+    found = in_queue(runs)
+    if not hidden:
+        assert found == {}
+        return
+    assert {name: (job.job, job.state, job.owner) for name, job in found.items()} == {
+        TWO[0]: ("17_0", "PENDING", STRANGER),
+        TWO[1]: ("17_1", "PENDING", STRANGER),
+    }
+    assert found[TWO[0]].reason == f"a job of {STRANGER}, which Slurm does not show to you"
+    assert refresh(theirs) == found
+    assert len(theirs.open_tasks()) == 2  # only its owner can see that it has ended
+
+
+def test_what_another_account_trains_is_not_cancelled_and_what_waits_will_not_train(
+    slurm: Slurm, theirs: Ledger, runs: Path
+) -> None:
+    theirs.submitted(theirs.unanswered()[0], 17)
+    slurm.shows("17_0;RUNNING;0:07;x", "17_1;PENDING;0:00;x")
+    chosen = [RunStatus(one, Label("mini", "cppo", "m", 0), schema.QUEUED) for one in TWO]
+    active, waiting = cancel(runs, chosen, queued_only=False)
+    assert (active.run_id, active.done) == (TWO[0], False)
+    assert active.text == f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it"
+    assert (waiting.run_id, waiting.done) == (TWO[1], True)
+    said = f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts"
+    assert waiting.text == said
+    assert slurm.cancelled == []
+    assert not (runs / TWO[0] / "cancelled").exists()  # it goes on, and is wanted still
+    assert (runs / TWO[1] / "cancelled").exists()
+
+
+@dataclass(frozen=True)
+class Late(Noted):
+    """A job whose predecessor still holds the lock the first `busy` times."""
+
+    busy: int = 0
+
+    def run(self) -> None:
+        """Note it, as often as it is tried."""
+        self.note("tried")
+        if len(notes(self.runs, self.name)) <= self.busy:
+            raise AlreadyRunning(f"run {self.name} is being trained by another process")
+
+
+@dataclass
+class Clock:
+    """Stands still but for what is slept."""
+
+    now: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """At once."""
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+def test_a_requeued_job_waits_for_its_predecessor_but_not_for_ever(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(job_module, "time", clock)
+    SlurmTask(Late(runs, "a", busy=3), requeues=2)()
+    assert len(notes(runs, "a")) == 4
+    assert len(clock.slept) == 3
+    with pytest.raises(AlreadyRunning, match="run b is being trained by another process"):
+        SlurmTask(Late(runs, "b", busy=10_000), requeues=2)()
+    assert sum(clock.slept[3:]) == pytest.approx(PREDECESSOR_SECONDS, abs=1.5)
+
+
+@dataclass(frozen=True)
+class Warned(Noted):
+    """A job that a signal ends."""
+
+    number: int = signal.SIGTERM
+
+    def run(self) -> None:
+        """As far as the signal."""
+        raise Interrupted(self.number)
+
+
+@pytest.fixture
+def requeues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The signals for which submitit's handler has requeued this job."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.delenv(OUTSIDE, raising=False)
+    yield seen
+    signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize(
+    ("answer", "requeued"),
+    [
+        ("echo JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x", True),
+        ("echo JobId=7 JobState=RUNNING PreemptTime=None", False),
+        ("echo JobId=7 JobState=COMPLETING PreemptTime=2026-11-26T10:00:00", False),
+        ("exit 1", False),
+        (None, False),
+    ],
+)
+def test_a_job_that_is_ended_goes_back_only_if_slurm_preempts_it(
+    slurm: Slurm, runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch,
+    answer: str | None, requeued: bool,
+) -> None:  # fmt: skip
+    if answer is None:
+        monkeypatch.setenv("PATH", "")
+    else:
+        (slurm.folder / "scontrol").write_text(f"#!/bin/sh\n{answer}\n")
+    task = SlurmTask(Warned(runs, "a"), requeues=2)
+    if requeued:
+        task()
+    else:
+        with pytest.raises(Interrupted, match="terminated by SIGTERM"):
+            task()
+    assert requeues == [signal.SIGUSR2] * requeued
+
+
+def test_a_job_that_slurm_has_requeued_already_ends_as_interrupted(runs: Path, requeues: list[int]) -> None:
+    def refused(number: int, frame: object) -> None:
+        requeues.append(number)
+        raise subprocess.CalledProcessError(1, ["scontrol", "requeue", "7"])
+
+    signal.signal(signal.SIGUSR2, refused)
+    with pytest.raises(Interrupted, match="terminated by SIGUSR2") as error:
+        SlurmTask(Warned(runs, "a", number=signal.SIGUSR2), requeues=2)()
+    assert requeues == [signal.SIGUSR2]
+    assert error.value.__suppress_context__  # no word of `scontrol`
+
+
+@pytest.mark.parametrize(
+    ("restarts", "asked"), [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, None)]
+)
+def test_in_a_container_the_batch_script_is_asked_while_the_job_may_go_back(
+    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, asked: str | None
+) -> None:
+    outside = runs / "outside"
+    monkeypatch.setenv(OUTSIDE, str(outside))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    with pytest.raises(Interrupted):
+        SlurmTask(Warned(runs, "a"), requeues=2)()
+    assert (outside.read_text() if outside.exists() else None) == asked
+    assert requeues == []

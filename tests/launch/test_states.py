@@ -1,24 +1,32 @@
 """What `cppo plan` knows of each run: every state, from real folders and a real store."""
 
+import contextlib
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
+from cppo_lab.launch import reconcile, snapshot
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.slurm.queue import QueuedJob
+from cppo_lab.launch.slurm.view import SlurmView
 from cppo_lab.launch.snapshot import run_states
 from cppo_lab.runs.folder import read_status, write_status
-from cppo_lab.runs.lock import held
+from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.spool import newest_record
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.tracking import sync
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
 from tests.launch.test_launch import mlflow_runs
@@ -225,3 +233,145 @@ def test_a_store_that_lost_an_end_which_it_had_gets_it_again(tiny_spec: RunSpec,
     assert repair([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve()) == [tiny_spec.run_id]
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+
+
+def repaired(spec: RunSpec) -> list[str]:
+    return repair([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())
+
+
+@contextlib.contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
+    """The store refuses what is sent to it, so many times."""
+    real, left = sync.ship, iter(range(times))
+
+    def ship(*arguments: object) -> int:
+        if next(left, None) is not None:
+            raise MlflowException("a value is too long")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "ship", ship)
+        yield
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Something happens after the look and before the lock is taken."""
+
+    @contextlib.contextmanager
+    def late(folder: Path) -> Iterator[None]:
+        happens()
+        with held(folder):
+            yield
+
+    monkeypatch.setattr(reconcile, "held", late)
+
+
+def dead(spec: RunSpec, folder: Path) -> str:
+    """The MLflow id of a run that was killed at step 2."""
+    begun(spec, folder)._status(schema.RUNNING, 2)
+    sent(folder)
+    [run] = mlflow_runs()
+    assert run.info.status == "RUNNING"
+    return str(run.info.run_id)
+
+
+def test_what_the_store_refuses_is_said_and_does_not_stop_the_repair(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun(tiny_spec, folder).finish(FINISHED)
+    (folder / CHECKPOINT).touch()
+    with refusing(monkeypatch, times=1):
+        assert repaired(tiny_spec) == []
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"cppo: run {tiny_spec.run_id} could not be uploaded to the tracking store")
+    assert line.endswith("nothing is lost, `cppo sync` uploads the rest once the store accepts it")
+    assert not (folder / CHECKPOINT).exists()
+    repaired(tiny_spec)
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
+
+
+def test_an_end_that_was_refused_is_sent_again_in_place_of_an_interruption(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = begun(tiny_spec, folder)
+    recorder._status(schema.RUNNING, 2)
+    sent(folder)
+    recorder.finish(FINISHED)
+    with refusing(monkeypatch, times=1):
+        assert repaired(tiny_spec) == [tiny_spec.run_id]
+    [run] = mlflow_runs()
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+
+
+def test_a_run_whose_job_has_nodes_is_not_ended(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two processes of its job nobody holds the lock."""
+    dead(tiny_spec, folder)
+    job = QueuedJob("17", 0, "COMPLETING", "", 60, "n1", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "view_or_warn", lambda runs: SlurmView(here={tiny_spec.run_id: job}))
+        assert repaired(tiny_spec) == []
+    assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]
+    assert repaired(tiny_spec) == [tiny_spec.run_id]
+    assert [run.info.status for run in mlflow_runs()] == ["KILLED"]
+
+
+def test_a_run_that_is_started_again_meanwhile_is_not_ended(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(tiny_spec, folder)
+    monkeypatch.setattr(reconcile, "held", Mock(side_effect=AlreadyRunning("run is being trained")))
+    assert repaired(tiny_spec) == []
+    assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]
+
+
+def test_a_run_that_ends_meanwhile_keeps_its_own_end(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow_id = dead(tiny_spec, folder)
+    client = open_client(tracking_uri())
+    meanwhile(monkeypatch, lambda: client.set_terminated(mlflow_id, "FAILED"))
+    assert repaired(tiny_spec) == []
+    [run] = mlflow_runs()
+    assert run.info.status == "FAILED"
+    assert schema.TAG_REASON not in run.data.tags
+
+
+def finished_on_a_full_disk(spec: RunSpec, folder: Path) -> None:
+    """The store has its end, and the folder has not."""
+    mlflow_id, client = dead(spec, folder), open_client(tracking_uri())
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.COLLAPSED)
+    client.set_tag(mlflow_id, schema.TAG_REASON, "score fell")
+    client.set_terminated(mlflow_id, "FINISHED")
+    (folder / CHECKPOINT).touch()
+
+
+def test_an_end_that_a_full_disk_kept_out_of_the_folder_is_written_there(
+    tiny_spec: RunSpec, folder: Path
+) -> None:
+    finished_on_a_full_disk(tiny_spec, folder)
+    repaired(tiny_spec)
+    status, record = read_status(folder), newest_record(folder)
+    assert (status["status"], status["reason"]) == (schema.COLLAPSED, "score fell")
+    assert record is not None and record.end is not None
+    assert (record.end.status, record.end.reason) == (schema.COLLAPSED, "score fell")
+    assert not (folder / CHECKPOINT).exists()
+
+
+def test_the_end_of_an_attempt_is_not_written_over_a_newer_one(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_on_a_full_disk(tiny_spec, folder)
+    newer: list[dict[str, object]] = []
+
+    def starts() -> None:
+        Recorder(tiny_spec, {}, folder, continues=False)._status(schema.RUNNING, 0)
+        newer.append(read_status(folder))
+
+    meanwhile(monkeypatch, starts)
+    repaired(tiny_spec)
+    assert read_status(folder) == newer[0]
+    record = newest_record(folder)
+    assert record is not None and record.end is None
+    assert (folder / CHECKPOINT).exists()  # the newer attempt may go on from it

@@ -1,9 +1,14 @@
-"""Where the artifacts of a run are."""
+"""Where the artifacts of a run are; who waits for a lock; when garbage is not collected."""
 
+import errno
+import gc
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from cppo_lab.store import address
 from cppo_lab.store.address import artifact_folder
 
 
@@ -22,3 +27,50 @@ from cppo_lab.store.address import artifact_folder
 )
 def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str | None) -> None:
     assert artifact_folder(artifact_uri) == (None if path is None else Path(path))
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, writable: bool) -> None:
+    """Let no lock be opened, by the error `number`, in a folder that is `writable`."""
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(address, "open_lock", refuse)
+    monkeypatch.setattr(address.os, "access", lambda path, mode: writable)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_who_cannot_write_there_goes_on_without_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refusing(monkeypatch, number, writable=False)
+    entered = []
+    with address.locked(tmp_path / "mlflow.db"):
+        entered.append(True)
+    assert entered == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "writable"), [(errno.ENOSPC, False), (errno.EACCES, True)])
+def test_a_lock_that_fails_for_another_reason_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, writable: bool
+) -> None:
+    refusing(monkeypatch, number, writable)
+    entered = []
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))), address.locked(tmp_path / "mlflow.db"):
+        entered.append(True)
+    assert entered == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_collection_is_suspended_until_the_last_block_ends(before: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if before else gc.disable)()
+    try:
+        with address.no_collection():
+            with address.no_collection():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+        assert gc.isenabled() is before
+    finally:
+        (gc.enable if was else gc.disable)()

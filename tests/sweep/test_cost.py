@@ -13,7 +13,7 @@ from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.read_only import open_reader
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
+from cppo_lab.sweep.cost import ESTIMATE, MEASURED, PREFLIGHT, Cost, cost_of, costs, past_costs, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
 from cppo_lab.tracking.recorder import Recorder
@@ -163,3 +163,27 @@ def test_the_tag_is_of_verls_runs_only(workspace: Path) -> None:
         composed = compose(arguments)
         attempt = Attempt(composed.run, workspace, "", layout=composed.layout)
         assert (schema.TAG_LAYOUT in _tags(attempt)) == tagged
+
+
+def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
+    found: dict[str, Cost | None] = {
+        "a": Cost(10.0, 80.0, ESTIMATE),
+        "b": Cost(2.0, 16.0, PREFLIGHT),
+        "c": Cost(3.0, 24.0, PREFLIGHT),
+        "d": Cost(4.0, 32.0, MEASURED, measured_runs=2),
+    }
+    lines = cost_summary([], found, sum_costs(found, lambda run_id: run_id in "bd")).splitlines()
+    assert lines == [
+        "Estimated cost: 80 GPU-hours of an H100 80 GB for 1 run, good to a factor of 2 either way; 80 remaining "
+        "(1 of them).",
+        "Cost by preflight: 40 GPU-hours for 2 runs; 24 remaining (1 of them). `cppo preflight --show` has the "
+        "interval.",
+        "Measured cost: 32 GPU-hours for 1 run, by the step times of up to 2 past runs of each kind; 0 remaining "
+        "(0 of them).",
+        "Together: 152 GPU-hours; 104 remaining.",
+    ]
+    found = {"a": Cost(2.0, None, PREFLIGHT), "b": Cost(3.0, None, MEASURED, measured_runs=1), "c": None}
+    text = cost_summary([], found, sum_costs(found, lambda _: False))
+    assert "Cost by preflight: 2 hours of one process for 1 run; 2 remaining" in text
+    assert "Measured cost: 3 hours of one process for 1 run" in text
+    assert "Together" not in text

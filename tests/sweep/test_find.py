@@ -24,6 +24,8 @@ from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
 
+by_size = find_module._by_size  # before a test replaces it
+
 
 @pytest.fixture(autouse=True)
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +168,45 @@ def test_a_file_or_sweep_comes_before_an_id(workspace: Path) -> None:
     assert not is_run_id("quickstart")
     Path("abcd").write_text("")
     assert not is_run_id("abcd")
+
+
+def test_the_shipped_sweeps_are_searched_with_the_largest_first() -> None:
+    names = by_size()
+    assert set(names[:2]) == {"study", "main"}
+    assert "quickstart" in names[2:] and names[2:] == sorted(names[2:])
+
+
+def test_a_folder_whose_name_is_no_id_is_passed_over(workspace: Path) -> None:
+    for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    assert find("5555").run_id == "5555aaaaaaaa"
+
+
+def test_the_fault_of_a_sweep_that_is_named_is_said(workspace: Path) -> None:
+    Path("mine.yaml").write_text(
+        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 7}}\n"
+    )
+    with pytest.raises(UserError, match=r"rule\.w_min=7: must be in \(0, 1\]"):
+        find("abcd", "mine.yaml")
+
+
+def test_a_search_declares_no_runs_of_its_own(workspace: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown run 'abcd'.*--in SWEEP"):
+        find("abcd", "tune_cppo")
+
+
+def test_a_study_is_searched_with_the_cores_that_all_its_sweeps_have(workspace: Path) -> None:
+    Path("mine.yaml").write_text(
+        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
+    )
+    Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
+    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
+    assert find(run_id, "all.yaml").source == "sweep all.yaml, core=mini"
+    find_module._declared.cache_clear()
+    Path("mine.yaml").write_text(
+        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 7}}\n"
+    )
+    with pytest.raises(UserError, match=r"mine\.yaml"):  # with no core are there runs
+        find(run_id, "all.yaml")

@@ -12,6 +12,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
 from cppo_lab.runs.events import Begin, StepEvent
 from cppo_lab.runs.folder import write_status
@@ -161,3 +162,36 @@ def test_ctrl_c_says_at_once_what_is_waited_for(
             text = said()
     assert f"waiting for {NAME} to record how far they came" in text
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_nothing_runs_says_nothing(plan: Plan, capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(plan, {}, todo=1)
+    capfd.readouterr()
+    progress._at_interrupt()
+    assert capfd.readouterr().err == ""
+
+
+def test_before_the_first_run_starts_no_time_is_said(plan: Plan) -> None:
+    first = plan.runs[0].run_id
+    progress = Progress(plan, {}, todo=2, pace={first: 60.0}, waiting=[first])
+    assert progress.seconds_left() is None
+    assert progress.overview() == "0/2 ended"
+
+
+def test_steps_without_a_validation_have_no_score(plan: Plan, attempt: Attempt) -> None:
+    progress = started(plan, attempt)
+    record(attempt.folder, {1: None, 2: None})
+    assert look(progress).partition("  (")[0] == f"{NAME} step 2/4"
+
+
+def test_a_cancelled_batch_is_one_line_and_counts_all_its_runs(
+    plan: Plan, attempt: Attempt, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Attempt(plan.runs[1].spec, workspace / "runs", "sqlite:///mlflow.db")
+    waiting = [run.run_id for run in plan.runs[:3]]
+    progress = Progress(plan, {}, todo=3, waiting=waiting)
+    capsys.readouterr()
+    progress.see(Event("cancelled", Batch((attempt, other))))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("grpo/mini_base") and line.endswith("(2 runs): cancelled  [2/3]")
+    assert progress.waiting == [plan.runs[2].run_id]

@@ -164,6 +164,14 @@ BROKEN = {
         setting(**{"rule.w_min": 0.8}),
         "settings.rule.w_min=0.8 is tuned by search.parameters too: keep one",
     ),
+    "the code of a rule as a setting": (
+        setting(**{"rule.path": "mine.rules:ours"}),
+        "search ./tune.yaml: settings.rule.path='mine.rules:ours': a file does not say what is imported",
+    ),
+    "the code of a rule as a parameter": (
+        change(parameters={"rule.path": {"choices": ["mine.rules:ours", "mine.rules:theirs"]}}),
+        "search ./tune.yaml: search.parameters.rule.path: a file does not say what is imported",
+    ),
     "unknown setting": (
         setting(**{"training.tstop": 4}),
         "unknown key 'training.tstop': did you mean 'training.t_stop'?",

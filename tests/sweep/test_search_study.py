@@ -1,19 +1,24 @@
 """Studies: who works on which trial, what is drawn, and what a study may go on with."""
 
 import contextlib
+import fcntl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from cppo_lab.errors import UserError
+from cppo_lab.sweep.search import tune
 from cppo_lab.sweep.search.declare import Scalar
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import OWNER, SearchStudy, find_trials
+from cppo_lab.sweep.search.tune import _follow, _summary
 from tests.servers.forked import context
 from tests.sweep.made_search import made_tuning, search_values
 
@@ -215,3 +220,114 @@ def test_the_storage_may_come_from_the_environment(workspace: Path, monkeypatch:
     monkeypatch.setenv("OPTUNA_STORAGE", "sqlite:///mine.db")
     assert storage_url() == f"sqlite:///{workspace / 'mine.db'}"
     assert storage_url("x.journal") == str(workspace / "x.journal")
+
+
+def test_choices_and_whole_numbers_are_drawn_as_they_were_declared(workspace: Path) -> None:
+    parameters = {"rollout.staleness": {"low": 0, "high": 2}, "rule.w_min": {"choices": [0.5, 0.75]}}
+    tuning = made_tuning(search_values(trials=12, parameters=parameters, sampler={"name": "random"}))
+    study, seen = opened(tuning, storage_url()), []
+    for _ in range(12):
+        with study.claim() as claim:
+            assert claim
+            seen.append(study.draw(claim.trial))
+            study.study.tell(claim.trial, [0.1])
+    assert {point["rule.w_min"] for point in seen} == {0.5, 0.75}
+    numbers = [point["rollout.staleness"] for point in seen]
+    assert set(numbers) == {0, 1, 2}
+    assert all(isinstance(number, int) for number in numbers)
+
+
+def test_a_storage_without_this_study_has_no_trials(url: str) -> None:
+    with opened(made_tuning(study="another"), url).claim() as claim:
+        assert claim
+    assert find_trials(made_tuning(), url) == []
+
+
+def test_trials_of_another_machine_are_named_at_the_end(url: str) -> None:
+    tuning = made_tuning()
+    study = opened(tuning, url)
+    with study.claim() as claim:
+        assert claim
+        claim.trial.set_user_attr(OWNER, "elsewhere:/runs/searches/tune-mini_base")
+    lines = _summary(tuning, find_trials(tuning, url), study.folder).splitlines()
+    said = "trials 0 are with workers of elsewhere:/runs/searches/tune-mini_base: continue them there"
+    assert lines[1] == said
+    assert lines[2].startswith("run the same command to continue; workers' logs: ")
+
+
+def test_a_journal_line_that_is_being_written_is_not_refused(workspace: Path) -> None:
+    tuning, url = made_tuning(), storage_url("studies.journal")
+    with opened(tuning, url).claim() as claim:
+        assert claim
+    with Path("studies.journal").open("a") as file:
+        file.write('{"op_code": 4, "wor')
+    assert [trial.number for trial in find_trials(tuning, url)] == [0, 1, 2, 3]
+
+
+def test_a_trial_that_its_worker_ended_meanwhile_is_not_adopted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = made_tuning()
+    one, other = opened(tuning, url), opened(tuning, url)
+    with one.claim() as claim:
+        assert claim and claim.number == 0
+    hold = SearchStudy._held
+
+    def ended_meanwhile(study: SearchStudy, number: int, stack: contextlib.ExitStack) -> bool:
+        if number == 0 and one._state(0) is TrialState.RUNNING:
+            one.study.tell(0, [0.5])
+        return hold(study, number, stack)
+
+    monkeypatch.setattr(SearchStudy, "_held", ended_meanwhile)
+    with other.claim() as claim:
+        assert claim
+        assert (claim.number, claim.adopted) == (1, False)
+    assert one.study.get_trials()[0].values == [0.5]
+
+
+@pytest.mark.parametrize("moment", ["_held", "_note"])
+def test_a_trial_that_another_machine_claims_meanwhile_is_left_to_it(
+    url: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As on a shared file system whose locks do not reach from one machine to the other."""
+    tuning = made_tuning()
+    one, other = opened(tuning, url), opened(tuning, url)
+    action = getattr(SearchStudy, moment)
+
+    def claimed_meanwhile(study: SearchStudy, trial: Any, *arguments: Any) -> Any:
+        if trial in (0, one.study.get_trials()[0]):
+            one.study._storage.set_trial_state_values(one.study.get_trials()[0]._trial_id, TrialState.RUNNING)
+        return action(study, trial, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SearchStudy, moment, claimed_meanwhile)
+        with other.claim() as claim:
+            assert claim
+            assert (claim.number, claim.adopted) == (1, False)
+            lock = other.lock_file(0)
+            with lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is not held here any more
+
+
+def test_workers_are_followed_while_the_queue_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault is said once, and each new state of the queue."""
+    job = SimpleNamespace(job="7", state="RUNNING")
+    answers: Iterator[Any] = iter([UserError("squeue is away"), UserError("squeue is away"), {"w": job}, {}])
+
+    def asked(launcher: str, runs: Path) -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tune, "jobs_in_queue", asked)
+    monkeypatch.setattr(tune, "FOLLOW_SECONDS", 0.0)
+    glances: list[None] = []
+    worker: Any = SimpleNamespace(name="w", folder=Path("runs/w"))
+    watch: Any = SimpleNamespace(glance=lambda: glances.append(None))
+    launcher: Any = SimpleNamespace(name="slurm", title="Slurm")
+    _follow([worker], watch, launcher)
+    assert capsys.readouterr().err.splitlines() == ["squeue is away", "Slurm: 7 running"]
+    assert len(glances) == 3

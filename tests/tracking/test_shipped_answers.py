@@ -3,13 +3,16 @@
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from cppo_lab.answers import texts
 from cppo_lab.answers.reading import FolderFiles, read_outcomes, read_texts, read_tokens, steps_with
 from cppo_lab.answers.recording import Recording, StepAnswers
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.store.address import tracking_uri
@@ -155,3 +158,27 @@ def test_a_file_that_a_full_disk_refuses_is_written_later(
     stored = StoredFiles(open_client(tracking_uri()), mlflow_run(folder).info.run_id)
     assert stored.content("answers/a", 99) == b"\xff1"
     assert stored.content("answers/b", 99) == b"\xff4"
+
+
+def test_a_store_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StoreAway, match=r"tracking store http://127\.0\.0\.1:1 does not answer: "):
+        stored_files("http://127.0.0.1:1", "cppo-mini", "0" * 12)
+    assert "tracking store does not answer" in capsys.readouterr().err
+
+
+def test_artifacts_that_cannot_be_read_are_no_missing_answers() -> None:
+    """The store answers, and the place of its artifacts does not: listing them fails, or fetching one of them."""
+    whole = SimpleNamespace(path="answers/outcomes.npz", file_size=3, is_dir=False)
+
+    def fail(*_: object) -> Any:
+        raise MlflowException("bucket 'b' is away")
+
+    lost: Any = SimpleNamespace(list_artifacts=fail)
+    listed: Any = SimpleNamespace(list_artifacts=lambda *_: [whole], download_artifacts=fail)
+    said = r"the artifacts of MLflow run f00 cannot be read: bucket 'b' is away: "
+    with pytest.raises(StoreAway, match=said):
+        StoredFiles(lost, "f00").names()
+    files = StoredFiles(listed, "f00")
+    assert files.names() == ["outcomes.npz"]
+    with pytest.raises(StoreAway, match=said):
+        files.content("answers/outcomes.npz", 10)

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.checks import check_config
 from cppo_lab.cores.verl.config import lab_settings, plain_config, verl_config
 from cppo_lab.cores.verl.files import Files, planned_files
@@ -336,6 +337,11 @@ REFUSED = [
     (f"{ACTOR}.optim.lr", True, r"optim\.lr=True must be float"),
     (f"{ROLLOUT}.max_num_seqs", "many", r"max_num_seqs='many' must be"),
     ("algorithm.gamma", "one", r"algorithm\.gamma='one' must be float"),
+    (
+        f"{ROLLOUT}.temperature",
+        0.0,
+        r"verl refuses the configuration: .*temperature should be greater than 0",
+    ),
     (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 0, r"keeps 0 of mu's most likely tokens .* needs 8"),
     (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 9, r"keeps 9 .* k=8"),
     (f"{ACTOR}.policy_loss.k", 9, r"keeps 8 .* k=9"),
@@ -351,6 +357,15 @@ def test_the_check_refuses(key: str, value: Any, text: str) -> None:
     config = tree(found)
     OmegaConf.update(config, key, value, merge=False, force_add=True)
     with pytest.raises(UserError, match=text):
+        check(found, config)
+
+
+def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = composed(*TINY)
+    config = tree(found)
+    monkeypatch.setattr(check_api, "version", lambda package: "0.10.0")
+    said = r"verl 0\.10\.0 is installed, but >=0\.9\.1,<0\.9\.2 is supported: pip install 'verl>=0\.9\.1,<0\.9\.2'"
+    with pytest.raises(UserError, match=said):
         check(found, config)
 
 

@@ -1,10 +1,16 @@
 """Machines of one run without Ray: who they are, where they meet, what they leave. With it: tests/slurm."""
 
+import os
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -96,3 +102,95 @@ def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
         assert not killed.exists()
         assert (folder / "ray").exists() and folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+def network(monkeypatch: pytest.MonkeyPatch, **interfaces: str) -> None:
+    """Give this machine these interfaces."""
+    found = {
+        name: [SimpleNamespace(address=address, family=socket.AF_INET)]
+        for name, address in interfaces.items()
+    }
+    monkeypatch.setattr(ray_nodes.psutil, "net_if_addrs", lambda: found)
+
+
+def test_the_interface_of_an_address_is_found_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    network(monkeypatch, lo="127.0.0.1", eth0="192.0.2.1", ib0="192.0.2.2")
+    assert ray_nodes._environment(Path("token"), "192.0.2.2")["GLOO_SOCKET_IFNAME"] == "ib0"
+    with pytest.raises(UserError, match=r"has the address 192\.0\.2\.3: set GLOO_SOCKET_IFNAME"):
+        ray_nodes._environment(Path("token"), "192.0.2.3")
+
+
+def test_the_address_is_that_of_the_chosen_interface(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network(monkeypatch, lo="127.0.0.1", ib0="192.0.2.2")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert ray_nodes.own_address(allocation) == "192.0.2.2"
+
+
+def test_without_an_interface_the_address_is_the_one_towards_another_machine(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here that machine is this one, by its loopback address."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    near = replace(allocation, machines=("127.0.0.1", "there.invalid"))
+    assert ray_nodes.own_address(near) == "127.0.0.3"
+
+
+def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:
+    layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
+    words = ray_nodes._start(layout, allocation, "127.0.0.1", 100)
+    assert words[words.index("--object-store-memory") + 1] == str(object_store_bytes(100))
+    assert "--object-store-memory" not in ray_nodes._start(layout, allocation, "127.0.0.1", None)
+
+
+def test_a_port_is_drawn_once_and_one_that_is_taken_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = os.getpid()  # on an address that no other process uses, nobody takes the free port meanwhile
+    host = f"127.{64 + (number >> 16) % 64}.{(number >> 8) % 256}.{number % 256}"
+    with socket.socket() as taken, socket.socket() as free:
+        for one in (taken, free):
+            one.bind((host, 0))
+        ports = [one.getsockname()[1] for one in (taken, free)]
+        free.close()
+        monkeypatch.setattr(ray_nodes, "_DRAWN", set())
+        monkeypatch.setattr(ray_nodes, "PORTS", ports)
+        assert ray_nodes.free_port(host) == ports[1]
+        with pytest.raises(OSError, match=rf"no port of \d+ to \d+ is free on {host}"):
+            ray_nodes.free_port(host)
+
+
+def keeper(status: int | None) -> Any:
+    """Ray's process: it runs (None), or has ended with `status`."""
+    return SimpleNamespace(poll=lambda: status, returncode=status)
+
+
+def test_a_head_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_nodes, "_answers", lambda address: False)
+    with pytest.raises(RuntimeError, match=r"did not start \(exit status 3\): see the run's log"):
+        ray_nodes._wait_for("127.0.0.1:1", keeper(3))
+    monkeypatch.setattr(ray_nodes, "HEAD_SECONDS", -1.0)
+    with pytest.raises(RuntimeError, match=r"head does not answer at 127\.0\.0\.1:1 after -1 s"):
+        ray_nodes._wait_for("127.0.0.1:1", keeper(None))
+
+
+def test_a_worker_node_whose_ray_ends_before_the_run_fails(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def running(command: list[str], host: str) -> Iterator[Any]:
+        assert command[-2:] == ["--address", "127.0.0.2:1"] and host == "127.0.0.3"
+        yield keeper(7)
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in {
+        "_meet": lambda allocation: "127.0.0.2:1",
+        "_environment": lambda token, host: {},
+        "_running": running,
+        "_answers": lambda address: True,
+    }.items():
+        monkeypatch.setattr(ray_nodes, name, value)
+    layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
+    with pytest.raises(
+        RuntimeError, match=r"Ray ended on there\.invalid \(exit status 7\) before the run did"
+    ):
+        ray_nodes.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))

@@ -67,3 +67,19 @@ def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
             core._run(None)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_of_verls_trainer_is_its_cause_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray wraps it once for each process that it passes, and pydantic ends with a link."""
+    from ray.exceptions import RayTaskError
+
+    said = "1 validation error\n  rollout.n must be positive\n\nFor further information visit https://errors.invalid\n"
+
+    def fail(config: object, task_runner_class: object) -> None:
+        inner = RayTaskError("work", "its traceback", ValueError(said))
+        raise RayTaskError("run", "its traceback", inner)
+
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", fail)
+    with pytest.raises(RuntimeError) as caught:
+        core._run(None)
+    assert str(caught.value) == "ValueError: rollout.n must be positive"

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from cppo_lab import attempt as execute
+from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.launch.slurm import job as job_module
+from cppo_lab.launch.slurm.container import OUTSIDE
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.sweep.compose import compose
 
@@ -61,3 +64,36 @@ def test_a_job_on_one_node_has_no_allocation(
     layout = compose(["core=verl", "model=tiny_qwen3"]).layout
     SlurmTask(Attempt(attempt.spec, attempt.runs, attempt.uri, layout=layout), requeues=3)()
     assert seen.trained[0].allocation is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_machine_alone_says_that_the_job_went_back_too_often(
+    attempt: Attempt, seen: Seen, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_up: list[str] = []
+    monkeypatch.setattr(Attempt, "give_up", lambda self, why: gave_up.append(why))
+    monkeypatch.setenv("SLURM_PROCID", str(rank))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
+    task = SlurmTask(attempt, requeues=3)
+    if rank == 0:
+        with pytest.raises(SystemExit, match="requeued 3 times, the most allowed"):
+            task()
+    else:
+        task()
+    assert len(gave_up) == (1 if rank == 0 else 0)
+    assert seen == Seen()  # no machine has begun anything
+
+
+def test_in_a_container_a_run_has_the_version_of_the_code_in_the_image(
+    attempt: Attempt, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "code_version", lambda: "0.2.0+image")
+    tags = {schema.TAG_CODE_VERSION: "0.2.0+login", "kept": "x"}
+    one = Attempt(attempt.spec, attempt.runs, attempt.uri, tags)
+    SlurmTask(one, requeues=3)()
+    monkeypatch.setenv(OUTSIDE, str(attempt.runs / "outside"))
+    SlurmTask(one, requeues=3)()
+    assert [here.tags for here in seen.trained] == [
+        tags,
+        {schema.TAG_CODE_VERSION: "0.2.0+image", "kept": "x"},
+    ]

@@ -1,0 +1,45 @@
+"""The model card of a run of a published model. The one of a miniature: cores/verl/test_export_synthetic.py."""
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Exported
+from cppo_lab.export.card import front_matter, model_card
+from cppo_lab.export.subject import Subject
+from cppo_lab.spec import HubModel
+from cppo_lab.sweep.compose import compose
+
+
+def made_subject() -> Subject:
+    """A run of the paper, validated before training and at step 10, where no mean was recorded."""
+    spec = compose(["core=verl", "model=qwen3_1_7b_base"]).run
+    samples = spec.validation.samples
+    first = spec.data.benchmarks[0]
+    rows = {
+        0: {schema.validation_metric(schema.MEAN, samples): 0.125},
+        10: {schema.validation_metric(first, samples): 0.5},
+    }
+    return Subject(spec, {}, rows)
+
+
+def test_a_published_model_is_named_with_its_revision_and_its_data() -> None:
+    subject = made_subject()
+    model = subject.spec.model
+    assert isinstance(model, HubModel)
+    found = front_matter(subject, Exported(10, "bfloat16", 1000))
+    assert found["base_model"] == model.repository == "Qwen/Qwen3-1.7B-Base"
+    assert found["datasets"] == ["BytedTsinghua-SIA/DAPO-Math-17k"]
+    assert found["tags"] == ["cppo-lab", "reinforcement-learning"]
+    text = model_card(subject, Exported(10, "bfloat16", 1000))
+    assert f"| Model | `{model.name}`: `{model.repository}` at `{model.revision}` |" in text
+    assert "miniature" not in text.lower()
+    assert "graded by mathematical equality (math-verify)" in text
+
+
+def test_a_score_without_a_mean_stands_alone() -> None:
+    subject = made_subject()
+    samples, first = subject.spec.validation.samples, subject.spec.data.benchmarks[0]
+    text = model_card(subject, Exported(10, "bfloat16", 1000))
+    assert f"| Benchmark | Avg@{samples} at step 10 |" in text
+    assert f"| `{first}` | 0.5000 |" in text
+    assert "| mean |" not in text
+    assert "| Score of these weights | not on record |" in text
+    assert "The scores of step 20 were not recorded." in model_card(subject, Exported(20, "bfloat16", 1000))
