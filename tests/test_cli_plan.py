@@ -294,10 +294,10 @@ def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.Cap
 
 def test_power_says_what_the_needed_seeds_cost(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sum over the runs that a claim compares, by the table of runs of `cppo plan`."""
-    command = ["plan", "main", "core=verl", "seed=0,1", "--json"]
-    assert main(command) == 0
+    command = ["plan", "main", "core=verl", "model=qwen3_8b_base,qwen3_1_7b", "seed=0,1"]
+    assert main([*command, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert main([*command, "--power", "--deviation=2"]) == 0
+    assert main([*command, "--power", "--deviation=2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     claims = {one["claim"]: one for one in found["claims"]}
     assert found["hours_are"] == "gpu"
@@ -306,7 +306,7 @@ def test_power_says_what_the_needed_seeds_cost(workspace: Path, capsys: pytest.C
         assert claims[name]["hours_needed"] == pytest.approx(
             of_a_seed * claims[name]["seeds_needed"], rel=1e-4
         )
-    assert main(["plan", "main", "core=verl", "seed=0,1", "--power", "--deviation=2"]) == 0
+    assert main([*command, "--power", "--deviation=2"]) == 0
     said = capsys.readouterr().out
     assert "GPU-hours for it: of all runs that the claim compares" in said
     assert f"{claims['cppo_mean']['hours_needed']:,.0f}\n" in said

@@ -271,6 +271,7 @@ def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
             slept.append(seconds)
             slurm.shows(f"17;PENDING;0:00;{token}")  # meanwhile sbatch has come through
 
+        monkeypatch.setattr(reconcile, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
         monkeypatch.setattr(
             reconcile, "time", SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
         )
