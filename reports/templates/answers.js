@@ -6,6 +6,7 @@
   const data = JSON.parse(store.textContent);
   const root = store.parentElement.querySelector(".answers");
   const CHUNK = 256; // tokens per lazily laid-out chunk: chunks off the screen cost nothing
+  const NEAR = 4; // chunks on either side of the chosen token's that are laid out even off the screen
   const LEVELS = 12; // levels of a colour
   const FULL = 60000, NOT_SEEN = 65535; // special values of a map
 
@@ -374,16 +375,25 @@
       context.fillStyle = style.getPropertyValue("--ink");
       context.fillRect(Math.floor(at / response.n * strip.width), 0, 2, strip.height);
     };
-    // A chunk off the screen has an estimated height until it is laid out, so scrolling settles over several frames.
-    let settling = 0;
-    const settle = (frames) => {
-      settling = frames;
+    const scrollTo = (pane, top) => {
+      pane.box.scrollTop = top;
+      pane.placed = pane.box.scrollTop;
+    };
+    // A chunk off the screen has an estimated height, so a scroll may end elsewhere or at a false end. The chunks near the
+    // chosen token are therefore always laid out, and it is scrolled to again when others change their height, until
+    // the reader scrolls.
+    let held = false;
+    const lays = new ResizeObserver(() => { if (held) reach(); });
+    const layNear = (pane) => {
+      const chunks = [...pane.box.children], own = Math.floor(at / CHUNK);
+      chunks.forEach((chunk, number) => chunk.classList.toggle("near", Math.abs(number - own) <= NEAR));
+    };
+    const reach = () => {
+      held = true;
       for (const pane of shown) {
         const box = pane.box.getBoundingClientRect(), own = pane.spans[at].getBoundingClientRect();
-        if (own.top < box.top + 8 || own.bottom > box.bottom - 8) pane.box.scrollTop += own.top - box.top - box.height / 3;
+        if (own.top < box.top + 8 || own.bottom > box.bottom - 8) scrollTo(pane, pane.box.scrollTop + own.top - box.top - box.height / 3);
       }
-      if (frames > 1) requestAnimationFrame(() => settling === frames && settle(frames - 1));
-      else setTimeout(() => { settling = 0; }); // after the scroll events of the last frame
     };
     // The panes scroll together, by position within a chunk, since heights may be estimates.
     const follow = (from, to) => {
@@ -396,8 +406,7 @@
       }
       const inside = top - (chunks[low].offsetTop - from.box.offsetTop);
       const wanted = to.box.children[low].offsetTop - to.box.offsetTop + inside;
-      if (Math.abs(to.box.scrollTop - wanted) > 1) { to.box.scrollTop = wanted; return true; }
-      return false;
+      if (Math.abs(to.box.scrollTop - wanted) > 1) scrollTo(to, wanted);
     };
     const go = (i, scroll = true) => {
       if (i < 0 || i >= response.n) return;
@@ -406,7 +415,8 @@
         pane.spans[i].classList.add("here");
       }
       at = i;
-      if (scroll) settle(4);
+      shown.forEach(layNear);
+      if (scroll) reach();
       const entry = (name, value) => make("span", {}, make("b", {}, `${name} `), value);
       const own = (shown.find((pane) => pane.rule.w) ?? shown[0]).rule;
       facts.replaceChildren(entry(`token ${i + 1} of ${response.n}`, `‹${response.raw.pieces[i].replaceAll("\n", "⏎")}›`),
@@ -439,15 +449,17 @@
       });
       panes.classList.toggle("two", shown.length > 1);
       panes.replaceChildren(...shown.map((pane) => pane.pane));
-      for (const pane of shown) lay(pane);
-      if (shown.length > 1) {
-        let led = null; // the pane scrolled by the script, whose scroll event must be ignored
-        shown.forEach((pane, number) => pane.box.addEventListener("scroll", () => {
-          if (settling) return;
-          if (led === number) { led = null; return; }
-          if (follow(pane, shown[1 - number])) led = 1 - number;
-        }, { passive: true }));
+      lays.disconnect();
+      held = false;
+      for (const pane of shown) {
+        lay(pane);
+        for (const chunk of pane.box.children) lays.observe(chunk);
       }
+      shown.forEach((pane, number) => pane.box.addEventListener("scroll", () => {
+        if (pane !== shown[number] || pane.box.scrollTop === pane.placed) return; // gone, or scrolled by the script
+        held = false;
+        if (shown.length > 1) follow(pane, shown[1 - number]);
+      }, { passive: true }));
       tint();
       go(Math.min(at, response.n - 1), false);
       nextDifference.hidden = shown.length < 2;

@@ -23,6 +23,10 @@ BOTH_SEEN = """() => [...document.querySelectorAll(".tokens")].every((box) => {
     const own = box.querySelector(".here").getBoundingClientRect(), all = box.getBoundingClientRect();
     return own.top >= all.top && own.bottom <= all.bottom;
 })"""
+# The next frames, in which the browser lays out what has come onto the screen.
+FRAMES = """async () => {
+    for (let i = 0; i < 10; i++) await new Promise((drawn) => requestAnimationFrame(drawn));
+}"""
 # How many chunks the browser does not skip.
 DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
     (chunk) => chunk.firstChild.checkVisibility({ contentVisibilityAuto: true })).length"""
@@ -198,11 +202,32 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
     shows(opened.locator(".token-facts"), "w (CPPO)")
     opened.keyboard.press("End")
     shows(opened.locator(".token-facts"), f"token {TOKENS} of {TOKENS}")
-    opened.wait_for_function(BOTH_SEEN)
     opened.keyboard.press("ArrowLeft")
     opened.keyboard.press("p")
     before = [one for one in range(TOKENS - 2) if own.reason[one] or other.reason[one]]
     shows(opened.locator(".token-facts"), f"token {before[-1] + 1} of {TOKENS}")
+
+
+def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
+    """At once and for good, in both panes, over chunks that were never laid out and have estimated heights."""
+    show_dppo(opened)
+    for again in range(5):
+        opened.get_by_label("beside").select_option(label="no other rule")
+        opened.get_by_label("beside").select_option(label="CPPO")  # new panes, at their top
+        pane(opened, again % 2).focus()
+        for key in ("End", "Home", "d", "End", "p", "Home", "End"):
+            opened.keyboard.press(key)
+            assert opened.evaluate(BOTH_SEEN), (again, key)
+            opened.evaluate(FRAMES)
+            assert opened.evaluate(BOTH_SEEN), (again, key)
+    strip = opened.locator(".strip")
+    for share in (0.5, 0.1, 0.8, 0.3, 0.99):
+        box = strip.bounding_box()
+        assert box is not None
+        strip.click(position={"x": share * box["width"], "y": box["height"] / 2})
+        assert opened.evaluate(BOTH_SEEN), share
+        opened.evaluate(FRAMES)
+        assert opened.evaluate(BOTH_SEEN), share
 
 
 def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
