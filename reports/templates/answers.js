@@ -375,24 +375,23 @@
       context.fillStyle = style.getPropertyValue("--ink");
       context.fillRect(Math.floor(at / response.n * strip.width), 0, 2, strip.height);
     };
-    const scrollTo = (pane, top) => {
-      pane.box.scrollTop = top;
-      pane.placed = pane.box.scrollTop;
-    };
+    // `pane.top`: the position of the last scroll that was dealt with. Another one is the reader's, or the browser's.
+    const moved = (pane) => pane.box.scrollTop !== pane.top;
     // A chunk off the screen has an estimated height, so a scroll may end elsewhere or at a false end. The chunks near the
-    // chosen token are therefore always laid out, and it is scrolled to again when others change their height, until
-    // the reader scrolls.
+    // chosen token are therefore laid out before it is scrolled to, which is repeated when others change their height,
+    // until the reader scrolls.
     let held = false;
-    const lays = new ResizeObserver(() => { if (held) reach(); });
+    const resized = new ResizeObserver(() => { if (held && !shown.some(moved)) reach(); });
     const layNear = (pane) => {
-      const chunks = [...pane.box.children], own = Math.floor(at / CHUNK);
-      chunks.forEach((chunk, number) => chunk.classList.toggle("near", Math.abs(number - own) <= NEAR));
+      const own = Math.floor(at / CHUNK);
+      [...pane.box.children].forEach((chunk, number) => chunk.classList.toggle("near", Math.abs(number - own) <= NEAR));
     };
     const reach = () => {
       held = true;
       for (const pane of shown) {
         const box = pane.box.getBoundingClientRect(), own = pane.spans[at].getBoundingClientRect();
-        if (own.top < box.top + 8 || own.bottom > box.bottom - 8) scrollTo(pane, pane.box.scrollTop + own.top - box.top - box.height / 3);
+        if (own.top < box.top + 8 || own.bottom > box.bottom - 8) pane.box.scrollTop += own.top - box.top - box.height / 3;
+        pane.top = pane.box.scrollTop;
       }
     };
     // The panes scroll together, by position within a chunk, since heights may be estimates.
@@ -406,7 +405,8 @@
       }
       const inside = top - (chunks[low].offsetTop - from.box.offsetTop);
       const wanted = to.box.children[low].offsetTop - to.box.offsetTop + inside;
-      if (Math.abs(to.box.scrollTop - wanted) > 1) scrollTo(to, wanted);
+      if (Math.abs(to.box.scrollTop - wanted) > 1) to.box.scrollTop = wanted;
+      to.top = to.box.scrollTop;
     };
     const go = (i, scroll = true) => {
       if (i < 0 || i >= response.n) return;
@@ -415,8 +415,10 @@
         pane.spans[i].classList.add("here");
       }
       at = i;
-      shown.forEach(layNear);
-      if (scroll) reach();
+      if (scroll) {
+        shown.forEach(layNear);
+        reach();
+      }
       const entry = (name, value) => make("span", {}, make("b", {}, `${name} `), value);
       const own = (shown.find((pane) => pane.rule.w) ?? shown[0]).rule;
       facts.replaceChildren(entry(`token ${i + 1} of ${response.n}`, `‹${response.raw.pieces[i].replaceAll("\n", "⏎")}›`),
@@ -449,19 +451,25 @@
       });
       panes.classList.toggle("two", shown.length > 1);
       panes.replaceChildren(...shown.map((pane) => pane.pane));
-      lays.disconnect();
+      resized.disconnect();
       held = false;
       for (const pane of shown) {
         lay(pane);
-        for (const chunk of pane.box.children) lays.observe(chunk);
+        pane.top = 0;
+        for (const box of [pane.box, ...pane.box.children]) resized.observe(box);
       }
+      let lead = 0; // the pane that the reader scrolls; in the other the browser may move what it lays out
       shown.forEach((pane, number) => pane.box.addEventListener("scroll", () => {
-        if (pane !== shown[number] || pane.box.scrollTop === pane.placed) return; // gone, or scrolled by the script
+        if (pane !== shown[number] || !moved(pane)) return;
+        pane.top = pane.box.scrollTop;
         held = false;
-        if (shown.length > 1) follow(pane, shown[1 - number]);
+        const other = shown[1 - number];
+        if (!other || (lead !== number && moved(other))) return;
+        lead = number;
+        follow(pane, other);
       }, { passive: true }));
       tint();
-      go(Math.min(at, response.n - 1), false);
+      go(Math.min(at, response.n - 1), at > 0);
       nextDifference.hidden = shown.length < 2;
     };
     const button = (text, act) => {

@@ -30,6 +30,12 @@ FRAMES = """async () => {
 # How many chunks the browser does not skip.
 DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
     (chunk) => chunk.firstChild.checkVisibility({ contentVisibilityAuto: true })).length"""
+# A chunk is laid out and scrolled to, behind the scroll events of a frame.
+FOUND = """(chunk) => new Promise((done) => requestAnimationFrame(() => {
+    chunk.style.contentVisibility = "visible";
+    chunk.parentElement.scrollTop += chunk.getBoundingClientRect().top - chunk.parentElement.getBoundingClientRect().top;
+    done();
+}))"""
 # Both panes begin with the same token, behind the first thousand.
 FOLLOWED = """() => {
     const first = [...document.querySelectorAll(".tokens")].map((box) => [...box.children].findIndex(
@@ -211,15 +217,18 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
 def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
     """At once and for good, in both panes, over chunks that were never laid out and have estimated heights."""
     show_dppo(opened)
-    for again in range(5):
+    for again in (0, 1):
         opened.get_by_label("beside").select_option(label="no other rule")
         opened.get_by_label("beside").select_option(label="CPPO")  # new panes, at their top
-        pane(opened, again % 2).focus()
+        pane(opened, again).focus()
         for key in ("End", "Home", "d", "End", "p", "Home", "End"):
             opened.keyboard.press(key)
             assert opened.evaluate(BOTH_SEEN), (again, key)
             opened.evaluate(FRAMES)
             assert opened.evaluate(BOTH_SEEN), (again, key)
+            number = {"End": TOKENS, "Home": 1}.get(key)
+            if number is not None:
+                shows(opened.locator(".token-facts"), f"token {number} of {TOKENS}")
     strip = opened.locator(".strip")
     for share in (0.5, 0.1, 0.8, 0.3, 0.99):
         box = strip.bounding_box()
@@ -228,6 +237,13 @@ def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
         assert opened.evaluate(BOTH_SEEN), share
         opened.evaluate(FRAMES)
         assert opened.evaluate(BOTH_SEEN), share
+    opened.get_by_label("Rule", exact=True).select_option(label="CPPO")
+    opened.evaluate(FRAMES)
+    assert opened.evaluate(BOTH_SEEN)  # new panes show what the facts beside them are of
+    for height in (500, 1000, 360):
+        opened.set_viewport_size({"width": 1280, "height": height})
+        opened.evaluate(FRAMES)
+        assert opened.evaluate(BOTH_SEEN), height
 
 
 def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
@@ -262,6 +278,27 @@ def test_the_other_pane_follows(opened: "Page") -> None:
     pane(opened).scroll_into_view_if_needed()
     pane(opened).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
     opened.wait_for_function(FOLLOWED)
+    for key, place in (("Home", 0), ("End", 1e9)):  # where the pane was once scrolled by the script
+        pane(opened).focus()
+        opened.keyboard.press(key)
+        for number in (0, 1):
+            pane(opened, number).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
+            opened.wait_for_function(FOLLOWED)
+            pane(opened, number).evaluate("(box, place) => { box.scrollTop = place; }", place)
+            opened.wait_for_function(BOTH_SEEN)
+
+
+def test_the_browsers_own_search_may_scroll(opened: "Page") -> None:
+    """It lays out what it has found and scrolls there, in a frame whose scroll events have been: it is left alone."""
+    pane(opened).focus()
+    opened.keyboard.press("Home")
+    opened.evaluate(FRAMES)
+    chunk = opened.locator(".chunk").nth(30)
+    chunk.evaluate(FOUND)
+    opened.evaluate(FRAMES)
+    box, found = pane(opened).bounding_box(), chunk.bounding_box()
+    assert box is not None and found is not None
+    assert box["y"] - 2 <= found["y"] <= box["y"] + box["height"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
