@@ -33,7 +33,8 @@ DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
 # A chunk is laid out and scrolled to, behind the scroll events of a frame.
 FOUND = """(chunk) => new Promise((done) => requestAnimationFrame(() => {
     chunk.style.contentVisibility = "visible";
-    chunk.parentElement.scrollTop += chunk.getBoundingClientRect().top - chunk.parentElement.getBoundingClientRect().top;
+    const box = chunk.parentElement;
+    box.scrollTop += chunk.getBoundingClientRect().top - box.getBoundingClientRect().top;
     done();
 }))"""
 # Both panes begin with the same token, behind the first thousand.
