@@ -70,7 +70,10 @@ coverage: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n $(REST_WORKERS) --tier all; tests=$$?; \
 	$(BIN)/python -m coverage combine --quiet; \
 	$(BIN)/python -m coverage html --quiet --directory build/coverage/html; \
-	$(BIN)/python -m coverage report; exit $$tests
+	$(BIN)/python -m coverage json --quiet -o build/coverage/coverage.json; \
+	$(BIN)/python -m coverage report; \
+	$(BIN)/python -c 'import json; t = json.load(open("build/coverage/coverage.json"))["totals"]; print("lines {covered_lines} of {num_statements}, {percent_statements_covered:.2f} %; branches {covered_branches} of {num_branches}, {percent_branches_covered:.2f} %".format(**t))'; \
+	exit $$tests
 
 soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier soak
