@@ -38,10 +38,12 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "slurm/test_daemons.py": (FAST, "needs no Slurm"),
     "slurm/test_sessions.py": (FAST, "needs no Slurm"),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
+    "sweep/test_authors_recipe.py": (FULL, "composes nearly every sweep four times: 50 s"),
     "sweep/test_random_kills.py": (SOAK, "searches killed at random moments"),
     "sweep/test_search_kill.py": (FULL, "a search killed at every named point of a trial"),
     "sweep/test_search_worker.py": (FULL, "searches that train"),
     "test_cli_ui_server.py": (FULL, "MLflow servers"),
+    "test_reaper.py": (FULL, "six sessions of pytest: 110 s"),
     "test_wheel.py": (FULL, "builds and installs the package"),
     "store/test_create.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
 }
