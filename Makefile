@@ -18,8 +18,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 help:
 	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (5 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 40 minutes)"
-	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
-	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
+	@echo "make test        install the development tools and run the fast tests (6 to 10 minutes; docs/tests.md)"
+	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (23 to 35 minutes)"
 	@echo "make coverage    run all tests and report the lines and branches that none of them runs (docs/tests.md)"
 	@echo "make soak        search for rare failures: long fuzzing, random kills, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"

@@ -38,7 +38,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "slurm/test_daemons.py": (FAST, "needs no Slurm"),
     "slurm/test_sessions.py": (FAST, "needs no Slurm"),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
-    "sweep/test_authors_recipe.py": (FULL, "composes nearly every sweep four times: 50 s"),
+    "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores: 50 s"),
     "sweep/test_random_kills.py": (SOAK, "searches killed at random moments"),
     "sweep/test_search_kill.py": (FULL, "a search killed at every named point of a trial"),
     "sweep/test_search_worker.py": (FULL, "searches that train"),
