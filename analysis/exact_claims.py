@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from cppo_lab.analysis.exact_study import (
     Condition,
     Curves,
+    EqualIn,
     mean_estimate,
     pairs_of,
     slope_estimate,
@@ -22,9 +23,8 @@ from cppo_lab.analysis.exact_study import (
 )
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.power import ALPHA
 from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, outcome_of, outcome_of_all
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class ErrorVerdict:
 
     @property
     def deciding(self) -> ErrorComparison | None:
-        """The comparison that decides the outcome: the strongest refutation if the hypothesis is not supported, else
-        the least certain comparison, or one without a number.
+        """The comparison that decides the outcome: the strongest refutation if the hypothesis is not supported, the one
+        that is most certainly small if it is small, else the least certain comparison, or one without a number.
         """
-        if self.outcome is VerdictOutcome.NOT_SUPPORTED:
-            refuted = [one for one in self.comparisons if one.outcome is self.outcome]
-            return min(refuted, key=lambda one: 1.0 if one.p_against is None else one.p_against)
+        if self.outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
+            alike = [one for one in self.comparisons if one.outcome is self.outcome]
+            return min(alike, key=lambda one: 1.0 if one.p_against is None else one.p_against)
         return max(self.comparisons, key=lambda one: 2.0 if one.p_for is None else one.p_for, default=None)
 
 
@@ -129,7 +129,7 @@ def judge_errors(
         estimates = [one.advantage for one in comparisons]
         found[claim.key] = ErrorVerdict(
             claim=claim,
-            outcome=_outcome(comparisons),
+            outcome=outcome_of_all([one.outcome for one in comparisons]),
             comparisons=comparisons,
             provisional=missing.get(claim.key, False),
             power=reached_power(claim, estimates, min((one.n for one in estimates if one), default=0)),
@@ -143,7 +143,7 @@ def _closed_by(claim: ErrorClaim, found: Mapping[str, ErrorVerdict]) -> ErrorCla
         return None
     before = found[claim.after]
     first = _closed_by(before.claim, found)
-    return first or (None if before.outcome is VerdictOutcome.SUPPORTED else before.claim)
+    return first or (None if before.outcome.holds else before.claim)
 
 
 def of_seeds(curves: Curves, seeds: Sequence[int]) -> Curves:
@@ -164,7 +164,8 @@ def _compared(claim: ErrorClaim, curves: Mapping[Condition, Curves]) -> tuple[Er
     ]
     adjusted = holm([1.0 if one.p_against is None else one.p_against for one in compared])
     return tuple(
-        replace(one, outcome=_one_outcome(one, p)) for one, p in zip(compared, adjusted, strict=True)
+        replace(one, outcome=outcome_of(one.p_for, None if one.p_against is None else p))
+        for one, p in zip(compared, adjusted, strict=True)
     )
 
 
@@ -177,8 +178,8 @@ def _comparison(
     other: str,
 ) -> ErrorComparison:
     """One comparison, without its outcome, which depends on all comparisons of the claim."""
-    found = _advantage(claim, curves, models, one, other, by_return=False)
-    again = _advantage(claim, curves, models, one, other, by_return=True)
+    found = _advantage(claim, curves, models, one, other, EqualIn.MOVEMENT)
+    again = _advantage(claim, curves, models, one, other, EqualIn.RETURN)
     p_for, p_against = _p_for(claim, found), _p_against(claim, found)
     return ErrorComparison(model, one, other, found, again, p_for, p_against, VerdictOutcome.UNDECIDED)
 
@@ -189,9 +190,9 @@ def _advantage(
     models: Sequence[str],
     one: str,
     other: str,
-    by_return: bool,
+    equal: EqualIn,
 ) -> Estimate | None:
-    pairs = [pairs_of(curves, model, one, other, by_return) for model in models]
+    pairs = [pairs_of(curves, model, one, other, equal) for model in models]
     if not all(pairs):
         return None
     found = slope_estimate(pairs) if claim.slope else mean_estimate(pairs)
@@ -230,19 +231,3 @@ def _p_against(claim: ErrorClaim, found: Estimate | None) -> float | None:
         return found.p_below(log_size(claim.smallest))
     above, below = found.p_above(claim.margin), found.p_below(-claim.margin)
     return None if above is None or below is None else min(above, below)
-
-
-def _one_outcome(found: ErrorComparison, p_against: float) -> VerdictOutcome:
-    """`p_against`: adjusted for the number of comparisons."""
-    if found.p_for is not None and found.p_for <= ALPHA:
-        return VerdictOutcome.SUPPORTED
-    refuted = found.p_against is not None and p_against <= ALPHA
-    return VerdictOutcome.NOT_SUPPORTED if refuted else VerdictOutcome.UNDECIDED
-
-
-def _outcome(found: Sequence[ErrorComparison]) -> VerdictOutcome:
-    """Supported if all comparisons hold; not supported if any is refuted."""
-    outcomes = {one.outcome for one in found}
-    if VerdictOutcome.NOT_SUPPORTED in outcomes:
-        return VerdictOutcome.NOT_SUPPORTED
-    return VerdictOutcome.SUPPORTED if outcomes == {VerdictOutcome.SUPPORTED} else VerdictOutcome.UNDECIDED

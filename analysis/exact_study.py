@@ -1,12 +1,14 @@
 """Curves of the exact core's runs by condition, the surrogate's error at equal movement, and what it depends on.
 
 A curve has one run's values step by step. Runs of one `Condition` differ only in the seed; seeds are the sampling units
-of every interval. docs/exact.md describes the estimator and its type I error.
+of every interval. docs/exact.md describes the estimator, its type I error, and why a smaller error at equal movement
+does not show what a rule does to an update.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ BIN = math.log(1.25)  # width of a movement bin, within which movement counts as
 RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
 CORE = "exact"  # also the prefix of its metrics
+REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
 METRICS = {
     "error": "exact/error",
@@ -34,6 +37,14 @@ METRICS = {
     "product_bound": "exact/product_bound",
 }
 READ = frozenset([*METRICS.values(), *POSITIONS])  # the metrics that a report reads
+
+
+class EqualIn(StrEnum):
+    """What the compared steps of two rules have in common."""
+
+    MOVEMENT = "movement"
+    RETURN = "movement and return"
+    NOTHING = "nothing"  # the ratio of plain means over all steps
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,29 @@ def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[C
     return found
 
 
+def controls(board: Scoreboard) -> dict[str, str]:
+    """Variants that differ from REFERENCE in nothing that could make an update better -> what they are: REFERENCE
+    without its trust region (no total variation is above a delta of 1), or with other settings outside the rule alone,
+    which is a placebo.
+    """
+    rules: dict[tuple[str, str], dict[str, str]] = {}
+    for model, variant in board.cells:
+        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in board.runs_of(model, variant)]
+        if params := next(filter(None, logged), None):
+            rule = {key: value for key, value in params.items() if key.startswith("rule.")}
+            rules.setdefault((model, without_horizon(variant)), rule)
+    kinds: dict[str, str] = {}
+    for (model, variant), rule in rules.items():
+        reference = rules.get((model, REFERENCE))
+        if variant == REFERENCE or reference is None:
+            continue
+        if rule == reference:
+            kinds[variant] = "placebo"
+        elif rule == {**reference, "rule.delta": rule.get("rule.delta")} and float(rule["rule.delta"]) >= 1:
+            kinds[variant] = "control"
+    return kinds
+
+
 def without_horizon(variant: str) -> str:
     """A label without the value of the axis that is the horizon: `cppo max_response_length=64` -> `cppo`."""
     name = schema.HORIZON.rpartition(".")[2]
@@ -121,7 +155,7 @@ def _padded(table: Array, steps: int) -> Array:
 class Pair:
     """Two rules on one process and horizon, by seed: steps and summed |Delta| in every bin, [2, seed, bin].
 
-    Steps in a bin have equal movement and, with `by_return`, also an equal return before the update.
+    Steps in a bin have equal movement and perhaps also an equal return before the update (`EqualIn`).
     """
 
     seeds: tuple[int, ...]
@@ -143,10 +177,10 @@ class Pair:
         return found
 
 
-def paired(one: Curves, other: Curves, by_return: bool = False) -> Pair:
+def paired(one: Curves, other: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
     """The binned steps of two conditions, for the seeds that both have."""
     seeds = tuple(sorted(set(one.seeds) & set(other.seeds)))
-    sides = [_binned(curves, seeds, by_return) for curves in (one, other)]
+    sides = [_binned(curves, seeds, equal) for curves in (one, other)]
     keys = sorted({key for side in sides for _, key, _ in side})
     place = {key: i for i, key in enumerate(keys)}
     steps, errors = np.zeros((2, 2, len(seeds), len(keys)))
@@ -158,30 +192,34 @@ def paired(one: Curves, other: Curves, by_return: bool = False) -> Pair:
 
 
 def _binned(
-    curves: Curves, seeds: tuple[int, ...], by_return: bool
+    curves: Curves, seeds: tuple[int, ...], equal: EqualIn
 ) -> list[tuple[int, tuple[int, int], float]]:
-    """(row of the seed, bin of movement and of return, |Delta|) of every step on which the policy moved."""
-    found = []
+    """(row of the seed, bin of movement and of return, |Delta|) of every step on which the policy moved; of every step
+    in one bin if nothing is to be equal.
+    """
+    steps = []
     for row, seed in enumerate(seeds):
         i = curves.seeds.index(seed)
-        moved = np.isfinite(curves.movement[i]) & (curves.movement[i] > 0)
-        bins = np.floor(np.log(curves.movement[i][moved]) / BIN).astype(int).tolist()
-        levels = np.floor(curves.rollout_returns[i][moved] / RETURN_BIN).astype(int).tolist()
-        errors = np.abs(curves.error[i][moved]).tolist()
-        found += [
-            (row, (number, level if by_return else 0), error)
-            for number, level, error in zip(bins, levels, errors, strict=True)
-        ]
-    return found
+        counted = np.isfinite(curves.movement[i]) & ((curves.movement[i] > 0) | (equal is EqualIn.NOTHING))
+        zeros = np.zeros(int(counted.sum()), dtype=int)
+        bins, levels = zeros, zeros
+        if equal is not EqualIn.NOTHING:
+            bins = np.floor(np.log(curves.movement[i][counted]) / BIN).astype(int)
+        if equal is EqualIn.RETURN:
+            levels = np.floor(curves.rollout_returns[i][counted] / RETURN_BIN).astype(int)
+        errors = np.abs(curves.error[i][counted]).tolist()
+        keys = zip(bins.tolist(), levels.tolist(), strict=True)
+        steps += [(row, key, error) for key, error in zip(keys, errors, strict=True)]
+    return steps
 
 
 def pairs_of(
-    curves: Mapping[Condition, Curves], model: str, one: str, other: str, by_return: bool = False
+    curves: Mapping[Condition, Curves], model: str, one: str, other: str, equal: EqualIn = EqualIn.MOVEMENT
 ) -> dict[int, Pair]:
     """Two variants on one model by horizon, shortest first, where both have runs."""
     horizons = sorted({c.horizon for c in curves if (c.model, c.variant) == (model, one)})
     return {
-        h: paired(curves[Condition(model, one, h)], curves[there], by_return)
+        h: paired(curves[Condition(model, one, h)], curves[there], equal)
         for h in horizons
         if (there := Condition(model, other, h)) in curves
     }

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import truediv
 
 from cppo_lab.analysis.exact_study import (
+    REFERENCE,
     Condition,
     ConditionSummary,
     Curves,
+    EqualIn,
     mean_estimate,
     pairs_of,
     ratio_estimates,
@@ -18,65 +19,55 @@ from cppo_lab.reports.figures.exact_core import Contrast, contrast_name
 from cppo_lab.reports.names import OURS, display_name, origin
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
-REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 NONE = "\N{EN DASH}"
 
 
 def ratio_table(
     curves: Mapping[Condition, Curves],
-    found: Mapping[Condition, ConditionSummary],
     contrasts: Sequence[Contrast],
+    controls: Mapping[str, str],
     core: str,
     title: str,
 ) -> TextTable:
-    """Ratios by horizon, their mean and their slope; a row for each contrast and process."""
+    """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality. `controls`:
+    variants that are none of the rules in question -> what they are.
+    """
     horizons = sorted({c.horizon for c in curves})
     rows = []
     for contrast in contrasts:
         for model in dict.fromkeys(c.model for c in curves):
-            for by_return in (False, True):
-                pairs = pairs_of(curves, model, *contrast, by_return)
+            for equal in EqualIn:
+                pairs = pairs_of(curves, model, *contrast, equal)
                 if not pairs:
                     continue
-                known = ratio_estimates(pairs)
+                by_horizon = ratio_estimates(pairs)
                 cells = (
                     model,
-                    "movement and return" if by_return else "movement",
-                    *(_shown(known.get(h)) for h in horizons),
-                    _shown(mean_estimate([pairs])),
-                    _shown(slope_estimate([pairs])),
-                    NONE if by_return else _plain_ratio(found, model, contrast, tuple(pairs)),
+                    equal.value,
+                    *(shown_ratio(by_horizon.get(h)) for h in horizons),
+                    shown_ratio(mean_estimate([pairs])),
+                    shown_ratio(slope_estimate([pairs])),
                 )
-                rows.append(TextRow(contrast_name(contrast), contrast[0] == OURS, cells))
+                kind = f" ({controls[contrast[0]]})" if contrast[0] in controls else ""
+                rows.append(TextRow(contrast_name(contrast) + kind, contrast[0] == OURS, cells))
     headings = (
         "process",
         "at equal",
         *(f"T = {h}" for h in horizons),
         "mean over T",
         "factor per tenfold T",
-        "of plain means",
     )
     notes = (
         f"Source: {origin(core)}.",
         "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
-        "Of plain means: of the means over all steps, whatever their movement, mean over T. At equal movement each "
-        "step counts the same; steps with large errors rule the plain means.",
+        "At equal movement each step counts the same. With nothing equal it is the ratio of the plain means over all "
+        "steps, which those with large errors rule.",
     )
     return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
 
 
-def _plain_ratio(
-    found: Mapping[Condition, ConditionSummary], model: str, contrast: Contrast, horizons: Sequence[int]
-) -> str:
-    """The ratio of the mean errors of two rules, geometric mean over horizons."""
-    one, other = ([found[Condition(model, name, h)].error for h in horizons] for name in contrast)
-    if min(*one, *other) <= 0:
-        return NONE
-    return f"{math.prod(map(truediv, one, other)) ** (1 / len(horizons)):.2f}"
-
-
-def _shown(log_ratio: Estimate | None) -> str:
-    """`0.84 [0.78, 0.91]`."""
+def shown_ratio(log_ratio: Estimate | None) -> str:
+    """`0.84 [0.78, 0.91]`: a ratio of errors with its 95 % interval, if it has one."""
     if log_ratio is None:
         return NONE
     value = f"{math.exp(log_ratio.value):.2f}"

@@ -9,9 +9,13 @@ from typing import Any
 
 from cppo_lab.analysis.exact_claims import ErrorClaim, ErrorComparison, ErrorVerdict, judge_errors, of_seeds
 from cppo_lab.analysis.exact_study import (
+    REFERENCE,
     Condition,
     ConditionSummary,
     Curves,
+    controls,
+    mean_estimate,
+    pairs_of,
     read_curves,
     summarise,
 )
@@ -19,7 +23,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
-from cppo_lab.reports.exact_tables import NONE, REFERENCE, condition_table, ratio_table
+from cppo_lab.reports.exact_tables import NONE, condition_table, ratio_table, shown_ratio
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.exact_core import (
     Contrast,
@@ -42,7 +46,9 @@ _METHOD = (
     "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
     "their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds with "
     "Student's t. A ratio below 1 favours the first rule. The factor per tenfold horizon is the factor by which the "
-    "ratio changes when responses are ten times as long."
+    "ratio changes when responses are ten times as long. Movement comes after the choice of a rule, and steps of "
+    "equal movement are made in other states. So the ratio describes what happens over a run. It does not isolate "
+    "what a rule does to an update."
 )
 
 
@@ -151,20 +157,29 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
     seeds = {seed for claim in stated.errors for seed in claim.seeds}
     tests = {c: own for c, one in everything.items() if (own := of_seeds(one, tuple(seeds))).seeds}
     curves = tests or everything
-    contrasts = _contrasts(stated.errors, curves)
+    kinds = {
+        variant: kind for variant, kind in controls(board).items() if variant in {c.variant for c in curves}
+    }
+    contrasts = _contrasts(stated.errors, curves, kinds)
     found = {c: summarise(one) for c, one in curves.items()}
     missing = {claim.key: not claim.tests <= board.results for claim in stated.errors}
     verdicts = judge_errors(stated.errors, everything, missing)
     standings = {claim.key: standing(stated, claim, board) for claim in stated.errors}
+    sentences = {
+        verdict.claim.key: _sentence(verdict) + _beside_controls(verdict, everything, kinds)
+        for verdict in verdicts
+    }
     core = core_of(board)
     return ExactView(
         summary=_summary(verdicts, standings),
-        lines=tuple(_line(one, standings[one.claim.key]) for one in verdicts),
+        lines=tuple(
+            _line(verdict, standings[verdict.claim.key], sentences[verdict.claim.key]) for verdict in verdicts
+        ),
         headings=HEADINGS,
         method=_METHOD,
-        notes=_notes(curves, found, bool(tests) or not seeds),
+        notes=(*_control_notes(curves, kinds), *_notes(curves, found, bool(tests) or not seeds)),
         tables={
-            "ratios": ratio_table(curves, found, contrasts, core, title),
+            "ratios": ratio_table(curves, contrasts, kinds, core, title),
             "conditions": condition_table(found, core, title),
         },
         info=exact_info(
@@ -176,7 +191,10 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
             tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
             palette,
         ),
-        judged=tuple(_judged(one, standings[one.claim.key]) for one in verdicts),
+        judged=tuple(
+            _judged(verdict, standings[verdict.claim.key], sentences[verdict.claim.key])
+            for verdict in verdicts
+        ),
     )
 
 
@@ -190,12 +208,74 @@ def inline_exact(info: ExactInfo) -> tuple[tuple[str, tuple[InlineFigure, ...]],
     return tuple((model, tuple(figures)) for model, figures in rows.items())
 
 
-def _contrasts(claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves]) -> tuple[Contrast, ...]:
-    """The comparisons of the hypotheses; without hypotheses, every rule with DPPO."""
+def _contrasts(
+    claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves], kinds: Mapping[str, str]
+) -> tuple[Contrast, ...]:
+    """The comparisons of the hypotheses, and every control with DPPO; without hypotheses, every rule with DPPO."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
     asked = [(one, other) for claim in claims for one in claim.better for other in claim.than]
-    asked = asked or [(one, REFERENCE) for one in variants if one != REFERENCE]
+    asked += [(variant, REFERENCE) for variant in (kinds if asked else variants) if variant != REFERENCE]
     return tuple(pair for pair in dict.fromkeys(asked) if all(name in variants for name in pair))
+
+
+def _ratios_of_controls(
+    curves: Mapping[Condition, Curves], models: Sequence[str], kinds: Mapping[str, str]
+) -> dict[str, Estimate]:
+    """The log ratio of the errors of each control to DPPO's, mean over models and horizons."""
+    pairs = {variant: [pairs_of(curves, model, variant, REFERENCE) for model in models] for variant in kinds}
+    ratios = {variant: mean_estimate(by_model) for variant, by_model in pairs.items() if all(by_model)}
+    return {variant: ratio for variant, ratio in ratios.items() if ratio is not None}
+
+
+def _listed(ratios: Mapping[str, Estimate], kinds: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"{display_name(variant)} ({kinds[variant]}) {shown_ratio(ratio)}"
+        for variant, ratio in ratios.items()
+    )
+
+
+def _do_as_much(ratios: Mapping[str, Estimate]) -> bool:
+    """Whether the error of a control is certainly smaller than DPPO's."""
+    return any(ratio.high is not None and ratio.high < 0 for ratio in ratios.values())
+
+
+def _beside_controls(
+    verdict: ErrorVerdict, curves: Mapping[Condition, Curves], kinds: Mapping[str, str]
+) -> str:
+    """What the controls show where a rule's error is claimed to be smaller than DPPO's; else empty."""
+    claim, deciding = verdict.claim, verdict.deciding
+    if claim.slope or claim.within is not None or deciding is None or deciding.against != REFERENCE:
+        return ""
+    tests = {c: own for c, one in curves.items() if (own := of_seeds(one, claim.seeds)).seeds}
+    models = (
+        [deciding.model] if deciding.model else list(claim.models or dict.fromkeys(c.model for c in tests))
+    )
+    ratios = _ratios_of_controls(tests, models, kinds)
+    if not ratios:
+        return ""
+    text = f" The same ratio of what has no such mechanism: {_listed(ratios, kinds)}."
+    if _do_as_much(ratios):
+        text += (
+            " Its error is smaller, too, so this verdict speaks neither for nor against the rule's mechanism."
+        )
+    return text
+
+
+def _control_notes(curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """What the controls of the sweep show, by process; or that it has none."""
+    if not kinds:
+        return (
+            "There is no control among these runs (DPPO without a trust region, with rule.delta=1, or a placebo, "
+            "DPPO at another learning rate): a smaller error at equal movement need not be a rule's doing.",
+        )
+    notes = []
+    for model in dict.fromkeys(c.model for c in curves):
+        if ratios := _ratios_of_controls(curves, [model], kinds):
+            note = f"Controls against DPPO on {model}, mean over T: {_listed(ratios, kinds)}."
+            if _do_as_much(ratios):
+                note += " So a ratio below 1 speaks neither for nor against a rule's mechanism there."
+            notes.append(note)
+    return tuple(notes)
 
 
 def _summary(found: Sequence[ErrorVerdict], own: Mapping[str, Standing]) -> str:
@@ -209,7 +289,7 @@ def _is_exploratory(verdict: ErrorVerdict, own: Standing) -> bool:
     return is_exploratory(verdict.outcome, verdict.closed_by is not None, own)
 
 
-def _line(verdict: ErrorVerdict, own: Standing) -> ErrorLine:
+def _line(verdict: ErrorVerdict, own: Standing, sentence: str) -> ErrorLine:
     rows = tuple(_row(verdict.claim, one) for one in verdict.comparisons)
     found, short = verdict.deciding, ""
     if found is not None and found.advantage is not None:
@@ -221,7 +301,7 @@ def _line(verdict: ErrorVerdict, own: Standing) -> ErrorLine:
         exploratory=_is_exploratory(verdict, own),
         outcome=verdict.outcome.value,
         estimate=short,
-        sentence=_sentence(verdict),
+        sentence=sentence,
         rows=rows,
     )
 
@@ -268,6 +348,8 @@ def _meaning(verdict: ErrorVerdict, advantage: Estimate) -> str:
         return f"The two are {'equivalent' if alike else 'not equivalent'} within {size}."
     if verdict.outcome is VerdictOutcome.SUPPORTED:
         return "The advantage is above 0."
+    if verdict.outcome is VerdictOutcome.SMALL:
+        return f"The advantage is above 0 and below {size}, the smallest that counts."
     if advantage.high is not None and advantage.high < 0:
         return "The opposite holds: the second rule is better."
     return f"An advantage of {size} or more is excluded: any effect in the claimed direction is smaller."
@@ -304,7 +386,7 @@ def _p(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _judged(verdict: ErrorVerdict, own: Standing) -> dict[str, Any]:
+def _judged(verdict: ErrorVerdict, own: Standing, sentence: str) -> dict[str, Any]:
     """The verdict for `report.json`: estimates are ratios of errors, or factors per tenfold horizon."""
     found = verdict.deciding
     advantage = None if found is None else found.advantage
@@ -315,7 +397,7 @@ def _judged(verdict: ErrorVerdict, own: Standing) -> dict[str, Any]:
         "score": "error_slope" if verdict.claim.slope else "error",
         "outcome": verdict.outcome.value,
         "provisional": verdict.provisional,
-        "reason": _sentence(verdict),
+        "reason": sentence,
         "estimate": None if advantage is None else math.exp(-advantage.value),
         "low": None if advantage is None or advantage.high is None else math.exp(-advantage.high),
         "high": None if advantage is None or advantage.low is None else math.exp(-advantage.low),

@@ -187,7 +187,7 @@ def tally(about: str, outcomes: Sequence[tuple[VerdictOutcome, bool]]) -> str:
     parts = []
     for late in (False, True):
         counts = [(one, sum(pair == (one, late) for pair in outcomes)) for one in VerdictOutcome]
-        if said := ", ".join(f"{count} {one.value}" for one, count in counts if count):
+        if said := ", ".join(f"{count} {one.value.replace(',', ' but')}" for one, count in counts if count):
             parts.append(f"exploratory: {said}" if late else said)
     return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}."
 

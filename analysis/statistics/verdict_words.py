@@ -74,6 +74,11 @@ def _count(verdict: Verdict, count: int) -> str:
         return f"{held} of {count} comparisons contradict it; the strongest:"
     if verdict.outcome is VerdictOutcome.SUPPORTED:
         return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
+    if verdict.outcome is VerdictOutcome.SMALL:
+        below = "below the smallest relevant effect"
+        if count == 1:
+            return f"It holds, but the effect is {below}:"
+        return f"All {count} comparisons hold, but in {held} the effect is {below}; the smallest:"
     return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the weakest:"
 
 

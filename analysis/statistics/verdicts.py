@@ -1,4 +1,4 @@
-"""Judges every claim from the runs: supported, not supported or undecided, with the numbers.
+"""Judges every claim from the runs, with the numbers: supported, supported but small, not supported or undecided.
 
 A claim consists of comparisons, one per pair of variants and model. Each has two one-sided p-values, tested at level
 0.025:
@@ -13,6 +13,9 @@ The claim is supported if every comparison is, without adjustment: all must hold
 that of a single test (Berger's intersection-union test). It is not supported if any comparison is refuted, with Holm's
 adjustment over the comparisons, since any of many may be refuted by chance. Otherwise it is undecided.
 
+A difference can be certainly above 0 and certainly below `Claim.smallest`. Such a comparison is supported, and so is
+its claim, with the addition that the effect is too small to matter (`VerdictOutcome.SMALL`).
+
 A claim with `after` is confirmatory only if the claim with that key is supported: testing in a fixed order keeps the
 family-wise error at the level of one test. Otherwise its outcome is exploratory.
 
@@ -20,7 +23,7 @@ By default verdicts use the mean over the last part of the window, which involve
 `others` has the outcome of the same claim by the other scores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -39,8 +42,14 @@ class VerdictOutcome(StrEnum):
     """The outcome of a claim, or of one of its comparisons."""
 
     SUPPORTED = "supported"
+    SMALL = "supported, below the smallest relevant effect"
     NOT_SUPPORTED = "not supported"
     UNDECIDED = "undecided"
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim is supported, by an effect of any size."""
+        return self in (VerdictOutcome.SUPPORTED, VerdictOutcome.SMALL)
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ def _closed_by(claim: Claim, claims: Sequence[Claim], found: Mapping[str, Verdic
         return next(one for one in (*claims, *CLAIMS) if one.key == claim.after)
     if before.after is not None:
         return before.after
-    return None if before.outcome is VerdictOutcome.SUPPORTED else before.claim
+    return None if before.outcome.holds else before.claim
 
 
 def judge(
@@ -131,9 +140,9 @@ def judge(
     if claim.seeds is not None:
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     found = _compare_all(claim, board, runs, score)
-    outcome = _outcome(found)
+    outcome = outcome_of_all([each.outcome for each in found])
     others = {
-        other: _outcome(_compare_all(claim, board, runs, other))
+        other: outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
         for other in Score
         if other != score and claim.compares_scores
     }
@@ -162,7 +171,7 @@ def _compare_all(
     p_for = [None if one.found is None else _p_for(claim, one.found) for one in measured]
     p_against = [None if one.found is None else _p_against(claim, one.found) for one in measured]
     adjusted_for, adjusted_against = _holm(p_for), _holm(p_against)
-    outcomes = [_one_outcome(*each) for each in zip(p_for, adjusted_against, strict=True)]
+    outcomes = [outcome_of(*each) for each in zip(p_for, adjusted_against, strict=True)]
     return tuple(
         Comparison(
             model=one.model,
@@ -218,35 +227,34 @@ def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else value for p, value in zip(p_values, adjusted, strict=True)]
 
 
-def _one_outcome(p_for: float | None, p_against: float | None) -> VerdictOutcome:
-    """A small but certain advantage is both above 0 and below `smallest`; it counts as supported, since the claim is
-    "above 0".
-    """
+def outcome_of(p_for: float | None, p_against: float | None) -> VerdictOutcome:
+    """The outcome of one comparison; `p_against` is adjusted for the number of comparisons of its claim."""
+    refuted = p_against is not None and p_against <= ALPHA
     if p_for is not None and p_for <= ALPHA:
-        return VerdictOutcome.SUPPORTED
-    return (
-        VerdictOutcome.NOT_SUPPORTED
-        if p_against is not None and p_against <= ALPHA
-        else VerdictOutcome.UNDECIDED
+        return VerdictOutcome.SMALL if refuted else VerdictOutcome.SUPPORTED
+    return VerdictOutcome.NOT_SUPPORTED if refuted else VerdictOutcome.UNDECIDED
+
+
+def outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
+    """The outcome of a claim: its worst comparison decides, and a claim without comparisons is undecided."""
+    worst_first = (
+        VerdictOutcome.NOT_SUPPORTED,
+        VerdictOutcome.UNDECIDED,
+        VerdictOutcome.SMALL,
+        VerdictOutcome.SUPPORTED,
     )
-
-
-def _outcome(found: Sequence[Comparison]) -> VerdictOutcome:
-    outcomes = {comparison.outcome for comparison in found}
-    if VerdictOutcome.NOT_SUPPORTED in outcomes:
-        return VerdictOutcome.NOT_SUPPORTED
-    return VerdictOutcome.SUPPORTED if outcomes == {VerdictOutcome.SUPPORTED} else VerdictOutcome.UNDECIDED
+    return next((outcome for outcome in worst_first if outcome in comparisons), VerdictOutcome.UNDECIDED)
 
 
 def _deciding(claim: Claim, found: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
-    """The comparison that determines the outcome: the strongest refutation if the claim is not supported, else the
-    least certain comparison or one without a number.
+    """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the one that
+    is most certainly small if it is small, else the least certain comparison or one without a number.
     """
     if not found:
         return None
-    if outcome is VerdictOutcome.NOT_SUPPORTED:
-        refuted = [each for each in found if each.outcome is outcome]
-        return min(refuted, key=lambda each: 1.0 if each.p_against is None else each.p_against)
+    if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
+        alike = [each for each in found if each.outcome is outcome]
+        return min(alike, key=lambda each: 1.0 if each.p_against is None else each.p_against)
     return max(found, key=lambda each: _doubt(claim, each))
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from cppo_lab.analysis.exact_study import (
     RETURN_BIN,
     Condition,
     Curves,
+    EqualIn,
+    controls,
     mean_estimate,
     paired,
     pairs_of,
@@ -39,7 +43,7 @@ def curves(seed: int, law: float, middle: float, seeds: int = SEEDS) -> Curves:
     return Curves(tuple(range(seeds)), error, movement, movement / 10, returns, returns, *bounds, spread)
 
 
-def log_ratio(one: Curves, other: Curves, seeds: list[int], by_return: bool = False) -> float:
+def log_ratio(one: Curves, other: Curves, seeds: list[int], equal: EqualIn = EqualIn.MOVEMENT) -> float:
     """The estimator as docs/exact.md describes it, step by step."""
     found: list[dict[tuple[int, int], list[float]]] = []
     for side in (one, other):
@@ -50,8 +54,9 @@ def log_ratio(one: Curves, other: Curves, seeds: list[int], by_return: bool = Fa
                 side.movement[row], side.error[row], side.rollout_returns[row], strict=True
             ):
                 if math.isfinite(movement) and movement > 0:
-                    key = math.floor(math.log(movement) / BIN)
-                    bins[key, math.floor(level / RETURN_BIN) if by_return else 0].append(abs(error))
+                    key = 0 if equal is EqualIn.NOTHING else math.floor(math.log(movement) / BIN)
+                    again = math.floor(level / RETURN_BIN) if equal is EqualIn.RETURN else 0
+                    bins[key, again].append(abs(error))
         found.append(bins)
     total, weight = 0.0, 0
     for key, errors in found[0].items():
@@ -63,15 +68,15 @@ def log_ratio(one: Curves, other: Curves, seeds: list[int], by_return: bool = Fa
     return total / weight
 
 
-@pytest.mark.parametrize("by_return", [False, True])
-def test_ratio_and_error_are_those_of_plain_loops(by_return: bool) -> None:
+@pytest.mark.parametrize("equal", EqualIn)
+def test_ratio_and_error_are_those_of_plain_loops(equal: EqualIn) -> None:
     """The ratio, and the jackknife over seeds: each left out once."""
     one, other = curves(0, 0.8, 0.012, 12), curves(1, 1.0, 0.01, 12)
-    found = mean_estimate([{16: paired(one, other, by_return)}])
+    found = mean_estimate([{16: paired(one, other, equal)}])
     assert found is not None and found.error is not None and found.n == 12 and found.degrees == 11
     seeds = list(range(12))
-    assert found.value == pytest.approx(log_ratio(one, other, seeds, by_return), abs=1e-12)
-    without = [log_ratio(one, other, [s for s in seeds if s != left], by_return) for left in seeds]
+    assert found.value == pytest.approx(log_ratio(one, other, seeds, equal), abs=1e-12)
+    without = [log_ratio(one, other, [s for s in seeds if s != left], equal) for left in seeds]
     middle = sum(without) / 12
     assert found.error == pytest.approx(math.sqrt(11 / 12 * sum((w - middle) ** 2 for w in without)))
     assert found.high == pytest.approx(found.value + stats.t.ppf(0.975, 11) * found.error)
@@ -107,7 +112,9 @@ def test_a_rule_that_learns_slowly_is_compared_at_its_own_returns() -> None:
         return dataclasses.replace(base, rollout_returns=returns, error=base.error * (1 - returns))
 
     slow, fast = learner(0, 0.05), learner(1, 0.1)
-    plain, matched = (mean_estimate([{16: paired(slow, fast, again)}]) for again in (False, True))
+    plain, matched = (
+        mean_estimate([{16: paired(slow, fast, equal)}]) for equal in (EqualIn.MOVEMENT, EqualIn.RETURN)
+    )
     assert plain is not None and matched is not None
     assert math.exp(plain.value) > 1.4
     assert math.exp(matched.value) == pytest.approx(1, abs=0.12)
@@ -180,6 +187,15 @@ def test_outcomes(law: float, within: float | None, outcome: str) -> None:
     assert found.deciding.advantage.value == pytest.approx(-math.log(law), abs=0.12)
 
 
+def test_a_sure_advantage_below_the_smallest_that_counts_is_named() -> None:
+    laws = {"cppo": dict.fromkeys(HORIZONS, 0.85), "dppo": dict.fromkeys(HORIZONS, 1.0)}
+    claims = [claim(smallest=0.4), claim(key="next", after="a")]
+    first, second = judge_errors(claims, study(laws), {})
+    assert first.outcome.value == "supported, below the smallest relevant effect"
+    assert first.deciding is not None and first.deciding.outcome is first.outcome
+    assert second.closed_by is None
+
+
 def test_runs_of_other_seeds_do_not_count() -> None:
     """The selection seeds say the opposite of the test seeds."""
     laws = {"cppo": dict.fromkeys(HORIZONS, 0.7), "dppo": dict.fromkeys(HORIZONS, 1.0)}
@@ -205,6 +221,31 @@ def test_a_claim_behind_an_unsupported_one_is_exploratory() -> None:
     found = judge_errors(claims, study(laws), {})
     assert [one.outcome.value for one in found] == ["supported", "supported", "not supported"]
     assert [one.closed_by and one.closed_by.key for one in found] == ["first", "first", None]
+
+
+def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
+    """DPPO without a threshold, and DPPO at another learning rate; every other rule and threshold is none."""
+    dppo = {"rule.name": "dppo", "rule.delta": "0.01", "optim.learning_rate": "0.02"}
+    params = {
+        "dppo": dppo,
+        "slower": dppo | {"optim.learning_rate": "0.014"},
+        "open": dppo | {"rule.delta": "1.0"},
+        "looser": dppo | {"rule.delta": "0.012"},
+        "cppo": dppo | {"rule.name": "cppo", "rule.w_min": "0.8", "rule.delta": "1.0"},
+    }
+    logged = {f"{name} {h}": values for name, values in params.items() for h in HORIZONS}
+    cells = {
+        ("early", f"{name} max_response_length={h}"): [f"{name} {h}"] for name in params for h in HORIZONS
+    }
+    board: Any = SimpleNamespace(
+        cells=cells,
+        data=SimpleNamespace(params=logged),
+        runs_of=lambda model, variant: [SimpleNamespace(mlflow_id=run) for run in cells[model, variant]],
+    )
+    assert controls(board) == {"slower": "placebo", "open": "control"}
+    without = {cell: runs for cell, runs in cells.items() if not cell[1].startswith("dppo")}
+    board.cells = without
+    assert controls(board) == {}
 
 
 def test_percent_of_an_error_as_an_advantage() -> None:

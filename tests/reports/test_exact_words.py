@@ -15,11 +15,21 @@ NOT_REGISTERED = "Not registered: `cppo launch` registers hypotheses before thei
 
 
 def view(
-    monkeypatch: pytest.MonkeyPatch, law: float, *claims: ErrorClaim, **stated: Any
+    monkeypatch: pytest.MonkeyPatch,
+    law: float,
+    *claims: ErrorClaim,
+    control: float | None = None,
+    **stated: Any,
 ) -> exact_view.ExactView:
-    """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations."""
+    """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
+    times in DPPO without a trust region, if that has runs.
+    """
     laws = {"cppo": dict.fromkeys(HORIZONS, law), "dppo": dict.fromkeys(HORIZONS, 1.0)}
+    if control is not None:
+        laws["no_trust_region"] = dict.fromkeys(HORIZONS, control)
     monkeypatch.setattr(exact_view, "read_curves", lambda _board: study(laws))
+    kinds = {} if control is None else {"no_trust_region": "control"}
+    monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
     board: Any = SimpleNamespace(runs=(), results=frozenset())
     hypotheses = Hypotheses(errors=claims, **stated) if claims else NONE_STATED
     found = exact_view.exact_view(board, hypotheses, "Tiny", PAPER)
@@ -31,6 +41,7 @@ def view(
     ("law", "of_claim", "meaning"),
     [
         (0.7, {}, "The advantage is above 0."),
+        (0.85, {"smallest": 0.4}, "The advantage is above 0 and below 40 %, the smallest that counts."),
         (1.5, {}, "The opposite holds: the second rule is better."),
         (
             1.02,
@@ -49,6 +60,33 @@ def test_an_outcome_is_said_in_words(
     assert meaning in line.sentence
     power = "Power if there is no difference" if "within" in of_claim else "Power at a ratio of "
     assert power in line.sentence
+
+
+NEITHER = "speaks neither for nor against the rule's mechanism"
+
+
+@pytest.mark.parametrize(("control", "as_much"), [(0.5, True), (1.0, False), (1.5, False)])
+def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, control: float, as_much: bool
+) -> None:
+    found = view(monkeypatch, 0.7, claim(), control=control)
+    [line] = found.lines
+    assert (
+        f"The same ratio of what has no such mechanism: no trust region (control) {control:.1f}"
+        in line.sentence
+    )
+    assert (NEITHER in line.sentence) is as_much
+    assert (NEITHER in found.judged[0]["reason"]) is as_much
+    assert found.notes[0].startswith(
+        "Controls against DPPO on early, mean over T: no trust region (control) "
+    )
+    assert ("speaks neither for nor against" in found.notes[0]) is as_much
+    rows = {row.label for row in found.tables["ratios"].rows}
+    assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
+
+
+def test_a_sweep_without_a_control_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert view(monkeypatch, 0.7, claim()).notes[0].startswith("There is no control among these runs")
 
 
 def test_without_hypotheses_the_tables_remain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def moved(shift: float, *wiggle: float) -> list[float]:
         pytest.param(0.05, VerdictOutcome.SUPPORTED, id="clearly above"),
         pytest.param(-0.05, VerdictOutcome.NOT_SUPPORTED, id="clearly below"),
         pytest.param(0.0, VerdictOutcome.NOT_SUPPORTED, id="no advantage of a point"),
-        pytest.param(0.007, VerdictOutcome.SUPPORTED, id="small and sure"),
+        pytest.param(0.007, VerdictOutcome.SMALL, id="small and sure"),
     ],
 )
 def test_superiority(shift: float, outcome: VerdictOutcome) -> None:
@@ -113,6 +113,27 @@ def test_no_adjustment_to_support_all_and_holms_to_refute_any() -> None:
     worst = sure.comparisons[0]
     assert worst.p_for is not None and worst.p_adjusted is not None
     assert worst.p_for <= 0.025 < worst.p_adjusted == pytest.approx(4 * worst.p_for)
+
+
+def test_a_small_effect_is_supported_but_named_and_the_smallest_decides() -> None:
+    """All comparisons hold; the one whose advantage of a point is excluded gives the claim its outcome."""
+    levels = {"a": moved(0.05), "b": BASE, "c": moved(0.043, 0.001, 0.0, -0.001, 0.0)}
+    verdict = judged(BEST, flat(levels))
+    assert verdict.outcome is VerdictOutcome.SMALL and verdict.outcome.holds
+    assert verdict.deciding is not None and verdict.deciding.against == "c"
+    assert "All 2 comparisons hold, but in 1 the effect is below the smallest relevant effect" in reason(
+        verdict
+    )
+    [alone] = [judged(ABOVE, flat({"a": moved(0.007), "b": BASE}))]
+    assert "It holds, but the effect is below the smallest relevant effect:" in reason(alone)
+
+
+def test_a_claim_behind_a_small_effect_is_confirmatory() -> None:
+    """A small effect has passed the test of the claim before it."""
+    runs = flat({"a": moved(0.007), "b": BASE})
+    chain = [ABOVE, replace(ABOVE, key="next", after="above")]
+    first, second = verdicts({"main": board_of(runs, "main")}, chain)
+    assert (first.outcome, second.after) == (VerdictOutcome.SMALL, None)
 
 
 def test_ordering_compares_neighbouring_tiers() -> None:
