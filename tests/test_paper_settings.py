@@ -110,8 +110,8 @@ def test_the_ablations_constants(model: str) -> None:
 
     delta = TABLE_3[model][5]
     assert constants("dppo") == {"delta": delta}
-    assert constants("trm_max") == {"delta_max": 0.05}
-    assert constants("trm_avg") == {"delta_avg": 0.001}
+    assert constants("trm_max") == {"delta_max": 0.1}
+    assert constants("trm_avg") == {"delta_avg": 0.002}
     assert constants("trm_max_avg") == {"delta_max": 0.1, "delta_avg": 0.002}
     kl = {"delta": 0.1, "delta_b": 0.002, "delta_b_mode": "fixed", "w_min": 0.8}
     assert constants("cppo_kl") == kl
@@ -120,6 +120,12 @@ def test_the_ablations_constants(model: str) -> None:
     assert constants("grpo") == {"clip_low": 0.2, "clip_high": 0.28}
     for rule in ("trm_max", "trm_avg", "trm_max_avg", "cppo_kl"):
         assert composed(model, f"rule={rule}").run.divergence.measure == "kl"
+
+
+def test_small_models_keep_thresholds_of_trm_of_their_own() -> None:
+    """The miniature study has been run with these (docs/miniature.md)."""
+    run = compose(["model=mini_base", "rule=trm_max"]).run
+    assert run.rule.parameters() == {"delta_max": 0.05}
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -194,4 +200,7 @@ def test_the_documented_table_is_the_configured_one() -> None:
     optim = composed("Qwen3-1.7B").run.optim
     for name, value in (("weight_decay", optim.weight_decay), ("clip_grad_norm", optim.clip_grad_norm)):
         assert re.search(rf"`optim\.{name}` = {value:g}\b", text), name
+    for rule, name in (("trm_max", "delta_max"), ("trm_avg", "delta_avg")):
+        constant = composed("Qwen3-1.7B", f"rule={rule}").run.rule.parameters()[name]
+        assert f"`rule.{name}` = {constant:g}" in text
     assert f"`optim.beta1`, `optim.beta2` = {optim.beta1:g}, {optim.beta2:g}" in text

@@ -7,8 +7,9 @@ Only responses with a negative advantage are dropped, and only those that are le
 keeps the response. A dropped one has objective 0 and stays in the denominators of `aggregate`.
 
 Source: DeepSeek-V3.2, arXiv 2512.02556, Eq. (9); slime `utils/ppo_utils.py` (`compute_opsm_mask`), TRL
-`trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed; 1e-4 is slime's default
-for delta. The rule needs no divergence; one that is passed only enters the statistics.
+`trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed. For delta, slime's
+default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. The rule needs no divergence; one that is passed only
+enters the statistics.
 """
 
 import torch

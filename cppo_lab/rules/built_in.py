@@ -315,6 +315,7 @@ SETTINGS = (
         stroke=_FIXED_BUDGET[0],
         accessible=_FIXED_BUDGET[1],
     ),
+    Variant(name="ipo_wide", title="IPO, 0.3 without penalty"),
     Variant(name="cppo_low_w_min", title="CPPO, lower w_min", stroke=_LOW_W_MIN[0], accessible=_LOW_W_MIN[1]),
     # The paper's curves name these two by their constants.
     Variant(

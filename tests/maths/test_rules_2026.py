@@ -102,6 +102,8 @@ PUBLISHED = {
 
 def test_the_files_hold_the_published_constants() -> None:
     assert {name: compose([f"rule={name}"]).run.rule.parameters() for name in LOOPS} == PUBLISHED
+    newer = compose(["rule=ipo_wide"]).run.rule  # prime-rl's since its pull request 3586
+    assert (newer.name, newer.parameters()) == ("ipo", {"delta": 0.3, "kl_tau": 0.0})
 
 
 @pytest.mark.parametrize("name", LOOPS)
