@@ -250,6 +250,9 @@ VERL = [
     ),
     _verl("layout.rollout_memory=2", "layout: rollout_memory=2: must be in [0, 1]"),
     _verl("layout.verl=5", "layout: verl=5: must be a mapping: KEY: VALUE"),
+    _verl(
+        "+layout.verl={data.seed: 1}", "layout.verl sets data.seed=1. …: drop it, or set the run's own field"
+    ),
     _verl("layout.megatron={}", "layout: megatron.tensor is missing: add it"),
     _verl("divergence=exact_tv", "choose divergence=topk_tv or topk_kl", "model=qwen3_8b_base"),
 ]

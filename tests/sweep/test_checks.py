@@ -6,10 +6,9 @@ import pytest
 
 from cppo_lab.attempt import Attempt
 from cppo_lab.cores.mini.tasks.base import make_task
-from cppo_lab.cores.verl.placement import ROLLOUT, check_placement
 from cppo_lab.errors import UserError
 from cppo_lab.launch import local
-from cppo_lab.spec import TaskData, VerlRun
+from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
 
@@ -21,25 +20,6 @@ def test_the_vocabulary_of_a_task_is_its_tokenizers(data: str) -> None:
     found = compose([f"data={data}"]).run.data
     assert isinstance(found, TaskData)
     assert found.vocabulary == make_task(found).tokenizer.vocabulary
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "divergence"),
-    [
-        ("logprobs_mode", "raw_logprobs", "topk_tv"),
-        ("calculate_log_probs", False, "binary_tv"),
-        ("engine_kwargs.cppo_lab.topk", 5, "topk_tv"),
-    ],
-)
-def test_a_rollout_that_keeps_too_little_of_mu(key: str, value: Any, divergence: str) -> None:
-    found = compose([*DENSE, f"divergence={divergence}"])
-    assert isinstance(found.run, VerlRun)
-    check_placement(found.run, found.layout)
-    layout = found.layout.model_copy(update={"verl": {f"{ROLLOUT}.{key}": value}})
-    with pytest.raises(UserError) as caught:
-        check_placement(found.run, layout)
-    assert f"layout.verl {ROLLOUT}.{key}={value!r} keeps from the loss" in str(caught.value)
-    assert "drop it, or set it to" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """verl's configuration for a run: our values override verl's own tree. A key that verl does not have is an error."""
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,22 +11,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from cppo_lab.cores.verl.checks import check_config
 from cppo_lab.cores.verl.files import Files, planned_files
+from cppo_lab.cores.verl.placement import check_keys
 from cppo_lab.cores.verl.run_settings import settings
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import unknown
 from cppo_lab.parse import parse_run
 from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, VerlRun
 
 SECTION = "cppo_lab"  # ours in verl's tree
-# The keys of a run that `layout.verl` may override: they affect time or memory, not numbers.
-TUNABLE = (
-    "actor_rollout_ref.rollout.agent.num_workers",
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile",
-    "reward.num_workers",
-    "trainer.logger",
-    "trainer.max_actor_ckpt_to_keep",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
-)
 
 
 @dataclass(frozen=True)
@@ -62,9 +52,8 @@ def verl_config(spec: VerlRun, layout: LayoutSpec, files: Files) -> DictConfig:
     for key, value in values.items():
         _check_exists(defaults, key, "settings of a run")
         _set(config, key, value)
-    decided = {key.removeprefix("+") for key in values}
+    check_keys(layout)
     for key, value in layout.verl.items():
-        _check_free(key, decided, layout)
         _check_exists(defaults, key, f"layout {layout.name}")
         _set(config, key, value)
     with open_dict(config):
@@ -93,17 +82,6 @@ def _verl_tree(engine: str) -> DictConfig:
     """verl's defaults."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=[f"model_engine={engine}"])
-
-
-def _check_free(key: str, decided: Iterable[str], layout: LayoutSpec) -> None:
-    """Raise UserError for a key by which a layout, which is not part of a run's identity, would change the run."""
-    name = key.removeprefix("+")
-    for one in decided:
-        if one not in TUNABLE and (f"{name}.".startswith(f"{one}.") or f"{one}.".startswith(f"{name}.")):
-            raise UserError(
-                f"layout {layout.name}: verl sets {name!r}, which the run's configuration or the layout's own fields "
-                "decide: change it there"
-            )
 
 
 def _set(config: DictConfig, key: str, value: Any) -> None:

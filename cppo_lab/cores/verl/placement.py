@@ -1,10 +1,63 @@
 """Checks a run against its layout for errors that would otherwise only show up after hours in the queue."""
 
+import difflib
+
 from cppo_lab.errors import UserError
 from cppo_lab.rules import MINIBATCH
 from cppo_lab.spec import LayoutSpec, MathData, VerlRun
 
-ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# The keys of verl that `layout.verl` may set, by section. A run's id does not cover its layout, so these change what a
+# run takes in time and memory, and of its numbers no more than the rounding.
+PERFORMANCE = tuple(
+    f"{section}.{name}"
+    for section, names in {
+        ACTOR: "use_torch_compile",
+        f"{ACTOR}.fsdp_config": "forward_prefetch fsdp_size offload_policy optimizer_offload param_offload "
+        "reshard_after_forward use_torch_compile",
+        f"{ACTOR}.megatron": "expert_tensor_parallel_size optimizer_offload param_offload sequence_parallel "
+        "use_distributed_optimizer virtual_pipeline_model_parallel_size",
+        f"{ACTOR}.megatron.override_ddp_config": "overlap_grad_reduce overlap_param_gather",
+        f"{ACTOR}.megatron.override_transformer_config": "moe_grouped_gemm moe_permute_fusion "
+        "moe_token_dispatcher_type recompute_granularity recompute_method recompute_modules recompute_num_layers",
+        f"{ACTOR}.optim.override_optimizer_config": "optimizer_cpu_offload optimizer_offload_fraction "
+        "overlap_cpu_optimizer_d2h_h2d use_precision_aware_optimizer",
+        f"{ACTOR}.profiler": "all_ranks enable ranks",
+        "actor_rollout_ref.model": "enable_activation_offload enable_gradient_checkpointing use_shm",
+        "actor_rollout_ref": "nccl_timeout",
+        ROLLOUT: "cudagraph_capture_sizes disable_log_stats enable_chunked_prefill enable_prefix_caching "
+        "enable_sleep_mode enforce_eager free_cache_engine max_num_batched_tokens max_num_seqs multi_stage_wake_up",
+        f"{ROLLOUT}.agent": "num_workers",
+        f"{ROLLOUT}.checkpoint_engine": "update_weights_bucket_megabytes",
+        f"{ROLLOUT}.engine_kwargs.vllm": "disable_custom_all_reduce stream_interval",
+        "data": "filter_overlong_prompts_workers",
+        "global_profiler": "profile_continuous_steps save_path steps tool",
+        "reward": "num_workers",
+        "trainer": "logger max_actor_ckpt_to_keep ray_wait_register_center_timeout",
+        "transfer_queue.backend.SimpleStorage": "num_data_storage_units total_storage_size",
+    }.items()
+    for name in names.split()
+)
+KEPT_CHECKPOINTS = 2  # two, since the newest may be incomplete, see `steps`
+# Fields of a layout that set keys of verl.
+FIELDS = {
+    "trainer.nnodes": "nodes",
+    "trainer.n_gpus_per_node": "devices_per_node",
+    "trainer.device": "device",
+    f"{ROLLOUT}.name": "rollout",
+    f"{ROLLOUT}.gpu_memory_utilization": "rollout_memory",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout_tensor_parallel",
+    f"{ROLLOUT}.engine_kwargs.cppo_lab.topk_dtype": "topk_dtype",
+    f"{ACTOR}.strategy": "strategy",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "tokens_per_device",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "sequence_parallel",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": "sequence_parallel",
+    **{
+        f"{ACTOR}.megatron.{size}_model_parallel_size": f"megatron.{size}"
+        for size in ("tensor", "pipeline", "expert")
+    },
+    f"{ACTOR}.megatron.context_parallel_size": "megatron.context",
+}
 
 
 def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
@@ -16,7 +69,7 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
         )
     _check_length(run, layout)
     _check_ranks(run, layout)
-    _check_rollout(run, layout)
+    check_keys(layout)
 
 
 def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
@@ -43,14 +96,32 @@ def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
         )
 
 
-def _check_rollout(run: VerlRun, layout: LayoutSpec) -> None:
-    """`layout.verl` must not keep the rollout from recording what the divergence needs of mu."""
-    needed = {f"{ROLLOUT}.calculate_log_probs": True, f"{ROLLOUT}.logprobs_mode": "processed_logprobs"}
-    if run.divergence.estimator == "topk":
-        needed[f"{ROLLOUT}.engine_kwargs.cppo_lab.topk"] = run.divergence.k
-    for key, value in needed.items():
-        if layout.verl.get(key, value) != value:
+def check_keys(layout: LayoutSpec) -> None:
+    """Raises UserError for a key of `layout.verl` that may change a run's numbers, but not its id."""
+    for key, value in layout.verl.items():
+        name = key.removeprefix("+")
+        if name not in PERFORMANCE:
             raise UserError(
-                f"configuration: layout.verl {key}={layout.verl[key]!r} keeps from the loss mu's log-probabilities "
-                f"that divergence.estimator={run.divergence.estimator!r} needs: drop it, or set it to {value!r}"
+                f"configuration: layout {layout.name}: layout.verl sets {key}={value!r}. It may set only keys that "
+                f"cost time and memory, since a run's id does not cover its layout: {_remedy(name)}"
             )
+        few = value is not None and not (isinstance(value, int) and value >= KEPT_CHECKPOINTS)
+        if name == "trainer.max_actor_ckpt_to_keep" and few:
+            raise UserError(
+                f"configuration: layout {layout.name}: layout.verl sets {key}={value!r}, and verl deletes a checkpoint "
+                f"before it writes the next: set {KEPT_CHECKPOINTS} or more, or null to keep all"
+            )
+
+
+def _remedy(name: str) -> str:
+    """What to do instead of setting the key `name`."""
+    if name in FIELDS:
+        return f"set layout.{FIELDS[name]}"
+    last = {key: key.rpartition(".")[2] for key in PERFORMANCE}
+    close = difflib.get_close_matches(name.rpartition(".")[2], last.values())
+    meant = " or ".join(repr(key) for key in PERFORMANCE if last[key] in close)
+    hint = f"; did you mean {meant}?" if close else ""
+    return (
+        "drop it, or set the run's own field if it has one (`cppo show`); a later release declares fields for such "
+        f"experiments. docs/verl.md lists the keys{hint}"
+    )

@@ -6,11 +6,11 @@ from typing import Any
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.verl.files import Files
+from cppo_lab.cores.verl.placement import KEPT_CHECKPOINTS
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, TaskData, VerlRun
 
 EPOCHS = 1_000_000  # only the number of steps ends a run
-KEPT_CHECKPOINTS = 2  # two, since the newest may be incomplete, see `steps`
 
 
 def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
@@ -217,5 +217,8 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "context_parallel_size": layout.megatron.context,
         "param_offload": layout.offload,
         "optimizer_offload": layout.offload,
+        "+override_transformer_config.moe_router_dtype": "fp32",  # as in the authors' settings
     }
-    return values | {f"actor_rollout_ref.actor.megatron.{key}": value for key, value in megatron.items()}
+    return values | {
+        _below("actor_rollout_ref.actor.megatron", key): value for key, value in megatron.items()
+    }

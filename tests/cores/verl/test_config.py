@@ -1,5 +1,6 @@
 """verl's tree for our runs: composed and checked without a GPU, with the values that the run says."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,9 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.checks import check_config
-from cppo_lab.cores.verl.config import lab_settings, plain_config, verl_config
+from cppo_lab.cores.verl.config import _verl_tree, lab_settings, plain_config, verl_config
 from cppo_lab.cores.verl.files import Files, planned_files
+from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
@@ -250,7 +252,8 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
         f"{ACTOR}.policy_loss.{key}"
         for key in ("rule", "path", "constants", "estimator", "measure", "k", "convention")
     }
-    assert new - {f"{ACTOR}.fsdp_config.mixed_precision"} == loss | {
+    engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
+    assert new - {f"{ACTOR}.{key}" for key in engine_keys} == loss | {
         f"{ACTOR}.policy_loss.horizon",
         f"{ROLLOUT}.agent.agent_loop_manager_class",
         f"{ROLLOUT}.engine_kwargs.cppo_lab",
@@ -274,46 +277,149 @@ def test_the_trainers_process_gets_the_whole_run_back() -> None:
         assert read.folder == Path("/somewhere/runs") / found.run.run_id
 
 
+# What the audit of GPUs tried (F6), and other keys by which runs of one id would compute different numbers.
+NUMBERS = [
+    (DENSE, f"{ACTOR}.fsdp_config.model_dtype", "bfloat16"),
+    (DENSE, f"{ACTOR}.fsdp_config.dtype", "float16"),
+    (EXPERTS, f"{ACTOR}.megatron.dtype", "float16"),
+    (DENSE, f"{ROLLOUT}.quantization", "fp8"),
+    (DENSE, f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype", "fp8"),
+    (DENSE, f"{ROLLOUT}.engine_kwargs.vllm", {"kv_cache_dtype": "fp8", "stream_interval": 10}),
+    (DENSE, f"{ACTOR}.optim.lr_warmup_steps", 50),
+    (DENSE, f"{ACTOR}.optim.override_optimizer_config", {"eps": 0.001}),
+    (DENSE, f"{ACTOR}.optim.lr", 1e-3),
+    (DENSE, f"{ACTOR}.optim", {}),
+    (DENSE, "algorithm.rollout_correction.rollout_is", "token"),
+    (DENSE, "algorithm.rollout_correction.bypass_mode", False),
+    (DENSE, "algorithm.filter_groups.enable", True),
+    (EXPERTS, f"{ACTOR}.megatron.router_replay.mode", "R3"),
+    (EXPERTS, f"{ROLLOUT}.enable_rollout_routing_replay", True),
+    (EXPERTS, f"+{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff", 0.01),
+    (EXPERTS, f"+{ACTOR}.megatron.override_transformer_config.moe_router_dtype", "bf16"),
+    (EXPERTS, f"{ACTOR}.optim.exp_avg_dtype", "bf16"),
+    (EXPERTS, f"{ACTOR}.megatron.dist_checkpointing_path", "/other/weights"),
+    (DENSE, "+data.apply_chat_template_kwargs.enable_thinking", False),
+    (DENSE, "data.apply_chat_template_kwargs", {"enable_thinking": False}),
+    (DENSE, "data.seed", 1),
+    (DENSE, "data.dataloader_num_workers", 4),
+    (DENSE, f"{ROLLOUT}.mtp.enable", True),
+    (DENSE, f"{ROLLOUT}.max_model_len", 2000),
+    (DENSE, f"{ACTOR}.checkpoint.save_contents", ["model"]),
+    (DENSE, f"{ACTOR}.checkpoint.async_save", True),
+    (DENSE, "actor_rollout_ref.model.lora_rank", 32),
+    (DENSE, "actor_rollout_ref.model.use_fused_kernels", True),
+    (DENSE, f"{ACTOR}.entropy_coeff", 0.1),
+    (DENSE, f"{ACTOR}.ppo_epochs", 2),
+    (DENSE, f"{ACTOR}.policy_loss.loss_mode", "vanilla"),
+    (DENSE, f"{ROLLOUT}.temperature", 0.7),
+    (DENSE, f"{ROLLOUT}.top_p", 0.95),
+    (DENSE, f"{ROLLOUT}.top_k", 20),
+    (DENSE, f"+{ROLLOUT}.min_p", 0.1),
+    (DENSE, f"+{ROLLOUT}.repetition_penalty", 1.1),
+    (DENSE, f"{ROLLOUT}.do_sample", False),
+    (DENSE, f"{ROLLOUT}.ignore_eos", True),
+    (DENSE, f"{ROLLOUT}.dtype", "float16"),
+    (DENSE, f"{ROLLOUT}.logprobs_mode", "raw_logprobs"),
+    (DENSE, f"{ROLLOUT}.calculate_log_probs", False),
+    (DENSE, f"+{ROLLOUT}.engine_kwargs.cppo_lab.topk", 5),
+    (DENSE, f"++{ROLLOUT}.max_num_seqs", 5),
+    (DENSE, ROLLOUT, {"top_p": 0.9}),
+    (DENSE, "trainer.save_freq", 1),
+    (DENSE, "trainer.balance_batch", False),
+    (DENSE, "trainer.critic_warmup", 100),
+    (DENSE, "ray_kwargs.ray_init.num_cpus", 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"), NUMBERS, ids=[f"{key}={value}" for _, key, value in NUMBERS]
+)
+def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], key: str, value: Any) -> None:
+    """The id of a run does not know its layout. Refused by the plan, and by what trains."""
+    found = with_layout(composed(*overrides), verl={key: value})
+    assert isinstance(found.run, VerlRun)
+    said = rf"layout {found.layout.name}: layout\.verl sets {re.escape(key)}=.*: drop it, or set the run's own field"
+    with pytest.raises(UserError, match=said):
+        check_placement(found.run, found.layout)
+    with pytest.raises(UserError, match=said):
+        tree(found)
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        (f"{ACTOR}.use_kl_los", rf"layout cpu.*'{ACTOR}\.use_kl_los': did you mean '{ACTOR}\.use_kl_loss'"),
-        ("actor_rollout_ref.actr.optim.lr", r"'actor_rollout_ref\.actr': did you mean 'actor_rollout_ref\.actor'"),
-        ("trainr.save_freq", r"'trainr': did you mean 'trainer'"),
-        ("trainer.balance_batch.x", r"unknown key of verl .*'trainer\.balance_batch\.x': valid: none"),
+        (f"{ROLLOUT}.max_num_seq", rf"did you mean '{ROLLOUT}\.max_num_seqs'\?"),
+        ("max_num_seqs", rf"did you mean '{ROLLOUT}\.max_num_seqs'\?"),
+        ("num_workers", rf"did you mean '{ROLLOUT}\.agent\.num_workers' or 'reward\.num_workers'\?"),
+        ("trainer.nnodes", r"set layout\.nodes$"),
+        (f"{ROLLOUT}.gpu_memory_utilization", r"set layout\.rollout_memory$"),
+        (f"{ACTOR}.megatron.tensor_model_parallel_size", r"set layout\.megatron\.tensor$"),
     ],
-)  # fmt: skip
-def test_a_misspelt_key_of_the_layout_names_the_right_one(key: str, text: str) -> None:
+)
+def test_a_refused_key_comes_with_the_right_one(key: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
         tree(with_layout(composed(*TINY), verl={key: 1}))
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        f"{ACTOR}.optim.lr",
-        f"{ACTOR}.optim",
-        f"{ACTOR}.policy_loss.loss_mode",
-        f"+{ROLLOUT}.engine_kwargs.cppo_lab.topk",
-        "algorithm.rollout_correction.bypass_mode",
-        "algorithm.filter_groups.enable",
-        "data.seed",
-        "trainer.nnodes",
-    ],
-)
-def test_a_layout_cannot_change_what_the_run_decides(key: str) -> None:
-    """The id of a run does not know its layout: the numbers must not depend on it."""
-    with pytest.raises(UserError, match=r"layout cpu: verl sets .*: change it there"):
-        tree(with_layout(composed(*TINY), verl={key: 1}))
+def test_the_accepted_keys_are_verls_and_documented() -> None:
+    """But for those that verl's tree has not, which a layout writes with a leading `+`."""
+    new = {
+        "enable_sleep_mode", "disable_custom_all_reduce", "stream_interval", "moe_grouped_gemm", "moe_permute_fusion",
+        "moe_token_dispatcher_type",
+    }  # fmt: skip
+    free = {f"{ACTOR}.megatron.override_ddp_config", f"{ACTOR}.optim.override_optimizer_config"}
+    for key in PERFORMANCE:
+        section, _, name = key.rpartition(".")
+        found = [OmegaConf.select(_verl_tree(engine), section) for engine in ("dp", "megatron")]
+        assert name in new or section in free or any(tree and name in list(tree) for tree in found), key
+    written = re.findall(
+        r"^\| `([a-z_A-Z.]+)` \| (`.*`) \|$", (ROOT / "docs/verl.md").read_text(), re.MULTILINE
+    )
+    documented = {f"{section}.{name.strip('`')}" for section, names in written for name in names.split(", ")}
+    assert documented == set(PERFORMANCE)
+
+
+@pytest.mark.parametrize("layout", groups()["layout"])
+def test_the_layouts_that_we_ship_set_accepted_keys_alone(layout: str) -> None:
+    model = TINY if layout.startswith("cpu") else EXPERTS
+    check_keys(composed(*model, f"layout={layout}").layout)
 
 
 def test_a_layout_may_tune_what_costs_time_alone() -> None:
-    keys = {f"{ROLLOUT}.agent.num_workers": 3, f"{ROLLOUT}.max_num_seqs": 7, "+ray_kwargs.ray_init.x": 1}
+    keys = {
+        f"{ROLLOUT}.agent.num_workers": 3,
+        f"{ROLLOUT}.max_num_seqs": 7,
+        f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval": 10,
+        f"{ACTOR}.fsdp_config.offload_policy": True,
+    }
     found = with_layout(composed(*TINY), verl=keys)
     config = tree(found)
     check(found, config)
     rollout = config.actor_rollout_ref.rollout
-    assert (rollout.agent.num_workers, rollout.max_num_seqs, config.ray_kwargs.ray_init.x) == (3, 7, 1)
+    assert (rollout.agent.num_workers, rollout.max_num_seqs) == (3, 7)
+    assert rollout.engine_kwargs.vllm.stream_interval == 10
+    assert config.actor_rollout_ref.actor.fsdp_config.offload_policy is True
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (f"{ROLLOUT}.enable_sleep_mode", rf"'{ROLLOUT}\.enable_sleep_mode': did you mean '{ROLLOUT}\."),
+        (f"{ACTOR}.megatron.param_offload", rf"layout cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
+    ],
+)
+def test_a_key_that_verl_does_not_have_here(key: str, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        tree(with_layout(composed(*TINY), verl={key: 1}))
+
+
+@pytest.mark.parametrize("number", [1, 0, True, "2", 2.0])
+def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: Any) -> None:
+    key = "trainer.max_actor_ckpt_to_keep"
+    with pytest.raises(UserError, match=r"max_actor_ckpt_to_keep=.*set 2 or more, or null to keep all"):
+        check_keys(with_layout(composed(*TINY), verl={key: number}).layout)
+    for fine in (2, 5, None):
+        check_keys(with_layout(composed(*TINY), verl={key: fine}).layout)
 
 
 REFUSED = [
