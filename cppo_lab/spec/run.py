@@ -65,7 +65,7 @@ class BatchSpec(Spec):
 
 
 class SamplingSpec(Spec):
-    """How training rollouts are sampled. The paper's setting is the untruncated softmax (1, 1).
+    """How training rollouts are sampled: from the untruncated softmax (`top_p` = 1), as in the paper.
 
     `staleness` (rollout batches by which mu is older than pi) and `precision` (of mu's weights and arithmetic)
     make mu differ from the policy in training, as asynchronous trainers and inference engines do.
@@ -128,6 +128,11 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.rollout.top_p != 1:
+            raise ValueError(
+                f"rollout.top_p={self.rollout.top_p}: core={self.core} evaluates the untruncated softmax, and tokens "
+                "would be drawn from another distribution than the mu that pi is compared with; set rollout.top_p=1.0"
+            )
         if self.rule.needs(KL) and self.divergence.measure == "tv":
             raise ValueError(
                 f"divergence.measure='tv' with rule {self.rule.name!r}: its thresholds are on KL(mu to pi); "
@@ -162,6 +167,9 @@ class MiniRun(RunSpec):
         return self
 
 
+COLDEST = 0.01  # vLLM raises a lower temperature to this one (`SamplingParams`)
+
+
 class VerlRun(RunSpec):
     """A run of verl's trainer: a published model on mathematics, or one of our embedded models on its task."""
 
@@ -176,6 +184,11 @@ class VerlRun(RunSpec):
 
     @model_validator(mode="after")
     def _check_verl(self) -> Self:
+        if self.rollout.temperature < COLDEST:
+            raise ValueError(
+                f"rollout.temperature={self.rollout.temperature}: vLLM samples at {COLDEST:g} instead, and pi would be "
+                f"compared with another mu; set rollout.temperature={COLDEST:g} or more"
+            )
         if self.rollout.staleness:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness}: verl's synchronous trainer samples from the current "
@@ -225,11 +238,11 @@ class ExactRun(RunSpec):
                 raise ValueError(
                     f"model.{part}={slips:g} of {horizon} tokens: a start makes fewer slips than tokens; lower it"
                 )
-        for part, top_p in (("rollout", self.rollout.top_p), ("validation", self.validation.top_p)):
-            if top_p != 1:
-                raise ValueError(
-                    f"{part}.top_p={top_p:g}: core=exact evaluates the untruncated softmax; set {part}.top_p=1.0"
-                )
+        if self.validation.top_p != 1:
+            raise ValueError(
+                f"validation.top_p={self.validation.top_p}: core=exact evaluates the untruncated softmax; set "
+                "validation.top_p=1.0"
+            )
         check_top_k(self.divergence, self.data.vocabulary)
         return self
 

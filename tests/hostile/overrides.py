@@ -205,6 +205,7 @@ VALUES = [
     ),
     _plan("rollout.max_response_length=5", "raise max_response_length to 25 or more, or lower operations"),
     _plan("rollout.top_p=0", "configuration: rollout.top_p=0: must be in (0, 1]"),
+    _plan("rollout.top_p=0.9", "rollout.top_p=0.9: core=mini evaluates …set rollout.top_p=1.0"),
     _plan("validation.every=0", "configuration: validation.every=0: must be in [1, 1000000000]"),
     _plan("advantage.normalize_std=1", "configuration: advantage.normalize_std=1: must be true or false"),
     _plan("model.architecture.heads=3", "heads=3 must be a multiple of kv_heads=2"),
@@ -253,6 +254,9 @@ VERL = [
     _verl(
         "+layout.verl={data.seed: 1}", "layout.verl sets data.seed=1. …: drop it, or set the run's own field"
     ),
+    _verl("rollout.top_p=0.95", "rollout.top_p=0.95: core=verl evaluates …set rollout.top_p=1.0"),
+    _verl("rollout.top_p=0.9999999999", "rollout.top_p=0.9999999999: …set rollout.top_p=1.0"),
+    _verl("rollout.temperature=0.001", "rollout.temperature=0.001: …set rollout.temperature=0.01 or more"),
     _verl("layout.megatron={}", "layout: megatron.tensor is missing: add it"),
     _verl("divergence=exact_tv", "choose divergence=topk_tv or topk_kl", "model=qwen3_8b_base"),
 ]
