@@ -10,6 +10,8 @@ import struct
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
 from typing import Any, BinaryIO, TypedDict
@@ -102,7 +104,7 @@ def refuse_checkpoint(path: Path, why: ValueError) -> None:
 
 
 def load_whole(source: Path | BinaryIO) -> Any:
-    """Load what `save_whole` wrote, and verify the checksums in the file, since torch does not notice a flipped bit.
+    """Load what `save_whole` wrote, after `check_whole`.
 
     Only tensors, numbers and text are read, and no more than the file has bytes. Raises ValueError if the file is
     damaged or of another kind.
@@ -112,18 +114,33 @@ def load_whole(source: Path | BinaryIO) -> Any:
             raise ValueError("it is damaged")
         with source.open("rb") as file:
             return load_whole(file)
-    if not zipfile.is_zipfile(source):
-        raise ValueError("it is damaged")
-    try:
-        with zipfile.ZipFile(source) as archive:
-            members = archive.infolist()
-            packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
-            if packed or sum(one.file_size for one in members) > source.seek(0, os.SEEK_END):
-                raise ValueError("it is compressed, unlike our checkpoints")
-            if (broken := archive.testzip()) is not None:
-                raise ValueError(f"it is damaged: {broken!r} does not match its checksum")
+    check_whole(source)
+    with _refusing():
         source.seek(0)
         return torch.load(source, map_location="cpu", weights_only=True)
+
+
+def check_whole(source: BinaryIO) -> None:
+    """Verify the checksums in a file of torch's format, since torch does not notice a flipped bit. Unpickles nothing.
+
+    Raises ValueError if the file is damaged or of another kind.
+    """
+    if not zipfile.is_zipfile(source):
+        raise ValueError("it is damaged")
+    with _refusing(), zipfile.ZipFile(source) as archive:
+        members = archive.infolist()
+        packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
+        if packed or sum(one.file_size for one in members) > source.seek(0, os.SEEK_END):
+            raise ValueError("it is compressed, unlike our checkpoints")
+        if (broken := archive.testzip()) is not None:
+            raise ValueError(f"it is damaged: {broken!r} does not match its checksum")
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what reading a damaged or foreign file raises into a ValueError."""
+    try:
+        yield
     except UnpicklingError:
         raise ValueError("it contains more than tensors, numbers and text, or is damaged") from None
     except OSError as error:  # its directory has an offset before the start of the file

@@ -48,8 +48,10 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     if importlib.util.find_spec("verl") is None:
         raise UserError(f"package 'verl' is not installed: {install_extra('verl')}")
     with steps.writing(folder):
-        step = steps.resume_step(folder)
+        resources.doing("reading the checkpoint")
+        step = checkpoints.last_readable(folder)
         recorded = steps.cut_after(folder, step)
+        checkpoints.forget_later(folder, step)
         checkpoints.keep_best(folder, score_name(spec))
         checkpoints.drop_others(folder, step)
     answers = HandOver(spec, resources, sink)

@@ -8,6 +8,7 @@ step n, if row n exists, since the trainer writes the row after the checkpoint.
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -71,10 +72,10 @@ def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
             yield offset, (values["step"], values["metrics"])
 
 
-def resume_step(folder: Path) -> int | None:
-    """The last step to resume from: its row and its checkpoint exist."""
-    found = [step for _, (step, _) in rows(folder) if is_whole(checkpoint_folder(folder, step))]
-    return max(found, default=None)
+def resume_step(folder: Path, before: float = math.inf) -> int | None:
+    """The last step before `before` to resume from: its row and its checkpoint exist, read or not."""
+    recorded = [step for _, (step, _) in rows(folder) if step < before]
+    return max((step for step in recorded if is_whole(checkpoint_folder(folder, step))), default=None)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:

@@ -23,7 +23,7 @@ from cppo_lab.cores import phases
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import steps
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
-from cppo_lab.cores.verl.checkpoints import keep_best
+from cppo_lab.cores.verl.checkpoints import keep_best, seal
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.minibatches import arrange, by_rank
@@ -218,7 +218,9 @@ class LabTrainer(PPOTrainerSync):
         """Save verl's checkpoint, with the traces next to it."""
         super()._save_checkpoint()
         _, state = self.actor_rollout_wg.read_diagnostics()[0]
-        torch.save(state, steps.checkpoint_folder(self.folder, self.global_steps) / TRACES)
+        checkpoint = steps.checkpoint_folder(self.folder, self.global_steps)
+        torch.save(state, checkpoint / TRACES)
+        seal(checkpoint)
 
     def _validate(self) -> dict[str, float]:
         """Run verl's validation; its metrics are kept under our names for the row of this step."""

@@ -1,4 +1,4 @@
-"""A run of verl's own trainer through `cppo launch` that is killed on its way and launched again."""
+"""A run of verl's own trainer by `cppo launch` that is killed, loses its newest checkpoint, and is launched again."""
 
 import json
 import os
@@ -18,7 +18,8 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[3]
 HOLD = Path(__file__).parent / "hold"  # stops the trainer behind a step
 STEPS, EVERY, SAMPLES = 6, 2, 4
-KILLED_AFTER = 3  # a step with a checkpoint before it, and none of its own
+KILLED_AFTER = 5  # a step with two checkpoints before it, and none of its own
+DAMAGED, RESUMED = 4, 2  # the step of the newest checkpoint, and of that before it
 RULE = "cppo"
 SWEEP = f"""
 title: One rule
@@ -108,8 +109,14 @@ def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int
     return recorded(mark.parent)
 
 
+def cut_the_newest_checkpoint(folder: Path) -> None:
+    """As a power cut leaves its last file."""
+    [path] = folder.glob(f"runs/*/verl_checkpoints/global_step_{DAMAGED}/actor/optim_*.pt")
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def tell(folder: Path, *overrides: str, python: str = sys.executable) -> Story:
-    """Launch the run, kill it, and launch it again to its end."""
+    """Launch the run, kill it, damage its newest checkpoint, and launch it again to its end."""
     (folder / "one.yaml").write_text(SWEEP)
     hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
     process = launch(folder, folder / "first.log", python, overrides, **hold)
@@ -117,6 +124,7 @@ def tell(folder: Path, *overrides: str, python: str = sys.executable) -> Story:
         killed = kill_when_held(folder, process)
         assert process.wait() == 1, (folder / "first.log").read_text()[-5000:]
         first = only_run(folder)
+        cut_the_newest_checkpoint(folder)
         process = launch(folder, folder / "second.log", python, overrides)
         process.wait()
     finally:

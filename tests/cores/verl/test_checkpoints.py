@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints, steps
-from cppo_lab.cores.verl.checkpoints import best_step, drop_others, keep_best
+from cppo_lab.cores.verl.checkpoints import (
+    best_step,
+    drop_others,
+    forget_later,
+    keep_best,
+    last_readable,
+    seal,
+)
+from cppo_lab.errors import UserError
 
 SCORE = "val/mean/avg_at_16"
 
@@ -143,3 +152,154 @@ def test_others_are_dropped(tmp_path: Path) -> None:
     drop_others(tmp_path, None)
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
     drop_others(tmp_path / "nothing here", None)
+
+
+MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
+EXTRA, ORDER, SHARD = (
+    "actor/extra_state_world_size_1_rank_0.pt",
+    "data.pt",
+    "actor/model/dist_ckpt/__0_0.distcp",
+)
+CONFIG = "actor/fsdp_config.json"
+
+
+def save_whole(folder: Path, step: int, *, sealed: bool = True) -> Path:
+    """As verl saves, with a file of each kind, and the row of the step."""
+    path = steps.checkpoint_folder(folder, step)
+    for name in (MODEL, OPTIMISER, EXTRA, ORDER, "verl_traces.pt"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"values": torch.arange(2000) + step}, path / name)
+    (path / SHARD).parent.mkdir(parents=True)
+    (path / SHARD).write_bytes(bytes(500))
+    (path / CONFIG).write_text('{"world_size": 1}')
+    if sealed:
+        seal(path)
+    score(folder, step, step / 10)
+    return path
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def zero(path: Path) -> None:
+    """Of the right length, without the content of its middle: as the journal of a file system leaves it."""
+    content = path.read_bytes()
+    path.write_bytes(content[:4000] + bytes(2000) + content[6000:])
+
+
+DAMAGES = [
+    *[
+        (cut, name)
+        for name in (MODEL, OPTIMISER, EXTRA, ORDER, "verl_traces.pt", SHARD, CONFIG, "sizes.json")
+    ],
+    *[(empty, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER, SHARD, CONFIG, "sizes.json")],
+    *[(zero, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER)],
+    *[(Path.unlink, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER, SHARD, CONFIG)],
+]
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"), DAMAGES, ids=[f"{damage.__name__} {name}" for damage, name in DAMAGES]
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], name: str
+) -> None:
+    save_whole(tmp_path, 2)
+    newest = save_whole(tmp_path, 4)
+    assert last_readable(tmp_path) == 4
+    assert capsys.readouterr().err == ""
+    damage(newest / name)
+    before = names_of(tmp_path)
+    assert last_readable(tmp_path) == 2
+    assert names_of(tmp_path) == before  # it only reads
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"checkpoint {newest} is ignored, training resumes from step 2: ")
+    assert Path(name).name in said
+
+
+@pytest.mark.parametrize("damage", [cut, empty, zero])
+def test_a_damaged_checkpoint_of_an_earlier_release(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    """They have no list of sizes."""
+    save_whole(tmp_path, 2, sealed=False)
+    newest = save_whole(tmp_path, 4, sealed=False)
+    assert last_readable(tmp_path) == 4
+    damage(newest / MODEL)
+    assert last_readable(tmp_path) == 2
+
+
+def test_rows_without_a_checkpoint_and_checkpoints_without_a_row_do_not_count(tmp_path: Path) -> None:
+    save_whole(tmp_path, 2)
+    score(tmp_path, 3, 0.5)
+    seal(save(tmp_path, 4))
+    assert last_readable(tmp_path) == 2
+
+
+def test_without_any_that_can_be_read_training_starts_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert last_readable(tmp_path) is None
+    for step in (2, 4):
+        cut(save_whole(tmp_path, step) / MODEL)
+    assert last_readable(tmp_path) is None
+    first, second = capsys.readouterr().err.splitlines()
+    assert "training resumes from step 2" in first and "training starts over" in second
+
+
+def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be read again later."""
+    save_whole(tmp_path, 2)
+    newest = save_whole(tmp_path, 4)
+    before, opened = names_of(tmp_path), Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == newest / MODEL:
+            raise OSError(5, "Input/output error")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=rf"{newest} cannot be read: .*Nothing was deleted: repair the disk"):
+        last_readable(tmp_path)
+    assert names_of(tmp_path) == before
+
+
+def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_path: Path) -> None:
+    """It is linked to the damaged one. That of step 2 was the best before it, and is lost."""
+    score(tmp_path, 2, 0.3)
+    save_whole(tmp_path, 4)  # 0.4
+    save(tmp_path, 6)
+    score(tmp_path, 6, 0.6)
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) == 6
+    steps.cut_after(tmp_path, 4)
+    forget_later(tmp_path, 4)
+    assert best_step(tmp_path) is None
+    assert best(tmp_path) == "weights of 6"  # as long as nothing replaces it
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) == 4
+    save(tmp_path, 8)
+    score(tmp_path, 8, 0.2)
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) == 4
+    forget_later(tmp_path, 4)
+    assert best_step(tmp_path) == 4
+    forget_later(tmp_path, None)
+    assert best_step(tmp_path) is None
+
+
+def test_a_damaged_checkpoint_does_not_replace_the_best(tmp_path: Path) -> None:
+    save_whole(tmp_path, 2)
+    keep_best(tmp_path, SCORE)
+    cut(save_whole(tmp_path, 4) / MODEL)
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) == 2

@@ -5,6 +5,7 @@ The way of a run through launch, kill and continuation is the same for every rul
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import FOREIGN, RULES
-from tests.cores.verl.story import EVERY, KILLED_AFTER, RULE, SAMPLES, STEPS, Story
+from tests.cores.verl.story import DAMAGED, EVERY, KILLED_AFTER, RESUMED, RULE, SAMPLES, STEPS, Story
 from tests.oracles.loops import cppo_response
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -41,6 +42,15 @@ def test_a_run_is_killed_and_continues_in_the_same_mlflow_run(story: Story) -> N
     assert run.info.status == "FINISHED", story.output[-5000:]
     assert run.data.tags[schema.TAG_STATUS] == schema.DONE
     assert schema.TAG_REASON not in run.data.tags
+
+
+def test_it_resumes_from_the_last_checkpoint_that_can_be_read(story: Story) -> None:
+    """Every other test here holds for the run all the same."""
+    said = (
+        rf"global_step_{DAMAGED} is ignored, training resumes from step {RESUMED}: actor/optim_\S+ has \d+ of"
+    )
+    assert len(re.findall(said, story.output)) == 1
+    assert f"Resuming from {story.own_folder / 'verl_checkpoints' / f'global_step_{RESUMED}'}" in story.output
 
 
 def test_every_metric_stands_once_at_its_step(story: Story) -> None:

@@ -110,6 +110,30 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     assert [number for number, _ in sink.numbers()] == [0, 1, 2, 3, 4]  # step 5 will be trained again
 
 
+def test_a_damaged_checkpoint_takes_nothing_from_the_one_before_it(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launched twice: the first attempt trains nothing, like one that dies while it starts Ray."""
+    record(composed, tmp_path, [0.1, 0.2, 0.4])
+    steps.append_row(tmp_path, 5, {"train/reward": 0.5})
+    checkpoints.keep_best(tmp_path, score_name(composed.run))  # type: ignore[arg-type]  # a run of verl
+    for step in (2, 4):
+        checkpoints.seal(steps.checkpoint_folder(tmp_path, step))
+    (steps.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
+    begun = []
+    monkeypatch.setattr(core, "_train_on", lambda *given: begun.append(given[-1]) or Outcome(schema.DONE, 8))
+    for _ in range(2):
+        sink = ListSink()
+        core.train(composed.run, sink, resources(composed, tmp_path))
+        assert [number for number, _ in sink.numbers()] == [0, 1, 2]
+        assert [step for _, (step, _) in steps.rows(tmp_path)] == [0, 1, 2]
+        assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_2"]
+        assert checkpoints.best_step(tmp_path) == 2
+    assert begun == [2, 2]
+    [said] = capsys.readouterr().err.splitlines()
+    assert "global_step_4 is ignored, training resumes from step 2: sizes.json" in said
+
+
 def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
     assert isinstance(composed.run, VerlRun)
     name = score_name(composed.run)
