@@ -22,6 +22,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
+from cppo_lab import schema
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
@@ -38,8 +39,8 @@ from cppo_lab.store.history import (
     unclipped,
     unpack,
 )
+from cppo_lab.store.reader import recorded_status
 
-ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Artifacts are fetched only through the tracking server. Other locations need their own clients and raise other errors.
 _SERVED = frozenset({"mlflow-artifacts", "http", "https"})
@@ -85,10 +86,9 @@ class _Source:
         latest = _latest(run)
         names = [name for name in sorted(latest) if self._wanted(name)]
         found: Columns = {}
-        ended = run.info.status in ENDED
         folder = address.artifact_folder(run.info.artifact_uri)
         local = None if folder is None else folder / HISTORY
-        if ended and local is not None and names:
+        if _has_ended(run) and local is not None and names:
             found, _ = self._from_artifact(lambda: _read_local(local), run, latest)
         if any(name not in found for name in names):
             found |= self._cached_or_queried(run, latest, [name for name in names if name not in found])
@@ -104,7 +104,7 @@ class _Source:
         if all(name in found for name in names):
             return found
         packed = None
-        if run.info.status in ENDED and urlsplit(run.info.artifact_uri).scheme in _SERVED:
+        if _has_ended(run) and urlsplit(run.info.artifact_uri).scheme in _SERVED:
             fetched, packed = self._from_artifact(lambda: self._fetch(run), run, latest)
             found |= fetched
         missing = [name for name in names if name not in found]
@@ -160,6 +160,10 @@ class _Source:
             )
 
 
+def _has_ended(run: Run) -> bool:
+    return recorded_status(run.data.tags) != schema.RUNNING
+
+
 def _latest(run: Run) -> dict[str, tuple[int, float]]:
     """Step and value of the last point of each metric, as the store has them."""
     return {point.key: (point.step, unclipped(point.value)) for point in run.data.to_proto().metrics}
@@ -170,7 +174,7 @@ def _version(run: Run) -> str:
     points = sorted(
         (point.key, point.step, point.timestamp, repr(point.value)) for point in run.data.to_proto().metrics
     )
-    content = repr((run.info.run_id, run.info.status, run.info.end_time, points))
+    content = repr((run.info.run_id, recorded_status(run.data.tags), run.info.end_time, points))
     return hashlib.sha256(content.encode()).hexdigest()
 
 

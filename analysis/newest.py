@@ -5,19 +5,6 @@ from collections.abc import Iterable
 from cppo_lab import schema
 from cppo_lab.store.reader import StoredRun
 
-_FROM_MLFLOW = {
-    "FINISHED": schema.DONE,
-    "RUNNING": schema.RUNNING,
-    "SCHEDULED": schema.RUNNING,
-    "KILLED": schema.PARTIAL,
-}
-
-
-def status_of(run: StoredRun) -> str:
-    """Our status tag, or MLflow's own status if the run has none."""
-    tag = run.tags.get(schema.TAG_STATUS)
-    return tag if tag in schema.STATUSES else _FROM_MLFLOW.get(run.status, schema.FAILED)
-
 
 def run_id_of(run: StoredRun) -> str:
     """The id of the run's configuration, or MLflow's id if it has none."""
@@ -29,7 +16,7 @@ def newest_of_each(found: Iterable[StoredRun]) -> list[StoredRun]:
     best: dict[str, StoredRun] = {}
 
     def rank(run: StoredRun) -> tuple[bool, int, str]:
-        return (status_of(run) in schema.FINISHED, run.start_ms or 0, run.mlflow_id)
+        return (run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id)
 
     for run in found:
         key = run_id_of(run)

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import read_points
-from cppo_lab.analysis.newest import newest_of_each, run_id_of, status_of
+from cppo_lab.analysis.newest import newest_of_each, run_id_of
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.errors import UserError
@@ -159,7 +159,7 @@ def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
         tags.get(schema.TAG_CORE, ""),
         _integer(tags.get(schema.TAG_SEED)),
         _integer(tags.get(schema.TAG_T_STOP)),
-        status_of(run),
+        run.status,
         tags.get(schema.TAG_REASON, ""),
         run.name,
         pd.to_datetime(run.start_ms, unit="ms", utc=True),

@@ -242,7 +242,7 @@ def has_result(attempt: Attempt) -> bool | None:
 
 def is_result(attempt: Attempt, past: Sequence["AttemptRecord"]) -> bool:
     """Whether one of `past`, all attempts at the run, has a result that is not to be replaced."""
-    return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
+    return any(one.is_result and one.mlflow_id not in attempt.replaces for one in past)
 
 
 def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:

@@ -593,8 +593,8 @@ TRACKING = (
     Fault(
         "a repeated end of an earlier attempt undoes a result",
         "cppo_lab/tracking/shipping.py",
-        'if run.info.status == "FINISHED" and line.status not in schema.FINISHED:',
-        'if run.info.status == "FINISHED" and line.status == schema.RUNNING:',
+        "if recorded_status(run.data.tags) in schema.FINISHED and line.status not in schema.FINISHED:",
+        "if recorded_status(run.data.tags) in schema.FINISHED and line.status == schema.RUNNING:",
         "tests/tracking/test_shipping_faults.py",
     ),
     Fault(
@@ -677,7 +677,7 @@ TRACKING = (
     Fault(
         "results are deleted before the run that replaces them has finished",
         "cppo_lab/tracking/replace.py",
-        'if successor.info.status != "FINISHED" or not named:',
+        "if recorded_status(successor.data.tags) not in schema.FINISHED or not named:",
         "if not named:",
         "tests/tracking/test_noted_runs.py",
     ),

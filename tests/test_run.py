@@ -196,7 +196,7 @@ def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
     attempt.run()
     [lost] = attempts_at(ClientReader(client.open_client(old)), "cppo-mini", tiny_spec.run_id)
     [found] = attempts_at(ClientReader(client.open_client(new)), "cppo-mini", tiny_spec.run_id)
-    assert (found.record, found.status) == (lost.record, "FINISHED")
+    assert (found.record, found.status) == (lost.record, schema.DONE)
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(

@@ -15,6 +15,7 @@ from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.store.client import mark_interrupted, open_client
+from cppo_lab.store.reader import recorded_status
 from cppo_lab.store.records import AttemptRecord
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
@@ -62,12 +63,12 @@ def _mend(look: Snapshot, uri: str) -> list[str]:
     for run_id, past in look.past.items():
         folder = look.runs / run_id
         for one in past:
-            if one.status == "FINISHED" and one.replaces:
+            if one.is_result and one.replaces:
                 retire(client, one.mlflow_id)
                 mended.append(run_id)
-            if one.status == "FINISHED" and _lacks_end(folder, one):
+            if one.is_result and _lacks_end(folder, one):
                 _write_end(uri, folder, one)
-            if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
+            if one.status != schema.RUNNING or one.folder != folder_tag(folder) or is_held(folder):
                 continue
             if look.slurm.is_active(run_id):
                 continue  # it is starting or ending right now
@@ -91,8 +92,8 @@ def _write_end(uri: str, folder: Path, one: AttemptRecord) -> None:
         if record is None or record.begin.record != one.record or status.get("record") != one.record:
             return
         ended = open_client(uri).get_run(one.mlflow_id).info.end_time
-        if close_dead(folder, one.outcome or schema.DONE, one.reason, ended):
-            write_status(folder, {**status, "status": one.outcome or schema.DONE, "reason": one.reason})
+        if close_dead(folder, one.status, one.reason, ended):
+            write_status(folder, {**status, "status": one.status, "reason": one.reason})
     tidy(folder)
 
 
@@ -102,7 +103,7 @@ def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
     try:
         with held(folder):
             # With the lock held its status is final; the one read before may be older than its end.
-            if client.get_run(one.mlflow_id).info.status != "RUNNING":
+            if recorded_status(client.get_run(one.mlflow_id).data.tags) != schema.RUNNING:
                 return False
             why = CANCELLED if is_cancelled(folder) else DIED
             record = newest_record(folder)

@@ -105,15 +105,13 @@ def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
     again. Otherwise the run's folder decides.
     """
     past = facts.attempts or ()
-    results = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in ignoring]
-    others = [one for one in past if one.status != "FINISHED"]
+    results = [one for one in past if one.is_result and one.mlflow_id not in ignoring]
+    others = [one for one in past if not one.is_result]
     newest = others[0] if others else None
     if not results:
         return _unfinished(facts, newest)
     best = results[0]
-    ended = RunState(
-        schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE, best.reason, best.code_version
-    )
+    ended = RunState(best.status, best.reason, best.code_version)
     if newest is None or best.mlflow_id not in newest.replaces:
         return ended
     live = _unfinished(facts, newest)
@@ -225,9 +223,9 @@ def _ended_by_store(folder: RunFolder, newest: AttemptRecord | None) -> RunState
         return RunState(schema.MISSING)
     if newest.record and folder.status.get("record") == newest.record:
         word = _recorded_end(folder)
-        if word and (newest.status == "RUNNING" or word.state in schema.FINISHED):
+        if word and (newest.status == schema.RUNNING or word.state in schema.FINISHED):
             return word
-    if newest.status == "FAILED":
+    if newest.status == schema.FAILED:
         return RunState(schema.FAILED, newest.reason)
     return RunState(schema.PARTIAL, newest.reason or f"interrupted: {_died(folder, newest)}")
 

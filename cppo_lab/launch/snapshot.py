@@ -35,7 +35,7 @@ class Snapshot:
 
     def results(self, run_id: str) -> list[AttemptRecord]:
         """The finished attempts at a run, newest first."""
-        return [one for one in self.past[run_id] if one.status == "FINISHED"]
+        return [one for one in self.past[run_id] if one.is_result]
 
     def _facts(self, run_id: str) -> Facts:
         folder = RunFolder(self.runs / run_id, self.held[run_id])

@@ -69,4 +69,4 @@ class PaperSource:
 
 def _stored(run: ReferenceRun) -> StoredRun:
     tags = run.tags() | {schema.TAG_STATUS: schema.DONE}
-    return StoredRun(run.run_id, "FINISHED", "", tags, name=f"{run.variant} on {run.model} (paper)")
+    return StoredRun(run.run_id, "", tags, name=f"{run.variant} on {run.model} (paper)")

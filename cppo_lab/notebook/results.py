@@ -11,7 +11,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import ValidationCurves, validation_curves
-from cppo_lab.analysis.newest import run_id_of, status_of
+from cppo_lab.analysis.newest import run_id_of
 from cppo_lab.analysis.run_source import RunSource
 from cppo_lab.analysis.selection import Choice, SelectionState, choose, state_in_store
 from cppo_lab.analysis.window import late_curve
@@ -222,7 +222,7 @@ def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurv
     choice = choose(curve, declared.t_stop, curves.benchmarks)
     late = late_curve(curve, declared.t_stop)
     return named | {
-        "state": _state(status_of(stored), declared.core, choice),
+        "state": _state(stored.status, declared.core, choice),
         "reason": stored.tags.get(schema.TAG_REASON, ""),
         "best": choice.score,
         "best_step": choice.step,

@@ -64,5 +64,5 @@ def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
     past = known_attempts(uri, experiment, run_id)
     if past is None:
         raise StoreAway(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
-    chosen = [one for one in past if one.status == "FINISHED"] or past
+    chosen = [one for one in past if one.is_result] or past
     return StoredFiles(open_client(uri), chosen[0].mlflow_id) if chosen else None

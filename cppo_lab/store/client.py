@@ -167,8 +167,8 @@ def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: in
 
     For runs without a spool in their folder; for all others the spool records how they ended.
     """
-    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)
     client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
     if step is not None:
         client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
     client.set_terminated(mlflow_id, "KILLED")
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)  # last: it says that the rest is done

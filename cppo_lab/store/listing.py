@@ -100,7 +100,6 @@ def stored_run(run: Run, params: bool = False) -> StoredRun:
     info, data = run.info, run.data
     return StoredRun(
         info.run_id,
-        info.status,
         info.artifact_uri,
         data.tags,
         data.params if params else {},

@@ -100,7 +100,7 @@ class SqliteReader:
         if measured:
             chosen, values = f"{chosen} {_MEASURED}", [*values, measured]
         heads = self._connection.execute(
-            "SELECT run_uuid, status, runs.artifact_uri, runs.name, start_time, end_time FROM runs "  # noqa: S608  `chosen` is of literals
+            "SELECT run_uuid, runs.artifact_uri, runs.name, start_time, end_time FROM runs "  # noqa: S608  `chosen` is of literals
             "JOIN experiments USING (experiment_id) WHERE experiments.name = ? "
             f"AND runs.lifecycle_stage = 'active' AND run_uuid IN ({chosen}) ORDER BY start_time DESC, run_uuid",
             [experiment, *values],
@@ -110,11 +110,9 @@ class SqliteReader:
             ids = [head[0] for head in page]
             tags = self._texts("tags", ids)
             found = self._texts("params", ids) if params else {}
-            for mlflow_id, status, artifact_uri, name, start_ms, end_ms in page:
+            for mlflow_id, artifact_uri, name, start_ms, end_ms in page:
                 own, set_to = tags.get(mlflow_id, {}), found.get(mlflow_id, {})
-                yield StoredRun(
-                    mlflow_id, status, artifact_uri or "", own, set_to, name or "", start_ms, end_ms
-                )
+                yield StoredRun(mlflow_id, artifact_uri or "", own, set_to, name or "", start_ms, end_ms)
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
         rows = self._connection.execute(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.store.reader import Reader
+from cppo_lab.store.reader import Reader, recorded_status
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,7 @@ class AttemptRecord:
 
     mlflow_id: str
     run_id: str
-    status: str  # MLflow's: RUNNING, FINISHED, FAILED, KILLED
-    outcome: str  # ours, see schema.STATUSES
+    status: str  # one of schema.STATUSES
     code_version: str
     reason: str
     folder: str
@@ -25,12 +24,17 @@ class AttemptRecord:
     replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it replaces
     parent: str = ""  # MLflow id of the sweep or trial that it is nested under
 
+    @property
+    def is_result(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.status in schema.FINISHED
+
 
 def attempts(reader: Reader, experiment: str, run_ids: Iterable[str]) -> dict[str, list[AttemptRecord]]:
     """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
     wanted: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
     for run in reader.runs(experiment, schema.TAG_RUN_ID):
-        one = attempt_record(run.mlflow_id, run.status, run.tags)
+        one = attempt_record(run.mlflow_id, run.tags)
         if one.run_id in wanted:
             wanted[one.run_id].append(one)
     return wanted
@@ -39,16 +43,15 @@ def attempts(reader: Reader, experiment: str, run_ids: Iterable[str]) -> dict[st
 def attempts_at(reader: Reader, experiment: str, run_id: str) -> list[AttemptRecord]:
     """All attempts at one run, newest first."""
     found = reader.runs(experiment, schema.TAG_RUN_ID, run_id)
-    return [attempt_record(run.mlflow_id, run.status, run.tags) for run in found]
+    return [attempt_record(run.mlflow_id, run.tags) for run in found]
 
 
-def attempt_record(mlflow_id: str, status: str, tags: Mapping[str, str]) -> AttemptRecord:
+def attempt_record(mlflow_id: str, tags: Mapping[str, str]) -> AttemptRecord:
     """The attempt described by the tags of an MLflow run."""
     return AttemptRecord(
         mlflow_id=mlflow_id,
         run_id=tags.get(schema.TAG_RUN_ID, ""),
-        status=status,
-        outcome=tags.get(schema.TAG_STATUS, ""),
+        status=recorded_status(tags),
         code_version=tags.get(schema.TAG_CODE_VERSION, ""),
         reason=tags.get(schema.TAG_REASON, ""),
         folder=tags.get(schema.TAG_FOLDER, ""),

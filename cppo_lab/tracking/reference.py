@@ -4,12 +4,13 @@ sweeps: each becomes a run of the experiment `paper`.
 
 from collections.abc import Callable, Iterator
 
-from mlflow.entities import Metric, Run, RunStatus, RunTag
+from mlflow.entities import Metric, Run, RunStatus
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.store.reader import recorded_status
 from cppo_lab.tracking.reference_curves import ARTICLE, ReferenceRun, reference_runs
 
 BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
@@ -30,7 +31,7 @@ Written by `cppo reference import`; importing again adds nothing.
 def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
     """Writes the paper's curves into the store at `uri`, and returns how many runs it added.
 
-    A run counts as present only when MLflow has it as FINISHED: what an interrupted import left is deleted and
+    A run counts as present only if its status tag says so: what an interrupted import left is deleted and
     redone, and a second import adds nothing (one import at a time: it cannot tell a leftover from another
     import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
     experiment `paper` of that store was deleted.
@@ -48,7 +49,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
         run_id = found.data.tags.get(schema.TAG_RUN_ID, "")
         if not run_id.startswith("paper-"):
             continue  # not written by this import
-        if found.info.status == RunStatus.to_string(RunStatus.FINISHED):
+        if recorded_status(found.data.tags) == schema.DONE:
             present.add(run_id)
         else:
             client.delete_run(found.info.run_id)
@@ -78,8 +79,8 @@ def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
     metrics = list(_metrics(run))
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
-    client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
     client.set_terminated(mlflow_id, RunStatus.to_string(RunStatus.FINISHED))
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.DONE)
     return len(metrics)
 
 

@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS, fault_line
+from cppo_lab.store.reader import recorded_status
 
 ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
 _STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
@@ -46,7 +47,7 @@ def retire(client: MlflowClient, mlflow_id: str) -> None:
     try:
         successor = client.get_run(mlflow_id)
         named = successor.data.tags.get(schema.TAG_REPLACES, "")
-        if successor.info.status != "FINISHED" or not named:
+        if recorded_status(successor.data.tags) not in schema.FINISHED or not named:
             return
         for old in named.split():
             _delete(client, old, successor.data.tags.get(schema.TAG_RUN_ID, ""))

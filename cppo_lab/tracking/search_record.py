@@ -58,7 +58,7 @@ def live_curve(folder: Path, metric: str) -> list[Point]:
 def finished_id(client: MlflowClient, spec: RunSpec) -> str | None:
     """The MLflow id of the finished attempt at a training run; None if there is none."""
     past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
-    return next((one.mlflow_id for one in past if one.status == "FINISHED"), None)
+    return next((one.mlflow_id for one in past if one.is_result), None)
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +79,7 @@ def tag_finished(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
     """Record on the newest attempt at a run why it was ended."""
     past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
-    if past and past[0].status != "FINISHED":
+    if past and not past[0].is_result:
         client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 
 

@@ -24,6 +24,7 @@ from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_
 from cppo_lab.safe_open import open_lock
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment
+from cppo_lab.store.reader import recorded_status
 from cppo_lab.tracking.artifacts import Artifacts
 from cppo_lab.tracking.datasets import log_datasets
 from cppo_lab.tracking.naming import merged
@@ -210,7 +211,7 @@ class _Shipment:
         run = self.client.get_run(mlflow_id)
         self._remove_others(run)
         tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}
-        if run.info.status == "FINISHED":
+        if recorded_status(run.data.tags) in schema.FINISHED:
             del tags[schema.TAG_STATUS]  # it is not resumed, and only the store may have its end
             if (
                 schema.TAG_REPLACED in run.data.tags
@@ -275,7 +276,7 @@ class _Shipment:
     def _end(self, line: End) -> None:
         run = self.client.get_run(self.record.mlflow_id)
         self._remove_others(run)
-        if run.info.status == "FINISHED" and line.status not in schema.FINISHED:
+        if recorded_status(run.data.tags) in schema.FINISHED and line.status not in schema.FINISHED:
             return  # the end of an earlier attempt, sent twice
         tags = {schema.TAG_STATUS: line.status}
         if line.reason:
@@ -288,7 +289,7 @@ class _Shipment:
         # Do not upload the history again when an end is sent twice: the store's copy may hold steps that a full disk
         # kept out of the files here.
         self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
-        if status == "FINISHED" and schema.TAG_REPLACES in run.data.tags:
+        if line.status in schema.FINISHED and schema.TAG_REPLACES in run.data.tags:
             retire(self.client, self.record.mlflow_id)
 
     def _artifacts(self, token: str, record: ShippedRecord) -> None:
@@ -301,7 +302,8 @@ class _Shipment:
             return
         lines = cache(partial(self._lines, token))
         store = Artifacts(self.client, record.mlflow_id, self.folder, lines)
-        if run and run.info.status == "FINISHED" and run.data.tags.get(schema.TAG_FILES) == "complete":
+        tags = run.data.tags if run is not None else {}
+        if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
             # Sent twice, since a full disk lost the progress of the upload; the files here may be older, too.
             missing = store.missing()
             record.pending = [name for name in record.pending if name in missing]

@@ -15,6 +15,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from cppo_lab import schema
 from cppo_lab.analysis import histories, history_cache
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.points import METRIC_COLUMNS, points_frame
@@ -60,7 +61,8 @@ def write(client: MlflowClient, tmp_path: Path) -> Writer:
     number = client.create_experiment("cppo-mini", artifact_location=(tmp_path / "artifacts").as_uri())
 
     def write_run(artifact: bytes | None = None, ended: str | None = "FINISHED") -> str:
-        mlflow_id = client.create_run(number).info.run_id
+        status = schema.RUNNING if ended is None else schema.DONE
+        mlflow_id = client.create_run(number, tags={schema.TAG_STATUS: status}).info.run_id
         log(client, mlflow_id, ROWS)
         if artifact is not None:
             (tmp_path / HISTORY).write_bytes(artifact)

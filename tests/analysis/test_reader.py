@@ -103,11 +103,13 @@ def test_of_retries_the_newest_done_one_counts(uri: str, write: Callable[..., st
 @pytest.mark.parametrize(
     ("tag", "ended", "status"),
     [
-        (None, "FINISHED", schema.DONE),
+        (None, "FINISHED", schema.RUNNING),
+        (schema.RUNNING, "FINISHED", schema.RUNNING),
+        (schema.PARTIAL, "FINISHED", schema.PARTIAL),
+        (schema.DONE, None, schema.DONE),
         (schema.COLLAPSED, "FINISHED", schema.COLLAPSED),
         (schema.COLLAPSED, "FAILED", schema.COLLAPSED),
-        (None, "FAILED", schema.FAILED),
-        (None, "KILLED", schema.PARTIAL),
+        (None, "FAILED", schema.RUNNING),
         (schema.PARTIAL, "KILLED", schema.PARTIAL),
         (schema.PARTIAL, None, schema.PARTIAL),
         (None, None, schema.RUNNING),

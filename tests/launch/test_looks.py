@@ -17,19 +17,16 @@ from cppo_lab.runs.lock import is_held
 from cppo_lab.store.records import AttemptRecord
 
 RUN = "0123456789ab"
-OUTCOMES = {"FINISHED": schema.DONE, "FAILED": schema.FAILED, "KILLED": schema.PARTIAL}
 
 
 def attempt(
     mlflow_id: str, status: str, reason: str = "", folder: str = "", replaces: str = ""
 ) -> AttemptRecord:
-    """One that MLflow has as `status`."""
-    outcome = OUTCOMES.get(status, schema.RUNNING)
+    """One that the store has as `status`."""
     return AttemptRecord(
         mlflow_id,
         RUN,
         status,
-        outcome,
         "v",
         reason,
         folder,
@@ -50,7 +47,8 @@ def state(
 
 
 def test_the_newest_attempt_decides(tmp_path: Path) -> None:
-    failed, killed = attempt("f", "FAILED", "bad"), attempt("k", "KILLED", "interrupted: cancelled at step 2")
+    failed = attempt("f", schema.FAILED, "bad")
+    killed = attempt("k", schema.PARTIAL, "interrupted: cancelled at step 2")
     assert state(tmp_path, [failed, killed]) == RunState(schema.FAILED, "bad", "v")
     assert state(tmp_path, [killed, failed]).state == schema.PARTIAL
     assert state(tmp_path, [killed, failed]).reason == killed.reason
@@ -65,15 +63,15 @@ def test_a_cancelled_run_is_queued_no_more_though_it_is_on_a_list(tmp_path: Path
 @pytest.mark.parametrize(
     ("status", "held", "expected"),
     [
-        ("RUNNING", True, schema.RUNNING),
-        ("FAILED", False, schema.DONE),
-        ("KILLED", False, schema.DONE),
+        (schema.RUNNING, True, schema.RUNNING),
+        (schema.FAILED, False, schema.DONE),
+        (schema.PARTIAL, False, schema.DONE),
     ],
 )
 def test_a_result_stands_unless_its_replacement_is_running(
     tmp_path: Path, status: str, held: bool, expected: str
 ) -> None:
-    past = [attempt("new", status, "no memory", replaces="old"), attempt("old", "FINISHED")]
+    past = [attempt("new", status, "no memory", replaces="old"), attempt("old", schema.DONE)]
     found = state(tmp_path, past, held)
     assert found.state == expected
     assert ("its replacement is" in found.reason) == (expected == schema.DONE)
@@ -84,12 +82,12 @@ def test_only_attempts_from_this_folder_are_ended(tmp_path: Path, monkeypatch: p
     """What another machine trains from a folder of its own is not ours to judge."""
     ensure_folder_tag(tmp_path / RUN)
     past = [
-        attempt("theirs", "RUNNING", folder=f"elsewhere-{'0' * 16}/{RUN}"),
-        attempt("ours", "RUNNING", folder=folder_tag(tmp_path / RUN)),
-        attempt("nobody's", "RUNNING"),
+        attempt("theirs", schema.RUNNING, folder=f"elsewhere-{'0' * 16}/{RUN}"),
+        attempt("ours", schema.RUNNING, folder=folder_tag(tmp_path / RUN)),
+        attempt("nobody's", schema.RUNNING),
     ]
     client = Mock()
-    client.get_run.return_value.info.status = "RUNNING"
+    client.get_run.return_value.data.tags = {schema.TAG_STATUS: schema.RUNNING}
     monkeypatch.setattr(reconcile, "open_client", lambda uri: client)
     monkeypatch.setattr(snapshot, "past_attempts", lambda run_ids, core, uri: {RUN: past})
     monkeypatch.setattr(reconcile, "send", lambda folders, uri: None)

@@ -27,7 +27,6 @@ from cppo_lab.store.records import AttemptRecord
 
 RUN = "0123456789ab"
 TAG = f"here/{RUN}"
-OUTCOMES = {"FINISHED": schema.DONE, "FAILED": schema.FAILED, "KILLED": schema.PARTIAL}
 
 
 def folder(status: str | None = None, **more: Any) -> RunFolder:
@@ -47,9 +46,15 @@ def ended(status: str, reason: str = "") -> End:
 
 def attempt(status: str, reason: str = "", **more: Any) -> AttemptRecord:
     """One that the store has as `status`, from this folder and its record."""
-    values = {"outcome": OUTCOMES.get(status, schema.RUNNING), "folder": TAG, "record": "r", **more}
+    values = {"folder": TAG, "record": "r", **more}
     return AttemptRecord(
-        status.lower(), RUN, status, code_version="v", reason=reason, sweeps=frozenset(), **values
+        "result" if status in schema.FINISHED else status,
+        RUN,
+        status,
+        code_version="v",
+        reason=reason,
+        sweeps=frozenset(),
+        **values,
     )
 
 
@@ -134,8 +139,8 @@ def test_by_the_folder_alone(
 
 
 V = {"code_version": "v"}
-KILLED = attempt("KILLED", "interrupted: by SIGTERM at step 9", step=9, t_stop=40, record="older")
-REPLACING = {"replaces": frozenset({"finished"})}
+KILLED = attempt(schema.PARTIAL, "interrupted: by SIGTERM at step 9", step=9, t_stop=40, record="older")
+REPLACING = {"replaces": frozenset({"result"})}
 ASKED = [
     # folder, on a list, Slurm, attempts from the newest on, expected
     (folder("done"), False, NONE, [], RunState(schema.MISSING)),  # deleted in the store: to be trained again
@@ -143,32 +148,32 @@ ASKED = [
     (folder(), True, NONE, [], RunState(schema.QUEUED)),
     (folder(), False, silent(), [], RunState(schema.QUEUED, "not known now: it is down")),
     (folder("running", held=True), False, NONE, [], RunState(schema.RUNNING, **AT)),
-    (folder(), False, NONE, [attempt("FINISHED")], RunState(schema.DONE, **V)),
+    (folder(), False, NONE, [attempt(schema.DONE)], RunState(schema.DONE, **V)),
     (
         folder(),
         *(False, NONE),
-        [attempt("FINISHED", "fell", outcome="collapsed")],
+        [attempt(schema.COLLAPSED, "fell")],
         RunState(schema.COLLAPSED, "fell", **V),
     ),
-    (folder(), False, NONE, [attempt("FAILED", "bad")], RunState(schema.FAILED, "bad", **V)),
+    (folder(), False, NONE, [attempt(schema.FAILED, "bad")], RunState(schema.FAILED, "bad", **V)),
     (folder(), False, NONE, [KILLED], RunState(schema.PARTIAL, KILLED.reason, "v", 9, 40)),
     (folder("partial"), True, NONE, [KILLED], RunState(schema.QUEUED, "", "v", 9, 40)),
     (
         folder("running"),
         *(False, NONE),
-        [attempt("RUNNING")],
+        [attempt(schema.RUNNING)],
         RunState(schema.PARTIAL, f"interrupted: {DIED}", **V, **AT),
     ),
     (
         folder("running", cancelled=True),
         *(False, NONE),
-        [attempt("RUNNING")],
+        [attempt(schema.RUNNING)],
         RunState(schema.PARTIAL, "interrupted: cancelled", **V, **AT),
     ),
     (
         folder(),
         *(False, NONE),
-        [attempt("RUNNING", folder="there/x")],
+        [attempt(schema.RUNNING, folder="there/x")],
         RunState(
             schema.PARTIAL,
             f"interrupted: {DIED}, or it goes on from another folder than /nowhere/runs",
@@ -176,32 +181,32 @@ ASKED = [
         ),
     ),
     # What the store has not got yet of the attempt that it knows.
-    (folder("done"), False, NONE, [attempt("RUNNING")], RunState(schema.DONE, **V)),
+    (folder("done"), False, NONE, [attempt(schema.RUNNING)], RunState(schema.DONE, **V)),
     (
         folder("running", end=ended("collapsed", "fell")),
         *(False, NONE),
-        [attempt("RUNNING")],
+        [attempt(schema.RUNNING)],
         RunState(schema.COLLAPSED, "fell", **V),
     ),
     (
         folder("partial", reason="by SIGTERM"),
         *(False, NONE),
-        [attempt("RUNNING")],
+        [attempt(schema.RUNNING)],
         RunState(schema.PARTIAL, "by SIGTERM", **V, **AT),
     ),
-    (folder("done"), False, NONE, [attempt("FAILED", "bad")], RunState(schema.DONE, **V)),
+    (folder("done"), False, NONE, [attempt(schema.FAILED, "bad")], RunState(schema.DONE, **V)),
     (
         folder("done", record="other"),
         False,
         NONE,
-        [attempt("FAILED", "bad")],
+        [attempt(schema.FAILED, "bad")],
         RunState(schema.FAILED, "bad", **V),
     ),
     # Its record is longer than the folder's: why nobody goes on with it.
     (
         folder("partial", reason="by SIGTERM"),
         *(False, NONE),
-        [attempt("KILLED", "by SIGTERM; given up")],
+        [attempt(schema.PARTIAL, "by SIGTERM; given up")],
         RunState(schema.PARTIAL, "by SIGTERM; given up", **V, **AT),
     ),
     # An attempt that the store does not know yet.
@@ -209,35 +214,41 @@ ASKED = [
     (
         folder("partial", reason="cancelled", cancelled=True),
         *(False, job("COMPLETING")),
-        [attempt("KILLED", "cancelled")],
+        [attempt(schema.PARTIAL, "cancelled")],
         RunState(schema.PARTIAL, "cancelled", **V, **AT),
     ),
     # Replacements.
     (
         folder("running", held=True),
         *(False, NONE),
-        [attempt("RUNNING", **REPLACING), attempt("FINISHED")],
+        [attempt(schema.RUNNING, **REPLACING), attempt(schema.DONE)],
         RunState(schema.RUNNING, **V, **AT),
     ),
     (
         folder("done"),
         *(False, NONE),
-        [attempt("RUNNING", **REPLACING), attempt("FINISHED", "fell", outcome="collapsed")],
+        [attempt(schema.RUNNING, **REPLACING), attempt(schema.COLLAPSED, "fell")],
         RunState(schema.DONE, **V),
     ),
     (
         folder("failed"),
         *(False, NONE),
-        [attempt("FAILED", "bad", **REPLACING), attempt("FINISHED")],
+        [attempt(schema.FAILED, "bad", **REPLACING), attempt(schema.DONE)],
         RunState(schema.DONE, "its replacement is failed (bad)", **V),
     ),
     (
         folder("partial"),
         *(False, NONE),
-        [attempt("KILLED", "by SIGTERM", **REPLACING), attempt("FINISHED", "fell", outcome="collapsed")],
+        [attempt(schema.PARTIAL, "by SIGTERM", **REPLACING), attempt(schema.COLLAPSED, "fell")],
         RunState(schema.COLLAPSED, "fell; its replacement is partial (step 20/40; by SIGTERM)", **V),
     ),
-    (folder(), False, NONE, [attempt("FAILED", "bad"), attempt("FINISHED")], RunState(schema.DONE, **V)),
+    (
+        folder(),
+        False,
+        NONE,
+        [attempt(schema.FAILED, "bad"), attempt(schema.DONE)],
+        RunState(schema.DONE, **V),
+    ),
 ]
 
 
@@ -249,8 +260,8 @@ def test_by_the_store_too(
 
 
 def test_a_result_that_is_ignored_is_not_there() -> None:
-    facts = Facts(RUN, folder(), attempts=[attempt("FINISHED")])
-    assert state_of(facts, ignoring={"finished"}) == RunState(schema.MISSING)
+    facts = Facts(RUN, folder(), attempts=[attempt(schema.DONE)])
+    assert state_of(facts, ignoring={"result"}) == RunState(schema.MISSING)
 
 
 def test_every_state_is_in_the_tables() -> None:
@@ -286,7 +297,7 @@ def test_of_a_folder_no_more_is_read_than_the_answer_needs(
 ) -> None:
     """A result that the store has needs none of it, one that the folder says no lock."""
     lies = RunFolder(tmp_path, held=False)
-    assert state_of(Facts(RUN, lies, attempts=[attempt("FINISHED")])).state == schema.DONE
+    assert state_of(Facts(RUN, lies, attempts=[attempt(schema.DONE)])).state == schema.DONE
     assert state_of(Facts(RUN, lies, attempts=[])).state == schema.MISSING
     assert vars(lies).keys() == {"path", "held"}
     (tmp_path / "status.json").write_text('{"status": "done"}')

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import reconcile, snapshot
 from cppo_lab.launch.reconcile import repair
@@ -116,6 +119,76 @@ def test_a_process_that_is_gone_leaves_a_partial_run(tiny_spec: RunSpec, folder:
         r"interrupted: its process ended without a word .* at step 2", run.data.tags[schema.TAG_REASON]
     )
     assert state(tiny_spec).note.startswith("step 2/4; interrupted: its process ended without a word (killed")
+
+
+def note(mlflow_id: str) -> None:
+    """What anybody does who adds a remark to an old run; MLflow's status is FINISHED afterwards."""
+    mlflow.set_tracking_uri(tracking_uri())
+    with mlflow.start_run(run_id=mlflow_id):
+        mlflow.log_metric("note", 1.0)
+        mlflow.set_tag("remark", "done")
+
+
+def note_in_a_script_that_fails(mlflow_id: str) -> None:
+    mlflow.set_tracking_uri(tracking_uri())
+    with contextlib.suppress(ZeroDivisionError), mlflow.start_run(run_id=mlflow_id):
+        mlflow.log_metric("note", 1 / 0)
+
+
+def close_by_hand(mlflow_id: str) -> None:
+    mlflow.set_tracking_uri(tracking_uri())
+    mlflow.start_run(run_id=mlflow_id)
+    mlflow.end_run("FINISHED")
+
+
+ANNOTATIONS = {
+    "a note": note,
+    "a script that fails": note_in_a_script_that_fails,
+    "end_run": close_by_hand,
+    "KILLED": lambda one: open_client(tracking_uri()).set_terminated(one, "KILLED"),
+    "RUNNING": lambda one: open_client(tracking_uri()).update_run(one, status="RUNNING"),
+    "FINISHED": lambda one: open_client(tracking_uri()).set_terminated(one, "FINISHED"),
+}
+ENDS: dict[str, tuple[Callable[[Recorder], None], str]] = {
+    "done": (lambda recorder: recorder.finish(FINISHED), schema.DONE),
+    "collapsed": (lambda recorder: recorder.finish(Outcome(schema.COLLAPSED, 3, "fell")), schema.COLLAPSED),
+    "failed": (lambda recorder: recorder.fail("ValueError: bad", ""), schema.FAILED),
+    "interrupted": (lambda recorder: recorder.interrupt("terminated by SIGTERM"), schema.PARTIAL),
+    "gone": (lambda recorder: recorder._status(schema.RUNNING, 2), schema.PARTIAL),
+}
+
+
+@pytest.mark.parametrize("annotate", ANNOTATIONS.values(), ids=ANNOTATIONS)
+@pytest.mark.parametrize(("end", "expected"), ENDS.values(), ids=ENDS)
+def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
+    tiny_spec: RunSpec,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Recorder], None],
+    expected: str,
+    annotate: Callable[[str], None],
+) -> None:
+    end(begun(tiny_spec, folder))
+    sent(folder)
+    [run] = mlflow_runs()
+    annotate(run.info.run_id)
+    for where in (folder, folder.with_name("moved")):  # the store alone says the same
+        assert state(tiny_spec).state == expected
+        frame = read_sweep(tracking_uri(), "cppo-mini", "none", run_ids=[tiny_spec.run_id]).runs
+        assert list(frame["status"]) == [run.data.tags[schema.TAG_STATUS]]
+        folder.rename(where)
+    folder.with_name("moved").rename(folder)
+    repaired(tiny_spec)
+    assert state(tiny_spec).state == expected
+    trained = []
+    monkeypatch.setattr(run_module, "load_core", lambda _: lambda *_: trained.append(1) or FINISHED)
+    Attempt(tiny_spec, folder.parent, tracking_uri()).run()
+    assert bool(trained) == (expected not in schema.FINISHED)
+    assert state(tiny_spec).state == (expected if expected in schema.FINISHED else schema.DONE)
+    [run] = mlflow_runs()
+    assert "note" not in run.data.metrics or run.data.metrics["note"] == 1.0
+    if trained:
+        assert run.info.status == "FINISHED"
 
 
 def test_what_the_store_has_not_got_yet_counts(tiny_spec: RunSpec, folder: Path) -> None:
@@ -331,10 +404,10 @@ def test_a_run_that_ends_meanwhile_keeps_its_own_end(
 ) -> None:
     mlflow_id = dead(tiny_spec, folder)
     client = open_client(tracking_uri())
-    meanwhile(monkeypatch, lambda: client.set_terminated(mlflow_id, "FAILED"))
+    meanwhile(monkeypatch, lambda: client.set_tag(mlflow_id, schema.TAG_STATUS, schema.FAILED))
     assert repaired(tiny_spec) == []
     [run] = mlflow_runs()
-    assert run.info.status == "FAILED"
+    assert run.data.tags[schema.TAG_STATUS] == schema.FAILED
     assert schema.TAG_REASON not in run.data.tags
 
 

@@ -190,7 +190,7 @@ def test_a_configuration_is_the_artifact_or_the_parameters(
     folder = tmp_path / "a#b" / "q?x"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"whole": 1}')
-    run = StoredRun("id", "FINISHED", artifact_uri.format(tmp_path), {}, {"a": "1"})
+    run = StoredRun("id", artifact_uri.format(tmp_path), {}, {"a": "1"})
     assert lookup._config("sqlite:///x", run) == found
 
 

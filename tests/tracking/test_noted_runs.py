@@ -45,11 +45,14 @@ def test_the_newest_result_is_shown_or_the_newest_attempt(
     assert (found.mlflow_id, found.state) == (shown, "queued")  # the planner's word
 
 
-@pytest.mark.parametrize(("status", "gone"), [("RUNNING", False), ("KILLED", False), ("FINISHED", True)])
+@pytest.mark.parametrize(
+    ("status", "gone"),
+    [(schema.RUNNING, False), (schema.PARTIAL, False), (schema.DONE, True), (schema.COLLAPSED, True)],
+)
 def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(status: str, gone: bool) -> None:
-    tags = {schema.TAG_RUN_ID: "r", schema.TAG_REPLACES: "old"}
+    tags = {schema.TAG_RUN_ID: "r", schema.TAG_REPLACES: "old", schema.TAG_STATUS: status}
     runs = {
-        "new": SimpleNamespace(info=SimpleNamespace(status=status), data=SimpleNamespace(tags=tags)),
+        "new": SimpleNamespace(data=SimpleNamespace(tags=tags)),
         "old": SimpleNamespace(
             info=SimpleNamespace(lifecycle_stage="active"),
             data=SimpleNamespace(tags={schema.TAG_RUN_ID: "r"}),

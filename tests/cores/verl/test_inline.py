@@ -31,6 +31,6 @@ def test_a_run_has_a_process_of_its_own_and_its_failure_is_recorded(workspace: P
     [recorded] = attempts(
         ClientReader(MlflowClient(tracking_uri())), schema.experiment_name("verl"), [run_id]
     )[run_id]
-    assert recorded.outcome == schema.FAILED
+    assert recorded.status == schema.FAILED
     assert "run `cppo data prepare" in recorded.reason
     assert read_status(attempt.folder)["pid"] != os.getpid()
