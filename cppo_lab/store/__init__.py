@@ -3,6 +3,7 @@
 Guarantees of this package:
 
 - `address.py`: which store is used (`tracking.uri`, MLFLOW_TRACKING_URI, `mlflow.db`). Passwords are not printed.
+- `artifact_hosts.py`: a password goes to the tracking server alone, wherever a run's artifacts are said to be.
 - `create.py`: a new SQLite store is complete or absent, whenever the process is killed.
 - `client.py`: every write goes through its client. Writers of one SQLite file take turns, and a signal does not
   interrupt a transaction (`exclusive.py`).

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.store import address
+from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
 from cppo_lab.store.database import require_answer
 from cppo_lab.store.exclusive import ExclusiveClient, exclusive
@@ -47,6 +47,7 @@ def open_client(uri: str) -> MlflowClient:
     Raises UserError if the store cannot be reached.
     """
     address.limit_patience()
+    artifact_hosts.guard()
     address.require_mlflow_database(uri)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

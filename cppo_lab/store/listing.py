@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.store import address, database
+from cppo_lab.store import address, artifact_hosts, database
 from cppo_lab.store.database import PAGE, require_answer, search_runs
 from cppo_lab.store.reader import StoredRun
 
@@ -24,6 +24,7 @@ def open_store(uri: str) -> MlflowClient:
     answer.
     """
     require_answer(uri)
+    artifact_hosts.guard()
     return MlflowClient(uri)
 
 
