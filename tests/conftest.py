@@ -234,6 +234,14 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True)
+def _children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test calls in this process keeps the working folder from its children: not from the next test's,
+    some of which are modules of this checkout.
+    """
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+
+
+@pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, *signals._END_SIGNALS)}

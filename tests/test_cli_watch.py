@@ -74,11 +74,12 @@ def test_the_end_is_told_to_a_command_without_a_shell(
         folder.mkdir(parents=True)
         write_status(folder, told(state))
     script = workspace / "tell"
-    script.write_text('#!/bin/sh\necho "$1|$CPPO_SWEEP|$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"\nexit 3\n')
+    numbers = "$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"
+    script.write_text(f'#!/bin/sh\necho "$1|$CPPO_SWEEP|{numbers}|safe=$PYTHONSAFEPATH."\nexit 3\n')
     script.chmod(0o755)
     assert main(["watch", "--notify", f"{script} 'a b; $(id)'"]) == 4
     said = capfd.readouterr()
-    assert "a b; $(id)||2|1|1" in said.out
+    assert "a b; $(id)||2|1|1|safe=." in said.out
     assert "the command of --notify ended with status 3" in said.err
     for name in ("2", "3"):
         write_status(workspace / "runs" / run_id(int(name)), told("done"))

@@ -42,6 +42,9 @@ INTERRUPTED = "interrupted; run the same command to continue"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code (`exit_codes.Exit`); a mistake in the arguments raises SystemExit."""
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # no Python child, however it is started, imports files of the working folder
+    )
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == [COMPLETE]:
         print("\n".join(complete(build_parser(), given[1:])))

@@ -97,6 +97,8 @@ def notify(command: Sequence[str], sweep: str, found: Sequence[RunStatus]) -> No
     done, failed = sum(counts[state] for state in schema.FINISHED), counts[schema.FAILED]
     numbers = {"CPPO_DONE": done, "CPPO_FAILED": failed, "CPPO_LEFT": len(found) - done - failed}
     environment = {**os.environ, "CPPO_SWEEP": sweep, **{name: str(n) for name, n in numbers.items()}}
+    if not sys.flags.safe_path:  # the variable is for our own children; this is the user's program
+        environment.pop("PYTHONSAFEPATH", None)
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as error:

@@ -23,8 +23,13 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(5000, 5100)  # tried in turn
 START_SECONDS = 180.0  # a laptop takes 5 s, a node with a busy file system a minute
 END_SECONDS = 10.0
-# Switch off the workers for language-model jobs (seven processes) and usage reports.
-_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+_SETTINGS = {
+    # Switch off the workers for language-model jobs (seven processes) and usage reports.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # The folder that uvicorn puts first on Python's path; its default is the working folder.
+    "UVICORN_APP_DIR": os.devnull,
+}
 
 
 def require_mlflow_server() -> None:

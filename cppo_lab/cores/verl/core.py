@@ -24,6 +24,7 @@ from cppo_lab.cores.verl.ray_local import (
     own_handlers,
     plugin_environment,
     shut_down_after,
+    without_working_folder,
 )
 from cppo_lab.cores.verl.ray_nodes import head
 from cppo_lab.cores.verl.rollout import weight_socket
@@ -151,7 +152,7 @@ def own_ray(
         # Ray's "GPUs" are then a number only (`platform_cpu`), and it would look for as many in this list.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
-        with _cluster(layout, memory_gb, allocation) as ray_init:
+        with _cluster(layout, memory_gb, allocation) as ray_init, without_working_folder():
             yield ray_init | {"runtime_env": {"env_vars": plugin}}
     finally:
         os.environ.clear()

@@ -132,6 +132,21 @@ def longer_start_timeout() -> Iterator[None]:
         services.get_node = look
 
 
+@contextmanager
+def without_working_folder() -> Iterator[None]:
+    """Keep Ray from putting the working folder first on the Python path of its workers; enter it before `ray.init`."""
+    from ray.job_config import JobConfig
+
+    real = JobConfig._runtime_env_has_working_dir
+    JobConfig._runtime_env_has_working_dir = lambda self: (
+        True
+    )  # Ray then leaves the folders of workers to that
+    try:
+        yield
+    finally:
+        JobConfig._runtime_env_has_working_dir = real
+
+
 def own_handlers() -> Callable[[], None]:
     """Save this process's signal handlers; the returned function restores them.
 

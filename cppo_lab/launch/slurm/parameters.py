@@ -35,7 +35,8 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
         "signal_delay_s": spec.grace_seconds,
         "python": wrapped.python if wrapped else spec.python,
-        "setup": [*spec.setup, *(wrapped.setup if wrapped else ())] or None,
+        # The cluster may not pass on the variable that `cppo` sets for its children (SBATCH_EXPORT).
+        "setup": [*spec.setup, *(wrapped.setup if wrapped else ()), "export PYTHONSAFEPATH=1"],
         # If one of several tasks fails, the job ends.
         "srun_args": srun or None,
         "stderr_to_stdout": True,

@@ -166,7 +166,8 @@ def test_the_settings_reach_the_parameters(work: Path) -> None:
     values = parameters(Placed(work, "job", nodes=2), settings)
     assert values["srun_args"][0] == "--kill-on-bad-exit=1" and values["srun_args"][-1] == "--mpi=pmix"
     assert "--container-image=lab/image:1" in values["srun_args"]
-    assert values["setup"][0] == "module load x"
+    assert (values["setup"][0], values["setup"][-1]) == ("module load x", "export PYTHONSAFEPATH=1")
+    assert parameters(Placed(work, "job"), slurm_spec())["setup"] == ["export PYTHONSAFEPATH=1"]
     assert values["python"].endswith(" py")
     jobs = [Placed(work, "one"), Placed(work, "two", gpus=1), Placed(work, "three")]
     apptainer = slurm_spec(container=spec("apptainer").model_dump())

@@ -1,0 +1,153 @@
+"""No process of ours executes a file of the working folder, whatever its name."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from tests.conftest import TINY
+from tests.test_cli_ui import empty_store
+
+CPPO = str(Path(sys.executable).with_name("cppo"))
+ROOT = Path(__file__).parents[1]
+# Every module of the standard library that is not in the interpreter itself, and every installed package.
+NAMES = sorted(
+    {*sys.stdlib_module_names, *metadata.packages_distributions(), "cppo_lab", "conf", "sitecustomize"}
+    - {*sys.builtin_module_names, "__main__", "__future__"}
+)
+TRAP = """open({log!r}, "a").write(__name__ + "\\n")
+raise SystemExit("executed: " + __file__)
+"""
+SWEEP = """
+title: t
+question: q
+models: [mini_small_base]
+variants: {theirs: {rule: one_sided}}
+axes: {seed: [0]}
+"""
+
+
+@pytest.fixture
+def trapped(workspace: Path) -> Path:
+    """A working folder with a file for every name that could be imported; the log of those that were executed."""
+    log = workspace.parent / f"{workspace.name}-executed"
+    for name in filter(str.isidentifier, NAMES):
+        if name == "cppo_lab":
+            (workspace / name).mkdir()
+            (workspace / name / "__init__.py").write_text(TRAP.format(log=str(log)))
+        else:
+            (workspace / f"{name}.py").write_text(TRAP.format(log=str(log)))
+    return log
+
+
+def as_a_user() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+
+
+def cppo(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [CPPO, *words], env=as_a_user() | variables, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def executed(log: Path) -> list[str]:
+    return log.read_text().split() if log.exists() else []
+
+
+OVERRIDES = [word for word in TINY if not word.startswith(("model=", "rule=", "seed=", "core="))]
+
+
+def test_a_job_and_a_folder_that_the_user_names(
+    trapped: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """PYTHONPATH and installed packages are searched as ever: a rule comes from there (docs/architecture.md)."""
+    place = tmp_path_factory.mktemp("theirs")
+    (place / "acme_rules.py").write_text((ROOT / "tests" / "rules" / "acme_rules.py").read_text())
+    Path("rule").mkdir()
+    Path("rule/one_sided.yaml").write_text(
+        "name: one_sided\ndelta: ${trust_region.delta}\noptions: {slack: 0.0}\n"
+    )
+    Path("sweep.yaml").write_text(SWEEP)
+    words = ["launch", "./sweep.yaml", "launcher=local", "rule.path=acme_rules:one_sided", *OVERRIDES]
+    found = cppo(*words, PYTHONPATH=str(place))
+    assert (executed(trapped), found.returncode) == ([], 0), found.stdout + found.stderr
+    [status] = Path("runs").glob("*/status.json")
+    assert json.loads(status.read_text())["status"] == schema.DONE
+
+
+def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
+    """What a job starts while it trains, in the environment that `cppo` has made."""
+    code = (
+        "from cppo_lab.cli import COMPLETE, main; main([COMPLETE])\n"
+        "import multiprocessing; from pathlib import Path\n"
+        "from cppo_lab.tracking.ship_process import ShipProcess\n"
+        "process = ShipProcess(Path('none').resolve(), 'sqlite:///' + str(Path('mlflow.db').resolve()))\n"
+        "assert process.ship() == ''; process.close()\n"
+        "child = multiprocessing.get_context('spawn').Process(target=print, args=('x',)); child.start(); child.join()\n"
+        "assert child.exitcode == 0, child.exitcode\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=as_a_user(), capture_output=True, text=True, timeout=120
+    )
+    assert (executed(trapped), found.returncode) == ([], 0), found.stderr
+
+
+@pytest.mark.slow
+def test_the_page_of_mlflow(trapped: Path) -> None:
+    environment = as_a_user() | {"MLFLOW_TRACKING_URI": empty_store()}
+    with subprocess.Popen([CPPO, "ui"], env=environment, stdout=subprocess.PIPE, text=True) as page:
+        try:
+            assert page.stdout is not None
+            assert page.stdout.readline().startswith("cppo-mini")
+            assert executed(trapped) == []
+        finally:
+            page.terminate()
+            page.wait(60)
+
+
+@pytest.mark.verl
+def test_the_process_that_looks_at_verl(trapped: Path) -> None:
+    found = cppo("doctor", "--core", "verl", "model=tiny_qwen3")
+    assert executed(trapped) == [], found.stdout + found.stderr
+    assert "interfaces of verl: all as expected" in found.stdout
+
+
+RAY = """
+import json, sys
+from pathlib import Path
+from cppo_lab.cores.verl.core import own_ray
+from cppo_lab.sweep.compose import compose
+
+def look():
+    import statistics, colorsys  # not loaded by Ray itself
+    return sys.path, statistics.__file__, colorsys.__file__
+
+if __name__ == "__main__":
+    with own_ray(compose(["core=verl", "model=tiny_qwen3", "rule=cppo", "seed=0"]).layout) as settings:
+        import ray
+        ray.init(**settings, log_to_driver=False)
+        print("SEEN " + json.dumps(ray.get(ray.remote(look).remote())))
+"""
+
+
+@pytest.mark.verl
+@pytest.mark.slow
+def test_rays_workers(trapped: Path) -> None:
+    """Ray puts the working folder first on the path of its workers, whatever the environment says."""
+    found = subprocess.run(
+        [sys.executable, "-c", RAY],
+        env=as_a_user() | {"PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (executed(trapped), found.returncode) == ([], 0), found.stderr
+    [line] = [line for line in found.stdout.splitlines() if line.startswith("SEEN ")]
+    path, *files = json.loads(line.removeprefix("SEEN "))
+    assert not {"", str(Path.cwd())} & set(path)
+    assert not [file for file in files if Path(file).is_relative_to(Path.cwd())]
