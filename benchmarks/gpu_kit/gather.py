@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu_kit.places import COMMIT, FOLDER, ROOT, SITE, commit
+from cppo_lab.tracking.code_version import git
 
 LOCK = ROOT / "requirements-gpu-fsdp.lock"
 ARCHIVE = "gpu_kit.tar.gz"
@@ -137,9 +138,8 @@ def fetch(requirements: str, folder: Path) -> None:
 
 def _tracked() -> list[str]:
     """The source's files: what git tracks, and what is new and not ignored."""
-    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     except (OSError, subprocess.SubprocessError) as error:
         raise GatherFailed(
             f"git cannot list the source's files ({error}): gather in a git checkout"

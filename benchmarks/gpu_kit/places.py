@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+from cppo_lab.tracking.code_version import git
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "gpu_kit"  # git ignores it
 SITE = FOLDER / "site"  # the packages that a bare machine lacks
@@ -14,16 +16,11 @@ def commit() -> str:
     """This checkout's commit, with `.dirty` for changes; from the gathered kit where git or its folder is not there."""
     if (ROOT / ".git").exists():
         try:
-            digits = _git("rev-parse", "HEAD").strip()
-            return digits + (".dirty" if _git("status", "--porcelain").strip() else "")
+            digits = git(ROOT, "rev-parse", "HEAD").strip()
+            return digits + (".dirty" if git(ROOT, "status", "--porcelain").strip() else "")
         except (OSError, subprocess.SubprocessError):
             pass
     try:
         return str(json.loads(COMMIT.read_text(encoding="utf-8"))["commit"])
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown"
-
-
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout

@@ -1,7 +1,10 @@
 """The code version of a result."""
 
 import hashlib
+import os
+import secrets
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +17,13 @@ PATIENCE_SECONDS = 30
 class CodeState:
     """The code of this process: `commit` is empty outside a git checkout.
 
-    `changes` is a fingerprint of how tracked files differ from the commit, empty if they do not.
+    `changes` is a fingerprint of how tracked files differ from the commit, empty if they do not. `unread` is why git
+    could not read a checkout, empty if it could.
     """
 
     commit: str = ""
     changes: str = ""
+    unread: str = ""
 
     @property
     def dirty(self) -> bool:
@@ -27,15 +32,29 @@ class CodeState:
 
     @property
     def version(self) -> str:
-        """`<version>+<commit>` in a git checkout, with `.dirty` for uncommitted changes; else `<version>`."""
+        """`<version>+<commit>` in a git checkout, with `.dirty` for uncommitted changes; else `<version>`.
+
+        `<version>+unread.<random digits>` for a checkout that git could not read: it equals no other version, since
+        nothing says that the code was the same.
+        """
+        if self.unread:
+            return f"{cppo_lab.__version__}+unread.{secrets.token_hex(6)}"
         if not self.commit:
             return cppo_lab.__version__
         return f"{cppo_lab.__version__}+{self.commit[:12]}{'.dirty' if self.dirty else ''}"
 
 
 def code_version() -> str:
-    """The code version of this process, see `CodeState.version`."""
-    return code_state().version
+    """The code version of this process, see `CodeState.version`; standard error says if it could not be read."""
+    state = code_state()
+    if state.unread:
+        print(
+            f"git cannot read the code version ({state.unread}): results are recorded with a version that equals no "
+            "other; try `git status` where the code is",
+            file=sys.stderr,
+            flush=True,
+        )
+    return state.version
 
 
 def code_state(root: Path | None = None) -> CodeState:
@@ -44,12 +63,13 @@ def code_state(root: Path | None = None) -> CodeState:
     if not (root / ".git").exists():
         return CodeState()
     try:
-        commit = _git(root, "rev-parse", "HEAD").strip()
+        commit = git(root, "rev-parse", "HEAD").strip()
         # Names only: how a difference is printed depends on the user's settings of git.
-        changed = _git(root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD")
+        changed = git(root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD")
         return CodeState(commit, _fingerprint(root, changed.split("\0")[:-1]))
-    except (OSError, subprocess.SubprocessError):
-        return CodeState()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        return CodeState(unread=said[0] if said else type(error).__name__)
 
 
 def _fingerprint(root: Path, names: list[str]) -> str:
@@ -64,7 +84,15 @@ def _fingerprint(root: Path, names: list[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _git(root: Path, *arguments: str) -> str:
+def git(root: Path, *arguments: str) -> str:
+    """What git says of the checkout at `root`, whatever a user or a hook has set for other repositories.
+
+    Raises OSError without git, and a SubprocessError if it fails.
+    """
+    # Git sets GIT_DIR and others for its hooks, and a user may: they would name another repository, index or work tree.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # A broken .git must not make git find a repository around the checkout.
+    variables["GIT_CEILING_DIRECTORIES"] = str(root.resolve().parent)
     done = subprocess.run(
         ["git", "-C", str(root), *arguments],
         check=True,
@@ -72,5 +100,6 @@ def _git(root: Path, *arguments: str) -> str:
         text=True,
         errors="surrogateescape",
         timeout=PATIENCE_SECONDS,
+        env=variables,
     )
     return done.stdout
