@@ -6,8 +6,9 @@ import re
 import stat
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import yaml
 
@@ -22,15 +23,20 @@ TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to its own pare
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
 # The path to a value: (path of its parent, key). It is joined only for messages, since aliases make many long paths.
 Way: TypeAlias = "tuple[Way, str] | None"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that reads 1e-6 as a number, as YAML 1.2 and Hydra do; PyYAML requires 1.0e-6.
+    """Safe loader that reads true, false, null and numbers as YAML 1.2, and numbers as strictly as the command line.
 
-    A scalar that does not match its tag (month 13, `!!bool x`) is an error with its location.
+    PyYAML reads YAML 1.1, where `yes` is true and `1e-6` is text. A scalar that does not match its tag (month 13,
+    `!!bool x`), and a number that only some programs read as such, or with another value, is an error with its place.
     """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if not isinstance(node, yaml.ScalarNode):
@@ -61,10 +67,65 @@ def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
     raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
 
 
-_Loader.add_constructor(None, _refuse_tag)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+def _constructed(kind: str) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    """The constructor of scalars with the tag `kind`, which may also be written as `!!kind`."""
+
+    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        if not (
+            _FORMS[kind].fullmatch(node.value) or (kind == "float" and _FORMS["int"].fullmatch(node.value))
+        ):
+            raise ValueError
+        return _VALUES[kind](node.value)
+
+    return construct
+
+
+def _refuse_ambiguous(loader: _Loader, node: yaml.ScalarNode) -> None:
+    said = (
+        f"{_short(node.value)} is a number that programs read differently, or as text: write plain decimal digits, as "
+        "in 1000, or quote it if it is text"
+    )
+    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
+def _float(text: str) -> float:
+    return float(text.replace(".", "", 1) if text.lower().lstrip("+-") in (".inf", ".nan") else text)
+
+
+_DIGITS = r"(?:0|[1-9][0-9]*)"
+_FORMS = {
+    "bool": re.compile("true|True|TRUE|false|False|FALSE"),
+    "null": re.compile("~|null|Null|NULL|"),
+    "int": re.compile(f"[-+]?{_DIGITS}"),
+    "float": re.compile(
+        rf"[-+]?(?:(?:{_DIGITS}\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|{_DIGITS}[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+        r"|\.(?:nan|NaN|NAN)"
+    ),
+}
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text.lower() == "true",
+    "null": lambda text: None,
+    "int": int,
+    "float": _float,
+}
+# 010, 0x10, 0b1, 1_000, 1:30: numbers of YAML 1.1 (base 8, 16, 2, 60), of YAML 1.2 or of Hydra that _FORMS leave out.
+_AMBIGUOUS = re.compile(
+    r"[-+]?(?:0[oO][0-7_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
+    r"|(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9_]+)?)"
 )
+_ANY_START = (None,)  # PyYAML looks for the forms by the first character of a scalar
+_Loader.add_constructor(None, _refuse_tag)
+for _kind, _form in _FORMS.items():
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _constructed(_kind))
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form.pattern})$"), _ANY_START
+    )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile("<<$"), _ANY_START)
+_Loader.add_implicit_resolver(
+    _TIMESTAMP, dict(yaml.SafeLoader.yaml_implicit_resolvers["2"])[_TIMESTAMP], _ANY_START
+)
+_Loader.add_implicit_resolver("ambiguous", re.compile(f"(?:{_AMBIGUOUS.pattern})$"), _ANY_START)
+_Loader.add_constructor("ambiguous", _refuse_ambiguous)
 
 
 def read_text(path: Path, source: str) -> str:
@@ -91,6 +152,11 @@ def read_text(path: Path, source: str) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise UserError(f"sweep file {source} is not UTF-8 text: save it as UTF-8") from None
+
+
+def plain(text: str) -> Any:
+    """The value of a YAML text, whatever it is. Raises YAMLError, ValueError or RecursionError."""
+    return _Loader(text).get_single_data()
 
 
 def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.sweep.groups import CONF, groups
+from cppo_lab.sweep.source import plain
 
 SHIPPED = PARTS_FOLDER / "sweeps"
 _LARGEST = 1_000_000  # bytes of a file to read
@@ -91,7 +92,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST:
             return {}
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = plain(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -54,6 +54,10 @@ def _folder(folder: Path) -> None:
 
 NO_MAPPING = f"sweep ./{NAME}: a sweep file is a mapping with title, question, models, variants, axes"
 DEEP = "more than 32 levels deep: remove the alias to its own parent, or the extra brackets"
+AMBIGUOUS = (
+    "is a number that programs read differently, or as text: write plain decimal digits, as in 1000, or quote it if it "
+    "is text"
+)
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 NO_SWEEPS = [
@@ -114,8 +118,18 @@ YAML = [
     title("!!int x", " line 1, column 8: not valid YAML: 'x' is no int: quote it"),
     title("!!float x", " line 1, column 8: not valid YAML: 'x' is no float: quote it"),
     title("9" * 5000, " line 1, column 8: not valid YAML: '999… is no int: quote it"),
-    title("0x" + "f" * 5000, ": title: a whole number of 20,000 bits: no key takes one so large"),
-    sweep(f"axes: {{seed: [{'1:' * 3000}1]}}\n", ": axes.seed.0: a whole number of … bits"),
+    title("9" * 4000, ": title: a whole number of 13,288 bits: no key takes one so large"),
+    title(
+        "0x" + "f" * 5000,
+        " line 1, column 8: not valid YAML: '0xfff…... is a number that programs read differently",
+    ),
+    sweep(
+        f"axes: {{seed: [{'1:' * 3000}1]}}\n", f" line 6, column 15: not valid YAML: '1:1:1…... {AMBIGUOUS}"
+    ),
+    sweep("axes: {seed: [010]}\n", f" line 6, column 15: not valid YAML: '010' {AMBIGUOUS}"),
+    sweep("axes: {seed: [!!int 010]}\n", " line 6, column 15: not valid YAML: '010' is no int: quote it"),
+    sweep("resources: [{hours: 1:30}]\n", f" line 6, column 21: not valid YAML: '1:30' {AMBIGUOUS}"),
+    sweep("axes: {seed: [on]}\n", ": axes.seed='on': must be a whole number in"),
     sweep(BILLION, f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out"),
     sweep(MERGES, " line …, column 10: not valid YAML: << merges more than 100,000 keys: write out"),
     sweep("axes: &a {seed: *a}\n", f": axes.seed.seed.…: {DEEP}"),
@@ -131,7 +145,8 @@ YAML = [
     file(f"? [a, b]\n: 1\n{SWEEP}", " line 1, column 3: not valid YAML: found unhashable key"),
     file(f"1: x\n{SWEEP}", ": 1: the key 1 is not text: quote it"),
     file(f"null: x\n{SWEEP}", ": None: the key None is not text: quote it"),
-    file(f"yes: x\n{SWEEP}", ": True: the key True is not text: quote it"),
+    file(f"true: x\n{SWEEP}", ": True: the key True is not text: quote it"),
+    file(f"yes: x\n{SWEEP}", "unknown key 'yes'"),
     file("title: [unclosed\n", " line 2, column 1: not valid YAML: expected ',' or ']'"),
     file("title: 'unclosed\n", " line 2, column 1: not valid YAML: found unexpected end of stream"),
     file("title: T\n\tquestion: Q\n", " line 2, column 1: not valid YAML: found character '\\t'"),

@@ -1,5 +1,7 @@
 """What sweep files can say: axes of any key and their labels, exclusions, resources, values per core."""
 
+import re
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.source import mapping
 
 HEAD = "title: t\nquestion: q\nmodels: {mini: [mini_base, mini_strong], verl: [tiny_qwen3, qwen3_8b_base]}\n"
 
@@ -36,6 +39,102 @@ def test_axes_alone_make_runs(workspace: Path) -> None:
         for seed in (0, 1)
     ]
     assert all(run.spec.rule.name == run.variant for run in plan.runs)
+
+
+NUMBERS = {  # as YAML 1.2 reads them, which PyYAML does not
+    **{
+        "1e3": 1e3,
+        "1E3": 1e3,
+        "1.5e3": 1.5e3,
+        "1.5E+3": 1.5e3,
+        "1e-6": 1e-6,
+        "1.e3": 1e3,
+        ".5": 0.5,
+        "-.5e1": -5.0,
+    },
+    **{
+        "5.": 5.0,
+        "+3": 3,
+        "-0": 0,
+        "0": 0,
+        "1000": 1000,
+        "1e08": 1e8,
+        "!!float 1": 1.0,
+        "+.inf": inf,
+        "-.INF": -inf,
+    },
+}
+TEXTS = (
+    "on",
+    "off",
+    "yes",
+    "No",
+    "y",
+    "n",
+    "tRue",
+    "=",
+    "12:75",
+    "1.2.3",
+    "inf",
+    "e3",
+    "0o8",
+    "-",
+    ".",
+    "'010'",
+)
+OTHERS = {"true": True, "FALSE": False, "~": None, "Null": None, "": None}
+AMBIGUOUS = (
+    *("010", "-010", "08", "007", "00", "0o10", "0x10", "0b11", "1_000", "1_", "1:30", "1:30:00", "1:30.5"),
+    *("010.5", "01e3", "1_0.5", "0.5_0", "1e1_0"),
+)
+
+
+def read(value: str) -> object:
+    return mapping(f"a: [{value}]", "x")["a"][0]
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_numbers_of_yaml_1_2(value: str) -> None:
+    assert (read(value), type(read(value))) == (NUMBERS[value], type(NUMBERS[value]))
+    assert read(f"'{value}'") == value
+
+
+def test_words_of_yaml_1_1_are_text() -> None:
+    assert [read(value) for value in TEXTS] == [value.strip("'") for value in TEXTS]
+    assert [read(f"{value} ") for value in list(OTHERS)[:-1]] == list(OTHERS.values())[:-1]
+    assert mapping("a:", "x") == {"a": None}
+
+
+@pytest.mark.parametrize("value", AMBIGUOUS)
+def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
+    for text in (f"a: {value}", f"a: [{value}]", f"a: {{b: {value}}}", f"{value}: a"):
+        with pytest.raises(
+            UserError, match=rf"sweep x line 1, column \d+: .*'{re.escape(value)}' is a number that .* quote"
+        ):
+            mapping(text, "x")
+    assert read(f"'{value}'") == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "variants: {a: {rule: cppo, seed: 010}}",
+        "variants: {a: {rule: cppo}}\naxes: {seed: {mini: [010]}}",
+        "variants: {a: {rule: cppo}}\nexclude: [{seed: 010}]",
+        "variants: {a: {rule: cppo}}\nresources: [{hours: 010}]",
+        "sweeps: [main]\naxes: {seed: [010]}",
+        "search: {training.optim.learning_rate: {low: 010, high: 1}}",
+    ],
+)
+def test_every_file_is_read_alike(text: str, workspace: Path) -> None:
+    Path("mine.yaml").write_text(HEAD + text)
+    with pytest.raises(UserError, match="'010' is a number that programs read differently"):
+        load_sweep("mine.yaml")
+
+
+def test_an_axis_of_exponents_is_one_of_numbers(workspace: Path) -> None:
+    plan = planned("axes: {optim.learning_rate: [1.5e-3, 2e-3], seed: [0]}")
+    assert {run.spec.optim.learning_rate for run in plan.runs} == {0.0015, 0.002}
 
 
 def test_only_models_and_a_seed(workspace: Path) -> None:
