@@ -13,12 +13,15 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.export.folder import appearing, require_free
+from cppo_lab.tracking.naming import name_part
 
 PARQUET, CSV, TENSORBOARD = "parquet", "csv", "tensorboard"
 FORMATS = (PARQUET, CSV, TENSORBOARD)
 ABOUT = "about.json"
 _MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
 _NEEDS = {PARQUET: "pyarrow", TENSORBOARD: "tensorboard"}
+_NOT_IN_FILES = re.compile(r"[^\w.=+-]+")
+_LONGEST_NAME = 200  # bytes; file systems take 255
 _EVERY = 20  # runs between two lines of progress
 
 
@@ -117,20 +120,18 @@ def _write_events(tables: MetricTables, folder: Path, say: Callable[[str], None]
     for number, (run_id, points) in enumerate(parts, 1):
         run = runs.loc[run_id]
         seed = "" if pd.isna(run["seed"]) else f"seed_{run['seed']}-"
-        below = Path(_file_name(run["model"]), _file_name(run["variant"]), f"{seed}{_file_name(run_id)}")
+        model, variant, name = (
+            name_part(text, _NOT_IN_FILES, _LONGEST_NAME) for text in (run["model"], run["variant"], run_id)
+        )
+        below = Path(model, variant, f"{seed}{name}")
         (folder / below).mkdir(parents=True)
-        file = below / f"events.out.tfevents.{_file_name(run_id)}"
+        file = below / f"events.out.tfevents.{name}"
         began = 0.0 if pd.isna(run["start"]) else run["start"].timestamp()
         _write_event_file(folder / file, points, began)
         written[file.as_posix()] = len(points)
         if number % _EVERY == 0 or number == parts.ngroups:
             say(f"events of {number} of {parts.ngroups} runs")
     return written
-
-
-def _file_name(text: str) -> str:
-    """A text as part of a path."""
-    return re.sub(r"[^\w.=+-]+", "_", text).lstrip(".") or "_"
 
 
 def _write_event_file(path: Path, points: pd.DataFrame, began: float) -> None:

@@ -19,11 +19,12 @@ from cppo_lab import schema
 from cppo_lab.store.exclusive import exclusive
 from cppo_lab.store.listing import experiment_runs
 from cppo_lab.tracking.markdown import escaped
+from cppo_lab.tracking.naming import name_part
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")
-_LONGEST_PART = 100  # characters
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
+_LONGEST_PART = 100
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 
 
@@ -108,14 +109,9 @@ def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for run in runs:
         if run.score is not None and run.state in schema.FINISHED:
-            name = "/".join((VARIANT_MEAN, _as_name(run.model), _as_name(run.variant)))
-            scores.setdefault(name, []).append(run.score)
+            parts = (name_part(text, _NOT_IN_NAMES, _LONGEST_PART) for text in (run.model, run.variant))
+            scores.setdefault("/".join((VARIANT_MEAN, *parts)), []).append(run.score)
     return {name: math.fsum(values) / len(values) for name, values in scores.items()}
-
-
-def _as_name(text: str) -> str:
-    """The text as a part of a metric's name: MLflow allows few characters, and no empty or dotted path parts."""
-    return _NOT_IN_NAMES.sub("_", text)[:_LONGEST_PART].strip(". ") or "_"
 
 
 def noted_runs(

@@ -94,6 +94,20 @@ def test_tensorboard_has_a_folder_for_each_run(study: cppo_lab.Results, tmp_path
         assert points[0].wall_time == pytest.approx(row.start.timestamp())
 
 
+def test_every_variant_has_a_tensorboard_folder_of_its_own(tmp_path: Path) -> None:
+    names = ["a:b", "a b", "a_b", ".a", "n" * 300, "n" * 301, "λ=0.9"]
+    ids = [f"{number:012x}" for number in range(len(names))]
+    runs = pd.DataFrame({"run_id": ids, "variant": names}).assign(model="m", seed=0, start=pd.NaT)
+    history = pd.DataFrame({"run_id": ids}).assign(
+        metric=pd.Categorical(["train/reward"] * 7), step=0, value=1.0
+    )
+    tables = metrics.MetricTables(runs, history, pd.DataFrame(), {})
+    metrics.write(tables, "tensorboard", tmp_path / "out", False, lambda _: None)
+    folders = {path.name for path in (tmp_path / "out" / "m").iterdir()}
+    assert len(folders) == len(names)
+    assert {"a_b", "λ=0.9"} < folders
+
+
 def test_nothing_is_overwritten_without_force(
     study: cppo_lab.Results,
     tmp_path: Path,

@@ -1,5 +1,6 @@
 """The parents of sweeps: one each, whoever makes them; their descriptions, and what nests below them."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import parents
 from cppo_lab.tracking.experiment_note import MARK, describe_experiment, experiment_note
 from cppo_lab.tracking.markdown import code, escaped
+from cppo_lab.tracking.parents import variant_means
 from cppo_lab.tracking.sweep_note import MOST, NotedRun, SweepText, sweep_note, verdict_of, with_verdict
 from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, _saved_state, means_key, save_views
 from tests.plausible import train
@@ -344,6 +346,40 @@ def test_the_parent_carries_the_means_of_the_variants(uri: str) -> None:
     assert parent.data.metrics == {
         f"variant_mean/{name}": pytest.approx(sum(values) / len(values)) for name, values in scores.items()
     }
+
+
+def scored(variant: str, score: float, model: str = "mini_base") -> NotedRun:
+    return NotedRun("0" * 12, variant, schema.DONE, "cppo", model, "0", "4", score=score)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("λ=0.9", "β=0.9"),
+        ("a=1", "a:1"),
+        ("a/b", "a_b"),
+        ("λ", "_"),
+        (".", ".."),
+        ("a.", "a"),
+        ("n" * 100, "n" * 101),
+        ("n" * 200 + "a", "n" * 200 + "b"),
+        ("策略一", "策略二"),
+        ("é", "e\u0301"),
+    ],
+)
+def test_two_variants_or_models_have_two_metrics(one: str, other: str) -> None:
+    means = variant_means([scored(one, 0.046875), scored(other, 0.015625)])
+    assert list(means.values()) == [0.046875, 0.015625]
+    means |= variant_means([scored("cppo", 0.5, model=one), scored("cppo", 0.25, model=other)])
+    assert list(means.values()) == [0.046875, 0.015625, 0.5, 0.25]
+    for name in means:
+        assert re.fullmatch(r"variant_mean(/[\w\-. ]{1,100}){2}", name, re.ASCII)
+        assert not {"", ".", ".."} & set(name.split("/"))
+
+
+def test_a_name_that_mlflow_takes_stays_as_it_is() -> None:
+    for name in ("cppo w_min 0.8", "_", "n" * 100, "-a.b"):
+        assert list(variant_means([scored(name, 0.5)])) == [f"variant_mean/mini_base/{name}"]
 
 
 @pytest.mark.parametrize(
