@@ -2,13 +2,14 @@
 
 import codecs
 import contextlib
-import errno
 import io
 import re
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import TextIO
+
+from cppo_lab.safe_open import NO_ROOM
 
 # A password may contain any character but these. A truncated text may lack the `@`; digits alone at its end are then a
 # port. A user name without a password, as in https://TOKEN@host, may be a token.
@@ -125,7 +126,7 @@ def _ignoring_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
 
 

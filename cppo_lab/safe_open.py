@@ -17,6 +17,9 @@ from cppo_lab.errors import UserError
 # Errors of a path that leads to no file: it does not exist, has a file as a folder, circular links, or is a socket.
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
+# Errors of a write that has no room: a full disk, a used-up quota, a limit on the size of a file (`ulimit -f`).
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 
 def leads_nowhere(error: OSError) -> bool:
     """Whether the error means that there is no such file; any other means that it cannot be read (permission, disk)."""

@@ -1,7 +1,6 @@
 """The state of a run from its folder, without the tracking store: status, configuration, cancellation, its name."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.safe_open import overwrite_file, read_plain, replace_file
+from cppo_lab.safe_open import NO_ROOM, overwrite_file, read_plain, replace_file
 
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
@@ -43,7 +42,7 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     try:
         replace_file(folder / STATUS, text)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (folder / STATUS).exists():
+        if error.errno not in NO_ROOM or not (folder / STATUS).exists():
             raise
         overwrite_file(folder / STATUS, text)
 

@@ -4,7 +4,6 @@ Nothing here waits for, or knows of, the tracking store: `shipper` uploads the f
 """
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -31,7 +30,7 @@ from cppo_lab.runs.folder import (
 from cppo_lab.runs.following import score_of
 from cppo_lab.runs.scores import summarise
 from cppo_lab.runs.spool import Record, Spool, new_record, newest_record, open_spool
-from cppo_lab.safe_open import replace_file
+from cppo_lab.safe_open import NO_ROOM, replace_file
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.environment import Environment
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
@@ -147,7 +146,7 @@ class Recorder:
         try:
             self._keep(name, text)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
             print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
             with contextlib.suppress(OSError):  # remove the partial file

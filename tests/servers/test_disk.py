@@ -1,6 +1,7 @@
 """A disk that is full while a run trains, and one that stays full."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from typing import NoReturn
 
 import pytest
 
+from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
+from cppo_lab.cores.base import CHECKPOINT, load_core
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
@@ -147,6 +150,68 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(
     assert read_status(folder)["status"] == "done"
     [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]), tracking_uri()).values()
     assert state.state == "done"
+    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("free", [0, 4_096, 20_000, 60_000])
+def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
+    workspace: Path,
+    small_disk: Path,
+    tiny_spec: RunSpec,
+    free: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Room for a part of a file: torch reports that by an error of its own."""
+
+    def filled(core: str) -> object:
+        ballast = fill(small_disk)
+        os.truncate(ballast, ballast.stat().st_size - free)
+        return load_core(core)
+
+    monkeypatch.setattr("cppo_lab.attempt.load_core", filled)
+    Attempt(tiny_spec, small_disk, tracking_uri()).run()
+    printed = capsys.readouterr().err
+    # A warm start has 56 kB.
+    assert free > 56_000 or re.search(
+        r"warm start .* could not be written: \[Errno 28\] No space left on device", printed
+    )
+    assert re.search(r"checkpoint .* could not be written: \[Errno 28\] No space left on device", printed)
+    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+    assert not (small_disk / tiny_spec.run_id / CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("most", [30_000, 61_440])  # the record has 21 kB; `ulimit -f 60` is the second
+def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
+    workspace: Path, tiny_spec: RunSpec, most: int
+) -> None:
+    code = f"""
+import resource
+from pathlib import Path
+from cppo_lab import attempt
+from cppo_lab.attempt import Attempt
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking import shipper
+from tests.conftest import TINY
+
+real, shipper.PATIENCE_SECONDS = attempt.load_core, 0.1  # the store is a file, too
+
+def limited(core):
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+    return real(core)
+
+attempt.load_core = limited
+Attempt(compose(TINY).run, Path("runs").resolve(), tracking_uri()).run()
+"""
+    with Path("output").open("w+") as output:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run([sys.executable, "-c", code], env=environment, stdout=output, stderr=output)
+        output.seek(0)
+        printed = output.read()
+    assert ended.returncode == 0, printed
+    assert re.search(r"checkpoint .* could not be written: \[Errno 27\] File too large", printed)
+    assert main(["sync"]) == 0
     assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
 
 

@@ -4,6 +4,7 @@ A file is replaced atomically after it is on disk: a kill or a power cut leaves 
 """
 
 import errno
+import io
 import itertools
 import os
 import struct
@@ -58,16 +59,23 @@ def make_checkpoint(run_id: str, maker: str, history: list[Row], trainer: dict[s
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint` to `path`. If the disk is full, print a warning and continue without the checkpoint."""
+    save_if_possible(path, checkpoint, f"checkpoint {path}")
+
+
+def save_if_possible(path: Path, value: object, what: str) -> None:
+    """As `save_whole`, but if it cannot be written, print that `what` is not and continue."""
     try:
-        save_whole(path, checkpoint)
+        save_whole(path, value)
     except OSError as error:
-        print(f"checkpoint {path} could not be written: {error}", file=sys.stderr, flush=True)
+        print(f"{what} could not be written: {error}", file=sys.stderr, flush=True)
 
 
 def save_whole(path: Path, value: object) -> None:
-    """Atomically replace `path` by `value` in torch's format, synced to disk."""
+    """Atomically replace `path` by `value` in torch's format, synced to disk. Raises OSError if it has no room."""
+    content = io.BytesIO()
+    torch.save(value, content)  # to a file torch raises RuntimeError for a disk that is almost full
     with replacing(path) as file:
-        torch.save(value, file)
+        file.write(content.getbuffer())
         file.flush()
         os.fsync(file.fileno())
 

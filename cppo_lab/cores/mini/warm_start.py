@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import Doing, say_nothing
-from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
+from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
@@ -68,8 +68,8 @@ def load_warm_start(
         weights = _known_weights(path, model)
         if weights is None:
             train_warm_start(made, data, model, doing)
-            save_whole(path, model.state_dict())
-            weights = load_whole(path)
+            weights = model.state_dict()
+            save_if_possible(path, weights, f"warm start {path}, which the next run trains again,")
     model.load_state_dict(weights)
     return weights_digest(weights)
 
