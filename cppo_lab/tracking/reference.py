@@ -4,7 +4,7 @@ sweeps: each becomes a run of the experiment `paper`.
 
 from collections.abc import Callable, Iterator
 
-from mlflow.entities import Metric, Run, RunStatus
+from mlflow.entities import Metric, Run, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
@@ -80,7 +80,7 @@ def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
     client.set_terminated(mlflow_id, RunStatus.to_string(RunStatus.FINISHED))
-    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.DONE)
+    client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
     return len(metrics)
 
 

@@ -115,7 +115,7 @@ def test_a_killed_import_is_finished_by_the_next(
     whole = calls_before_the_kill // 3
     left = stored(uri)
     assert len(left) == whole + 1
-    assert sum(run.info.status == "RUNNING" for run in left.values()) == 1
+    assert sum(run.data.tags[schema.TAG_STATUS] == schema.RUNNING for run in left.values()) == 1
 
     assert import_reference(uri) == 3 - whole
     runs = stored(uri)
