@@ -36,6 +36,7 @@ from cppo_lab.analysis.statistics.separation import (
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import VALIDATION, Sample, Texts
+from cppo_lab.data.answers import value
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
 _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
@@ -196,15 +197,15 @@ def _count(votes: tuple[Sequence[int], int]) -> int:
 
 
 def _votes(samples: Sequence[Sample]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Problem -> (count of each distinct wrong answer, count of right answers). Missing answers never agree with each
-    other.
+    """Problem -> (count of each distinct wrong answer, count of right answers). Answers of one value agree, whatever
+    their spelling. Missing answers never agree with each other.
     """
     right, wrong = Counter[str](), defaultdict[str, Counter[str]](Counter)
     for one in samples:
         if one.kind != VALIDATION:
             continue
         wrong[one.problem].update(
-            () if one.right else (f"#{one.draw}" if one.answer is None else f"={one.answer}",)
+            () if one.right else (f"#{one.draw}" if one.answer is None else f"={value(one.answer)}",)
         )
         right[one.problem] += one.right
     return {name: (tuple(counted.values()), right[name]) for name, counted in wrong.items()}

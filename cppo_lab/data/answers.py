@@ -6,19 +6,76 @@ the last `WINDOW` characters, with possessive quantifiers where a pattern could 
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
+
+from cppo_lab.data.grader_child import pieces
 
 WINDOW = 4_000  # characters at the end of a response in which an answer is looked for
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
 MAX_ANSWER = 1_000  # characters; MATH's longest answer has 159, DAPO's are integers
 THINK_START, THINK_END = "<think>", "</think>"
-# "Answer: 5", "**Answer:** 5", "Answer**: 5", "answer：5"; the text may be on a following line.
+# "Answer: 5", "**Answer:** 5", "Answer**: 5", "answer：5", "答案：5"; the text may be on a following line.
 _MARK = re.compile(r"(?i)answer\s*+\**+\s*+[:：]\s*+\**+\s*+(?=\S)")
-_BOX = "\\boxed{"
-_OPENINGS = {"$$": "$$", "\\[": "\\]"}  # displayed formulas, which may span lines
-_FENCES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), (_BOX, "}"))
-# A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows.
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!; ]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_CHINESE_MARK = re.compile(
+    _MARK.pattern.replace("answer", "答案[是为]?")
+)  # apart: with a choice of words both are slow
+_STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
+_SENTENCE_END = re.compile(r"\.\s|\n|。")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
+_OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
+_ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
+_FENCES = (
+    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`")),
+    *((f"\\{box}{{", "}") for box in ("boxed", "fbox", "framebox")),
+)
+_CODE = re.compile(r"```[a-z]*+\s++(.*)```", re.DOTALL)
+_ALIGNED = re.compile(
+    r"\\(?:begin|end)\{(?:align|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
+)
+_ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
+_SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
+_LEADING = re.compile(rf"(?:{_SPACE}|\*)++")
+_TAILS = (*(rf"\{sign}" for sign in (*",;:!>\\", "quad", "qquad")), *"~*.,;\\")
+# A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
+# behind a comma ("3,\,125") separates two numbers.
+_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_SPACE_IN_LIST = re.compile(rf",{_SPACE}++")
+_PERCENT = re.compile(
+    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)"
+)
+_CURRENCY = re.compile(
+    r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]"
+)
+_RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
+_CONDITION = rf"(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^()\[\]$]*+\$?"
+_REMARK = re.compile(
+    rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=\$?$)"
+)
+_CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
+_UNICODE = str.maketrans(
+    {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
+    | {"\u3000": " ", "。": ".", "−": "-", "²": "^{2}", "³": "^{3}"}
+    | {"½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}"}
+    | {
+        "×": "\\times ",
+        "·": "\\cdot ",
+        "π": "\\pi ",
+        "∞": "\\infty ",
+        "≤": "\\le ",
+        "≥": "\\ge ",
+        "∪": "\\cup ",
+    }
+)
+_ROOT = re.compile(r"√\s*+(?:\{([^{}]*+)\}|\(([^(){}]*+)\)|([0-9]++(?:\.[0-9]++)?|[A-Za-z]))")
+_IDEOGRAPH = re.compile(r"(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[-+\d\\$])")
 _WHOLE = re.compile(r"([+-]?)([0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)?\.[0-9]+")
+_FRACTION = re.compile(
+    r"([+-]?)(?:\\[dt]?frac\s*(?:\{([+-]?[0-9]+)\}\s*\{([0-9]+)\}|([0-9])\s*([0-9]))|([0-9]+)/([0-9]+))"
+)
+_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
+_LIST = re.compile(r",|\b(?:and|or)\b")
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|[$`]")
 
 
 @dataclass(frozen=True)
@@ -40,23 +97,30 @@ def answer_of(response: str) -> Answer | None:
     \\boxed{}, the end of the response. Only what follows the last </think> is looked at.
 
     Returns:
-        None if there is none: the response is empty, or its thinking never ends.
+        None if there is none: the response is empty, or its last thought never ends.
     """
     thought = response.rfind(THINK_END)
-    if thought < 0 and THINK_START in response:
+    if response.rfind(THINK_START) > thought:
         # PAPER: not said. A response cut off while thinking has not answered; numbers in its thoughts are no answer.
         return None
     start = 0 if thought < 0 else thought + len(THINK_END)
     final = response[max(start, len(response) - WINDOW) :].replace("\0", " ").strip()
     if not final:
         return None
-    marks = list(_MARK.finditer(final))
+    patterns = (_MARK,) if final.isascii() else (_MARK, _CHINESE_MARK)
+    marks = [match.end() for pattern in patterns for match in pattern.finditer(final)]
     if marks:
-        return Answer(_tidy(_first_formula_or_line(final[marks[-1].end() :])), True)
+        return Answer(tidy(_first_formula_or_line(final[max(marks) :])), True)
     boxed = _last_boxed(final)
     if boxed is not None:
-        return Answer(_tidy(boxed), True)
-    return Answer(final[-PROSE:], False)
+        return Answer(tidy(boxed), True)
+    return Answer(_PERCENT.sub("", _ascii(final[-PROSE:])), False)
+
+
+def stated(text: str) -> str | None:
+    """What unmarked text says that the answer is, tidied; None if it does not say so."""
+    places = [match.end() for match in _STATED.finditer(text)]
+    return tidy(_SENTENCE_END.split(text[places[-1] :], maxsplit=1)[0]) if places else None
 
 
 def whole_number(text: str) -> str | None:
@@ -69,40 +133,133 @@ def whole_number(text: str) -> str | None:
     return f"-{value}" if sign == "-" and value != "0" else value
 
 
-def tidy_truth(truth: str) -> str:
-    """The true answer in the spelling that answers are brought to."""
-    return _tidy(truth)
+def canonical(text: str) -> str:
+    """One spelling of all texts that are equal answers on sight: 1,000 and $1000$; 0.5 and \\frac12; 50% and 50.
+
+    What is equal only as an expression, as 2\\sqrt2 and \\sqrt8 are, has two spellings.
+    """
+    text = _bare(tidy(text))
+    whole = whole_number(text)
+    if whole is not None:
+        return whole
+    if _DECIMAL.fullmatch(text):
+        return str(Fraction(text.replace(",", "")))
+    if match := _FRACTION.fullmatch(text):
+        sign, *parts = match.groups()
+        above, below = (int(part) for part in parts if part is not None)
+        if below:
+            return str(Fraction(-above if sign == "-" else above, below))
+    text = _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
+    text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text)
+    # Spaces count between letters and digits only ("3 4" is not 34), and behind commas ("3, 125" is not 3,125).
+    return re.sub(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])", "", re.sub(" +", " ", text)).replace(",", ", ")
 
 
-def _tidy(text: str) -> str:
-    return _SEPARATOR.sub("", text.strip().strip("*").rstrip().rstrip(".,;").rstrip())
+def value(text: str) -> str:
+    """The canonical answer in a text that may have words around it, as unmarked answers have: its number."""
+    text = tidy(stated(text) or text)
+    if "\n" in text and "\\begin" not in text:
+        text = next((line for line in reversed(text.splitlines()) if re.search("[0-9]", line)), text)
+    found = pieces(text)
+    if not found:
+        return canonical(text)
+    last = found[-1]
+    return canonical(last if _LIST.search(last) else last.rpartition("=")[2])
+
+
+def tidy(text: str) -> str:
+    """An answer or a truth as math-verify reads it: without space and full stop around it, percent and currency signs,
+    thousands separators and a remark such as (n=5).
+    """
+    text = text.strip()
+    if text.isascii() and text.isdigit():  # nearly every answer and truth
+        return text
+    text = _CURRENCY.sub("", _ascii(text))
+    if match := _CODE.fullmatch(text):
+        text = match[1]
+    if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
+        text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
+    text = _PERCENT.sub("", text)
+    text = text.replace("`", " ")
+    if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
+        text = text.replace("$", "")
+    text = _SPACE_IN_LIST.sub(", ", _SEPARATOR.sub("", _trimmed(text)))
+    return _trimmed(_REMARK.sub("", text))
+
+
+def _ascii(text: str) -> str:
+    """The text with LaTeX or ASCII for full-width characters and signs that math-verify does not read."""
+    if text.isascii():
+        return text
+    text = _ROOT.sub(r"\\sqrt{\1\2\3}", text.translate(_UNICODE))
+    return _IDEOGRAPH.sub(" ", text)
+
+
+def _trimmed(text: str) -> str:
+    """Without space, emphasis and punctuation around it, in LaTeX's forms, too."""
+    if match := _LEADING.match(text):
+        text = text[match.end() :]
+    before = ""
+    while text != before:
+        before = text
+        text = text.rstrip()
+        tail = next((tail for tail in _TAILS if text.endswith(tail)), "")
+        text = text[: len(text) - len(tail)]
+    return text[:-1] if text.endswith("}") and text.count("}") > text.count("{") else text
 
 
 def _first_formula_or_line(text: str) -> str:
-    """The displayed formula that the text starts with, or its first line."""
-    closing = _OPENINGS.get(text[:2])
+    """The displayed formula or code that the text starts with, or its first line with what is open at its end."""
+    closing = _OPENINGS.get(text[:2]) or _OPENINGS.get(text[:3])
     if closing is not None:
-        end = text.find(closing, 2)
+        end = text.find(closing, len(closing))
         if end >= 0:
-            return text[: end + 2]
-    return text.split("\n", 1)[0]
+            return text[: end + len(closing)]
+    line = text.split("\n", 1)[0]
+    closing, end = "", len(line)
+    if environment := _ENVIRONMENT.match(text):
+        closing = f"\\end{{{environment[1]}}}"
+    elif line.startswith("\\(") and "\\)" not in line:
+        closing = "\\)"
+    elif line.startswith("$") and line.count("$") == 1 and not re.match(r"\$\s*[-+]?\d", line):
+        closing = "$"
+    elif line.count("{") > line.count("}"):
+        end = _closed(text, line.index("{"))
+    if closing and (place := text.find(closing, 1)) >= 0:
+        end = place + len(closing)
+    return text[:end] + text[end:].split("\n", 1)[0]
+
+
+def _closed(text: str, start: int) -> int:
+    """Where the brace that opens at `start`, and those on its line, are closed; the end of the line if they are not."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0 and "\n" in text[start:place]:
+            return place + 1
+    return text.find("\n")
 
 
 def _last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{}, or None if there is none or its braces do not close."""
-    start = text.rfind(_BOX)
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return None
+    box = boxes[-1]
+    if box[1] != "{":
+        return box[1]
     depth = 0
-    for place in range(start + len(_BOX) - 1, len(text)) if start >= 0 else ():
+    for place in range(box.end() - 1, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if depth == 0:
-            return text[start + len(_BOX) : place]
+            return text[box.end() : place]
     return None
 
 
 def _bare(text: str) -> str:
-    """The text without dollars, boxes and emphasis around the whole of it."""
-    for _ in range(4):
-        text = text.strip().rstrip(".")
+    """The text without dollars, boxes, environments and emphasis around the whole of it."""
+    for _ in range(6):
+        text = _trimmed(text)
         fence = next((pair for pair in _FENCES if text.startswith(pair[0]) and text.endswith(pair[1])), None)
         if fence is None or len(text) <= len(fence[0]) + len(fence[1]):
             return text

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cppo_lab.data.answers import canonical
 from cppo_lab.data.problem import Problem, problem_of
 from cppo_lab.data.read import rows_of
 from cppo_lab.errors import UserError
@@ -47,7 +48,7 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
         if read % REPORT_EVERY == 0:
             say(f"{path.name}: {read} rows read, {len(first)} prompts")
         known = first.setdefault(problem.prompt, problem)
-        if _same_answer(known.answer, problem.answer):
+        if canonical(known.answer) == canonical(problem.answer):
             continue
         if benchmark:
             raise UserError(
@@ -55,7 +56,7 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
                 "keep the right one"
             )
         seen = answers.setdefault(problem.prompt, [known.answer])
-        if problem.answer not in seen:
+        if canonical(problem.answer) not in map(canonical, seen):
             seen.append(problem.answer)
     problems = [problem for prompt, problem in first.items() if prompt not in answers]
     conflicting = sum(rows[prompt] for prompt in answers)
@@ -66,16 +67,3 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
         conflicting_rows=conflicting,
         conflicts=[(first[prompt].id, found) for prompt, found in answers.items()],
     )
-
-
-def _same_answer(one: str, other: str) -> bool:
-    """Equal as texts, or as whole numbers ("073" and "73")."""
-    return one == other or (_whole(one) is not None and _whole(one) == _whole(other))
-
-
-def _whole(answer: str) -> str | None:
-    digits = answer.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
-        return None
-    value = digits.lstrip("0") or "0"
-    return value if answer == digits or value == "0" else f"-{value}"

@@ -22,7 +22,18 @@ PARENT_CHECK_MS = 5_000
 RETIRE_BYTES = 512 << 20  # a child that holds more than this after a grade is replaced
 CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
-_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:and|or)\b)[^\W\d_]{2,}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
+# Function names without their backslash, which are no unit of the number behind them.
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
+_BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
+_LETTERS = r"[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
+_JOINT = r"(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])"
+_WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
+_POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
+_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
+_BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT}")
+_ASIDE = re.compile(r"\(\s*((?:or|and)\b[^()]*)\)")
+_MOST_PIECES = 8
 
 
 def main(limit_seconds: float, memory_bytes: int) -> None:
@@ -70,27 +81,68 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         found: list[Any] = parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)
         return found
 
-    def grade(answer: str, marked: bool, truth: str) -> bool:
-        return any(
+    def right(text: str, truth: str) -> bool:
+        return bool(
             verify(parsed_truth(truth), parse(text, of_answer, parsing_timeout=None), timeout_seconds=None)
-            for text in (readings(answer) if marked else [answer])
         )
+
+    def grade(answer: str, marked: bool, truth: str) -> bool:
+        found = readings(answer, truth) if marked else [[answer]]
+        return any(all(right(text, truth) for text in texts) for texts in found)
 
     for example in ("$\\frac{1}{2}$", "Answer: 0.5"):
         grade(example, True, "1/2")
     return grade
 
 
-def readings(answer: str) -> list[str]:
-    """The forms in which a marked answer is put to math-verify, which finds LaTeX only between delimiters.
+def readings(answer: str, truth: str) -> list[list[str]]:
+    """The forms in which a marked answer is put to math-verify; it is right if all texts of one of them are.
 
-    Without delimiters, "\\frac12" is a formula, and "5 cm" is either a number with its unit or a product of
-    symbols: text with words is read both ways. "12 or 13" counts as a formula (a set of two numbers): read as prose
-    it would be 12, and offering several answers would pay.
+    math-verify finds LaTeX only between delimiters. Without delimiters, "\\frac12" is a formula, and "5 cm" either a
+    number with its unit or a product of symbols: the product if the truth has these symbols, too. "12 or 13" counts as
+    a formula (a set of two numbers). Every number between words has to be right ("12 cm or 13 cm"): offering several
+    answers must not pay.
     """
-    if any(mark in answer for mark in _DELIMITERS):
-        return [f"Answer: {answer}"]
-    return [f"${answer}$", *([f"Answer: {answer}"] if _WORD.search(answer) else [])]
+    answer = _ASIDE.sub(r"\1", answer)
+    answer = _BARE_ROOT.sub(r"\\sqrt{\1\2}", _FUNCTION.sub(r"\\\g<0>", answer))
+    bare = _ENVIRONMENT.sub(" ", answer)
+    whole = _delimited(answer)
+    if not _WORD.search(bare):
+        return [[whole]]
+    numbers, symbols = pieces(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
+    found = []
+    if not numbers or (symbols <= _letters(truth) and (symbols or len(numbers) == 1)):
+        found.append([whole])
+    if 0 < len(numbers) <= _MOST_PIECES:
+        found.append([_delimited(number) for number in numbers])
+    return found + ([[f"Answer: {answer}"]] if len(numbers) == 1 else [])
+
+
+def _letters(formula: str) -> set[str]:
+    """The letters of a formula that belong to no command of LaTeX."""
+    return set(re.sub(r"\\[A-Za-z]+", "", formula))
+
+
+def pieces(text: str) -> list[str]:
+    """What stands between the words of a text and has a digit; a text without words is one piece."""
+    if not _WORD.search(text):
+        return [text]
+    found = (
+        piece.strip(" \t\n,.;:?!*$~").removeprefix("\\)").removesuffix("\\(")
+        for piece in _BETWEEN.split(text)
+    )
+    return [_balanced(piece) for piece in found if re.search("[0-9]", piece)]
+
+
+def _balanced(piece: str) -> str:
+    """Without brackets at its ends whose other half is behind a word."""
+    if piece.count("(") != piece.count(")"):
+        piece = piece.strip("() ")
+    return piece if piece.count("{") == piece.count("}") else piece.strip("{} ")
+
+
+def _delimited(text: str) -> str:
+    return f"Answer: {text}" if any(mark in text for mark in _DELIMITERS) else f"${text}$"
 
 
 def _limit_processor(limit_seconds: float) -> None:

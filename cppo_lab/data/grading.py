@@ -4,7 +4,8 @@ How a response is graded:
 1. its answer is found (`answers.answer_of`);
 2. a whole number against a whole number is decided here, by comparison: that is every AIME answer and nearly every
    answer of DAPO-Math-17k, in a few microseconds;
-3. anything else is put to math-verify in a child process (`grader_pool`), within a time limit.
+3. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`);
+4. anything else is put to math-verify in a child process (`grader_pool`), within a time limit.
 """
 
 import atexit
@@ -12,7 +13,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from cppo_lab.data.answers import MAX_ANSWER, answer_of, tidy_truth, whole_number
+from cppo_lab.data.answers import MAX_ANSWER, answer_of, canonical, stated, tidy, whole_number
 from cppo_lab.data.dapo_rule import follows_answer_rule
 from cppo_lab.data.grader_pool import GraderPool
 
@@ -63,11 +64,15 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     marked = float(answer.marked)
     if len(answer.text) > MAX_ANSWER:
         return Grade(0.0, answer_rule, marked, error=1.0)
-    truth = tidy_truth(truth)
-    whole = whole_number(answer.text)
-    if whole is not None and (true_whole := whole_number(truth)) is not None:
+    truth = tidy(truth)
+    whole, true_whole = whole_number(answer.text), whole_number(truth)
+    if whole is not None and true_whole is not None:
         return Grade(float(whole == true_whole), answer_rule, marked)
-    verdict = _pool(limit_seconds, workers).grade(answer.text, answer.marked, truth)
+    if truth and canonical(answer.text) == canonical(truth):
+        return Grade(1.0, answer_rule, marked)
+    said = answer.text if answer.marked else stated(answer.text)
+    text = answer.text if said is None else said
+    verdict = _pool(limit_seconds, workers).grade(text, said is not None, truth)
     return Grade(
         float(verdict.right),
         answer_rule,

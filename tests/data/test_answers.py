@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cppo_lab.data.answers import answer_of, whole_number
+from cppo_lab.data.answers import answer_of, canonical, value, whole_number
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,70 @@ def test_the_answer_that_a_response_gives(response: str, text: str, marked: bool
 @pytest.mark.parametrize("response", ["", " \n", "\0", "<think>Answer: 42", "<think>x</think>  ", "<think>"])
 def test_a_response_without_an_answer(response: str) -> None:
     assert answer_of(response) is None
+
+
+ALIKE = (
+    (
+        "1000",
+        "1,000",
+        "1{,}000",
+        "1\\,000",
+        "$1000$",
+        "01000",
+        "+1000",
+        "1000.0",
+        "\\$1,000",
+        "１０００",
+        "1000.",
+        "\\boxed{1000}",
+    ),
+    ("-3", "−3", "$-3$", "- 3", "-3.00", "-\\frac{6}{2}"),
+    ("1/2", "\\frac{1}{2}", "\\frac12", "\\dfrac{2}{4}", "0.5", ".50", "½", "\\tfrac{1}{2}"),
+    ("50", "50%", "50\\%", "$50\\%$"),
+    ("(3,125)", "(3, 125)", "(3,\\,125)", "\\left(3,\\;125\\right)"),
+    ("3, 125", "3,\\,125"),
+    ("x+1", "$x + 1$", "x+1\\,", "\\,x+1"),
+    ("Monday", "\\text{Monday}"),
+    ("34",),
+    ("3 4", "$3$ $4$"),
+    ("3",),
+    ("12 or 13",),
+    ("x=1, y=2",),
+    ("\\sqrt{8}",),
+    ("1/0",),
+    ("-1/2", "-0.5", "\\frac{-1}{2}"),
+)
+
+
+@pytest.mark.parametrize("same", ALIKE)
+def test_equal_answers_have_one_spelling(same: tuple[str, ...]) -> None:
+    assert {canonical(text) for text in same} == {canonical(same[0])}
+    others = [texts for texts in ALIKE if texts != same]
+    assert canonical(same[0]) not in {canonical(text) for texts in others for text in texts}
+    assert {canonical(canonical(text)) for text in same} == {canonical(same[0])}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The sum of 20 and 21 is 41.", "41"),
+        ("so the final answer is $\\boxed{41}$. It took 7 steps.", "41"),
+        ("We have 6 cases.\n\nThus x = 41", "41"),
+        ("Thus $3 + 38 = 41$", "41"),
+        ("so it is $\\frac{41}{2}$.", "41/2"),
+        ("Total: 1,000.", "1000"),
+        ("41 cm", "41"),
+        ("x = 41", "41"),
+        ("等于41", "41"),
+        ("41 apples", "41"),
+        ("12 or 13", "12or13"),
+        ("x=1,y=2", "x=1, y=2"),
+        ("0 4 1", "0 4 1"),
+        ("I do not know", "I do not know"),
+    ],
+)
+def test_the_value_of_an_answer_in_words(text: str, number: str) -> None:
+    assert value(text).replace(" or ", "or") == number
 
 
 def test_only_the_end_is_looked_at() -> None:
@@ -108,5 +172,5 @@ def test_megabytes_are_looked_at_in_milliseconds(response: str) -> None:
     begun = time.process_time()
     answer = answer_of(response)
     if answer is not None:
-        whole_number(answer.text)
+        whole_number(answer.text), canonical(answer.text), value(answer.text)
     assert time.process_time() - begun < 0.25

@@ -118,6 +118,126 @@ ANSWERS = [
     ("$12$ or $13$", "12", WRONG),
     ("42 and 43", "42", WRONG),
 ]
+# As above, where math-verify alone would decide otherwise.
+CLEANED = [
+    # A space behind a comma separates two numbers, a thousands separator joins them.
+    *[
+        (f"(3{comma}125)", "(3,\\,125)", RIGHT)
+        for comma in (",", ", ", ",\\,", ",\\;", ",\\ ", ",~", ",\\quad ")
+    ],
+    *[("3125", f"(3{comma}125)", WRONG) for comma in (",", ",\\,", ",\\;", ",\\:", ",\\ ", ",~", ",\\quad ")],
+    *[(f"(3{comma}125)", "(3, 125)", WRONG) for comma in ("{,}", ",\\!", "\\,")],
+    ("3\\,125", "3,\\,125", WRONG),
+    ("3125", "3,\\,125", WRONG),
+    ("(3,\\,125]", "(3,125)", WRONG),
+    ("[3,\\;125)", "[3,125)", RIGHT),
+    ("\\{3,\\,125\\}", "\\{125,3\\}", RIGHT),
+    *[(f"1{mark}042", "1042", RIGHT) for mark in ("{,}", ",\\!", "\\,", "\\;", "\\ ", "\\!", "~", "\u202f")],
+    ("$1{,}234{,}567$", "1234567", RIGHT),
+    # LaTeX's spaces around an answer or a truth.
+    *[
+        (f"{space}42{space}", "42", RIGHT)
+        for space in ("\\,", "\\;", "\\!", "\\:", "\\ ", "~", "\\quad ", "\\qquad ")
+    ],
+    *[("x+1", f"x+1{space}", RIGHT) for space in ("\\,", "\\;", "\\!", "\\ ", "~", "\\quad", ".\\,", "\\,.")],
+    ("x+2", "x+1\\,", WRONG),
+    ("$x+1\\,.$", "x+1", RIGHT),
+    # Currencies and percent.
+    *[
+        (f"{sign}42", "42", RIGHT)
+        for sign in ("\\$", "$", "\\$ ", "\\text{\\$}", "US\\$", "€", "£", "¥", "\\pounds ")
+    ],
+    *[(f"{sign}9,500", "9500", RIGHT) for sign in ("\\$", "$", "€")],
+    ("-\\$42", "-42", RIGHT),
+    ("\\$-42", "-42", RIGHT),
+    ("42\\$", "42", RIGHT),
+    ("42€", "42", RIGHT),
+    ("\\$43", "42", WRONG),
+    ("\\$42.50", "42.5", RIGHT),
+    *[("198", f"198{percent}", RIGHT) for percent in ("\\%", "%", " \\%", "\\text{ percent}")],
+    *[(f"50{percent}", "50\\%", RIGHT) for percent in ("%", "\\%", " percent", "％", "")],
+    *[(f"50{percent}", "0.5", WRONG) for percent in ("%", "\\%", " percent")],
+    ("0.5", "50\\%", WRONG),
+    # Units, remarks, texts.
+    ("42 $(n=5)$", "42", RIGHT),
+    ("42 $(n=5)$", "5", WRONG),
+    ("42 (n \\ge 5)", "42", RIGHT),
+    ("$42\\quad (n=5)$", "42", RIGHT),
+    ("42 (where $n=5$)", "42", RIGHT),
+    ("20 $cm^{2}$", "20", RIGHT),
+    ("42\\text{ cm}^2", "42", RIGHT),
+    ("42~\\mathrm{cm}", "42", RIGHT),
+    ("10^5 meters", "100000", RIGHT),
+    ("\\frac{1}{2} cm", "\\frac{1}{2}", RIGHT),
+    ("42个", "42", RIGHT),
+    ("Monday", "\\text{Monday}", RIGHT),
+    ("Tuesday", "\\text{Monday}", WRONG),
+    ("ab + cd", "cd+ab", RIGHT),
+    # Several answers, of which one is right.
+    *[
+        (form.format(a="12", b="13"), truth, WRONG)
+        for form in (
+            *(
+                "either {a} or {b}",
+                "{a} cm or {b} cm",
+                "{a} or {b} cm",
+                "{a} cm, {b} cm",
+                "{a} (or {b})",
+                "{a}或{b}",
+            ),
+            *("maybe {a}, maybe {b}", "{a} or, if n is odd, {b}", "{a} hours {b} minutes", "`{a}` or `{b}`"),
+            *("${a}$ cm or ${b}$ cm", "either ${a}$ or ${b}$", "\\boxed{{{a}}} cm or \\boxed{{{b}}} cm"),
+            *(
+                "\\text{{either }} {a} \\text{{ or }} {b}",
+                "\\${a} or \\${b}",
+                "${a} or ${b}",
+                "{a}\\% or {b}\\%",
+            ),
+        )
+        for truth in ("12", "13")
+    ],
+    *[
+        (form.format("xx"), truth, WRONG)
+        for form in ("5 {0} - 5 {0} + 13", "$5\\text{{ {0}}} - 5\\text{{ {0}}} + 13 cm$")
+        for truth in ("5", "13")
+    ],
+    ("sqrt 2", "2", WRONG),
+    ("sqrt(2)", "\\sqrt{2}", RIGHT),
+    ("log 8", "8", WRONG),
+    # Other alphabets.
+    ("４２", "42", RIGHT),
+    ("（３，４）", "(3,4)", RIGHT),
+    ("42。", "42", RIGHT),
+    ("10 - 2√5", "10-2\\sqrt{5}", RIGHT),
+    ("10 − 2√5", "10+2\\sqrt{5}", WRONG),
+    ("½", "0.5", RIGHT),
+    ("2π", "2\\pi", RIGHT),
+    # A formula or code over several lines.
+    *[
+        (f"{opening}{body}{closing}", "42", RIGHT)
+        for opening, closing in (
+            *(
+                ("$", "$"),
+                ("$$", "$$"),
+                ("\\(", "\\)"),
+                ("\\[", "\\]"),
+                ("", ""),
+                ("**", "**"),
+                ("```\n", "\n```"),
+            ),
+            *(
+                (f"\\begin{{{name}}}\n", f"\n\\end{{{name}}}")
+                for name in ("align*", "align", "equation", "gather*")
+            ),
+            *(("```latex\n", "\n```"), ("$$\\begin{aligned}\n", "\n\\end{aligned}$$")),
+        )
+        for body in ("\\boxed{\n42\n}", "\\boxed{42}")
+    ],
+    ("$\n42\n$", "42", RIGHT),
+    ("\\begin{align*}\n x &= 6 \\cdot 7 \\\\ &= 42\n\\end{align*}", "42", RIGHT),
+    ("\\begin{align*}\n x &= 1 \\\\ y &= 2\n\\end{align*}", "2", WRONG),
+    ("$42\nIt costs $5", "42", RIGHT),
+]
 RESPONSES = [
     ("First \\boxed{41}, no: \\boxed{42}", "42", RIGHT),
     ("First \\boxed{42}, no: \\boxed{41}", "42", WRONG),
@@ -131,16 +251,77 @@ RESPONSES = [
     ("<think>Answer: 41</think> Answer: 42", "42", RIGHT),
     ("<think>Answer: 42</think> Answer: 41", "42", WRONG),
     ("<think>It is 42. Answer: 42", "42", WRONG),
+    ("<think>a</think>b<think>c Answer: 42", "42", WRONG),
+    ("<think>a</think>Answer: 42<think>", "42", WRONG),
+    ("<think>a</think>b<think>c</think>Answer: 42", "42", RIGHT),
+    ("<think>a<think>b</think>Answer: 42", "42", RIGHT),
+    ("So $\\boxed{\\,42\\,}$", "42", RIGHT),
+    ("So \\fbox{42}.", "42", RIGHT),
+    ("So \\boxed 42.", "42", RIGHT),
+    ("So \\boxed {42}.", "42", RIGHT),
+    ("\\boxed{Answer: 42}", "42", RIGHT),
+    ("答案：42", "42", RIGHT),
+    ("最终答案是：$42$", "42", RIGHT),
+    ("答案：41\n等于42", "42", WRONG),
+    ("等于42", "42", RIGHT),
+    ("等于４２。", "42", RIGHT),
+    ("so it is 50%.", "50", RIGHT),
+    ("so it is 50%.", "0.5", WRONG),
+    ("The final answer is 12 or 13.", "12", WRONG),
+    ("The final answer is 12 or 13.", "13", WRONG),
+    ("The final answer is 42. It took 7 steps.", "42", RIGHT),
 ]
+# Of files that people train on: math-verify cannot read them, or not as what they mean.
+TRUTHS = (
+    *(
+        "x+1\\,",
+        "1;$\\frac{8}{9}$",
+        "20 $cm^{2}$",
+        "12 or 13",
+        "either 12 or 13",
+        "3:4",
+        "10:30 am",
+        "\\text{(B)}",
+        "Yes",
+    ),
+    *(
+        "no solution",
+        "(3,\\,125)",
+        "\\$9,500",
+        "50\\%",
+        "42 (n=5)",
+        "f(x)=\\begin{cases}1\\\\2\\end{cases}",
+        "±3",
+        "{",
+    ),
+    *(
+        "2 hours 30 minutes",
+        "x \\in (1,2]",
+        "A, B",
+        "\\frac{1}{",
+        "a_n",
+        "等于42",
+        "$12$ cm or $13$ cm",
+    ),
+)
 
 
 @pytest.mark.parametrize(
     ("response", "truth", "verdict"),
-    [(f"Some work.\nAnswer: {answer}", truth, verdict) for answer, truth, verdict in ANSWERS] + RESPONSES,
+    [(f"Some work.\nAnswer: {answer}", truth, verdict) for answer, truth, verdict in ANSWERS + CLEANED]
+    + RESPONSES,
 )
 def test_the_table_of_answers(response: str, truth: str, verdict: float) -> None:
     result = grade(response, truth)
     assert (result.right, result.timeout, result.error) == (verdict, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_an_answer_with_the_text_of_the_truth_is_right(truth: str) -> None:
+    for response in (f"Answer: {truth}", f"Some work.\n**Answer:** {truth}.", f"so \\boxed{{{truth}}}"):
+        if truth not in ("{", "\\frac{1}{") or response[0] == "A":  # they do not close a box
+            assert grade(response, truth).right == RIGHT, response
+    assert grade("Answer: 4711", truth).right == WRONG
 
 
 def direct(answer: str, truth: str) -> bool:
@@ -240,7 +421,7 @@ def test_any_truth_gets_a_grade(truth: str) -> None:
 
 def fractions(numerator: int) -> tuple[str, float]:
     """A response that needs math-verify, and its grade against 3/7."""
-    return f"Answer: \\frac{{{numerator}}}{{7}}", float(numerator == 3)
+    return f"Answer: \\frac{{{numerator}\\cdot 2}}{{14}}", float(numerator == 3)
 
 
 def test_many_threads_at_once() -> None:

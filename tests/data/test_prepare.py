@@ -96,6 +96,31 @@ def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: 
     assert record.conflicts == [{"id": "y", "answers": ["2", "3"]}]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,000", "1000"),
+        ("+3", "3"),
+        ("$7$", "7"),
+        ("0.5", "\\frac{1}{2}"),
+        ("50\\%", "50"),
+        ("x+1\\,", "x + 1"),
+    ],
+)
+def test_copies_with_equal_answers_are_one_problem(tmp_path: Path, one: str, other: str) -> None:
+    rows = [
+        dapo_row("p", one, "x"),
+        dapo_row("p", other, "y"),
+        dapo_row("q", one, "z"),
+        dapo_row("q", "4711", "w"),
+    ]
+    record = prepare(str(write_jsonl(tmp_path / "train.jsonl", rows)), tmp_path / "data")["train.parquet"]
+    (row,) = read_parquet(tmp_path / "data" / "train.parquet")
+    assert (row["extra_info"]["id"], row["reward_model"]["ground_truth"]) == ("x", one)
+    assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (1, 2)
+    assert record.conflicts == [{"id": "z", "answers": [one, "4711"]}]
+
+
 def test_a_benchmark_with_two_answers_to_a_problem_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])
     problems = shipped("aime25")

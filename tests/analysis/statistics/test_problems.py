@@ -159,6 +159,33 @@ def test_majority_takes_the_answers_to_all_problems(board: Scoreboard) -> None:
     assert majority_score(board, cell, {}) is None
 
 
+@pytest.mark.parametrize(
+    ("wrong", "share"),
+    [
+        (("3", "$3$", "\\boxed{3}"), 0.0),
+        (("3", "03", "It is 3."), 0.0),
+        (("0.5", "\\frac12", "so we get 1/2"), 0.0),
+        (("1,000", "1000", "\\$1{,}000"), 0.0),
+        (("3", "4", "5"), 0.25),
+        (("3 4", "34", "3, 4"), 0.25),
+        (("12 or 13", "12", "13"), 0.25),
+        ((None, None, None), 0.25),
+    ],
+)
+def test_votes_for_equal_answers_count_together(
+    board: Scoreboard, wrong: tuple[str | None, ...], share: float
+) -> None:
+    cell = next(cell for cell in cell_problems(board) if cell.variant == "dppo")
+    samples = tuple(
+        text(name, draw, answer, draw == 0)
+        for name in cell.problems
+        for draw, answer in enumerate(("7", *wrong))
+    )
+    answers = {name: RunAnswers((Texts(40, samples),), ()) for name in cell.mlflow_ids}
+    found = majority_score(board, cell, answers)
+    assert found is not None and found.value == pytest.approx(share)
+
+
 def test_grades_of_single_answers_show_repeated_draws() -> None:
     """Three validations; of the second problem one answer is missing at the last, of the third all but one always."""
     grades = {0: {"a": "1100", "b": "1000"}, 10: {"a": "1000", "b": "0111"}, 20: {"a": "1010", "b": "011"}}
