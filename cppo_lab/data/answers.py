@@ -5,6 +5,7 @@ the last `WINDOW` characters, with possessive quantifiers where a pattern could 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -21,6 +22,7 @@ _CHINESE_MARK = re.compile(
 )  # apart: with a choice of words both are slow
 _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
 _SENTENCE_END = re.compile(r"\.\s|\n|。")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
 _ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
@@ -205,7 +207,7 @@ def _trimmed(text: str) -> str:
         text = text.rstrip()
         tail = next((tail for tail in _TAILS if text.endswith(tail)), "")
         text = text[: len(text) - len(tail)]
-    return text[:-1] if text.endswith("}") and text.count("}") > text.count("{") else text
+    return text[:-1] if text.endswith("}") and _depth(text) < 0 else text
 
 
 def _first_formula_or_line(text: str) -> str:
@@ -217,27 +219,31 @@ def _first_formula_or_line(text: str) -> str:
             return text[: end + len(closing)]
     line = text.split("\n", 1)[0]
     closing, end = "", len(line)
-    if environment := _ENVIRONMENT.match(text):
-        closing = f"\\end{{{environment[1]}}}"
-    elif line.startswith("\\(") and "\\)" not in line:
+    if line.startswith("\\(") and "\\)" not in line:
         closing = "\\)"
     elif line.startswith("$") and line.count("$") == 1 and not re.match(r"\$\s*[-+]?\d", line):
         closing = "$"
-    elif line.count("{") > line.count("}"):
-        end = _closed(text, line.index("{"))
+    elif (environment := _ENVIRONMENT.search(line)) and f"\\end{{{environment[1]}}}" not in line:
+        closing = f"\\end{{{environment[1]}}}"
+    elif "{" in line and _depth(line) > 0:
+        end = next((end for end, depth in _braces(text) if depth == 0 and end > len(line)), len(line))
     if closing and (place := text.find(closing, 1)) >= 0:
         end = place + len(closing)
     return text[:end] + text[end:].split("\n", 1)[0]
 
 
-def _closed(text: str, start: int) -> int:
-    """Where the brace that opens at `start`, and those on its line, are closed; the end of the line if they are not."""
+def _braces(text: str) -> Iterator[tuple[int, int]]:
+    """The end of each brace that is not `\\{` or `\\}`, and how many are open there."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0 and "\n" in text[start:place]:
-            return place + 1
-    return text.find("\n")
+    for match in _BRACE.finditer(text):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if match[0] in "{}":
+            yield match.end(), depth
+
+
+def _depth(text: str) -> int:
+    """How many braces are open at the end of the text; below 0 if more are closed than opened."""
+    return next(reversed([depth for _, depth in _braces(text)]), 0)
 
 
 def _last_boxed(text: str) -> str | None:
@@ -248,12 +254,8 @@ def _last_boxed(text: str) -> str | None:
     box = boxes[-1]
     if box[1] != "{":
         return box[1]
-    depth = 0
-    for place in range(box.end() - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[box.end() : place]
-    return None
+    content = text[box.end() :]
+    return next((content[: end - 1] for end, depth in _braces(content) if depth < 0), None)
 
 
 def _bare(text: str) -> str:

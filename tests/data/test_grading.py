@@ -303,6 +303,10 @@ TRUTHS = (
         "等于42",
         "$12$ cm or $13$ cm",
     ),
+    *(
+        "\\left\\{\\begin{array}{l}\nx=1\\\\\ny=2\n\\end{array}\\right.",
+        "\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}",
+    ),
 )
 
 
