@@ -8,7 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -35,8 +35,6 @@ class _Loader(yaml.SafeLoader):
     PyYAML reads YAML 1.1, where `yes` is true and `1e-6` is text. A scalar that does not match its tag (month 13,
     `!!bool x`), and a number that only some programs read as such, or with another value, is an error with its place.
     """
-
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if not isinstance(node, yaml.ScalarNode):
@@ -114,6 +112,7 @@ _AMBIGUOUS = re.compile(
     r"|(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9_]+)?)"
 )
 _ANY_START = (None,)  # PyYAML looks for the forms by the first character of a scalar
+_Loader.yaml_implicit_resolvers = {}  # without those of YAML 1.1
 _Loader.add_constructor(None, _refuse_tag)
 for _kind, _form in _FORMS.items():
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _constructed(_kind))
