@@ -17,6 +17,7 @@ from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.newest import newest_of_each, run_id_of
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
+from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
 from cppo_lab.store.listing import all_runs, experiment_id, reading, stored_run
@@ -127,8 +128,15 @@ def _sweep_data(
     versions = {run.info.run_id: result_version(run) for run in kept}
     points = read_points(client, uri, kept, metrics)
     outcomes = read_outcomes(uri, {run.info.run_id: run.info.artifact_uri for run in kept})
+    starts = frozenset(run.mlflow_id for run in chosen if _draws_start(run))
     own_id = str(found[0].info.experiment_id) if found else ""
-    return SweepData(experiment, sweep, runs, points, params, versions, outcomes, own_id)
+    return SweepData(experiment, sweep, runs, points, params, versions, outcomes, starts, own_id)
+
+
+def _draws_start(run: StoredRun) -> bool:
+    """A run without the tag is older than it, or another core's: then the record of its core says it."""
+    core = run.tags.get(schema.TAG_CORE, "")
+    return run.tags.get(schema.TAG_SEED_FIXES_START) == "true" or seed_fixes_start(core)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:

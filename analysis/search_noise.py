@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+import pandas as pd
+
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import SearchResult, TrialResult, complete_trials, ranking, value_of
+from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.analysis.sweep_data import SweepData
 
 LAST = 3  # validations whose mean is the final score
@@ -25,12 +29,14 @@ class SeedValues:
     """The values of one objective for each seed of the complete trials.
 
     `values`: trial -> its seeds' values, for the trials whose runs are all in the store. `differ`: the trials among
-    them whose mean differs from the recorded value.
+    them whose mean differs from the recorded value. `paired`: the trials of one seed share their start
+    (`values.starts_with_seed`).
     """
 
     objective: str
     values: Mapping[int, tuple[float, ...]]
     differ: tuple[int, ...]
+    paired: bool = False
 
     def std(self, number: int) -> float | None:
         """Sample standard deviation over the seeds of a trial; None for a single seed, or if unknown."""
@@ -40,12 +46,14 @@ class SeedValues:
 
 @dataclass(frozen=True)
 class BestTrialLead:
-    """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials. `error`:
-    standard error of the difference between two trials' means. `close`: the other trials within FAR standard errors of
-    the best. `second`: the margin to the runner-up.
+    """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials; if they are
+    `paired` by seed, of what is left once the mean of each seed is taken off. `error`: standard error of the difference
+    between two trials' means. `close`: the other trials within FAR standard errors of the best. `second`: the margin to
+    the runner-up.
     """
 
     scatter: float
+    paired: bool
     trials: int
     error: float
     second: float
@@ -65,6 +73,10 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
 def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]:
     """The seeds' values per objective, from the training runs in `data`."""
     curves = mean_curves(data, result.t_stop)
+    paired = all(
+        starts_with_seed(data, str(run.mlflow_id), None if pd.isna(run.seed) else int(run.seed))
+        for run in data.runs.itertuples()
+    )
     found = []
     for index, objective in enumerate(result.objectives):
         values, differ = {}, []
@@ -76,7 +88,7 @@ def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]
             values[trial.number] = seeds
             if abs(math.fsum(seeds) / len(seeds) - value_of(trial, index)) > AGREE:
                 differ.append(trial.number)
-        found.append(SeedValues(objective, values, tuple(differ)))
+        found.append(SeedValues(objective, values, tuple(differ), paired))
     return tuple(found)
 
 
@@ -128,14 +140,17 @@ def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTrialLe
     ranked = ranking(result)
     if not seeds or len(result.objectives) > 1 or len(ranked) < 2:
         return None
-    spreads = [std for trial in ranked if (std := seeds[0].std(trial.number)) is not None]
-    if not spreads:
+    values, paired = seeds[0].values, seeds[0].paired and len(seeds[0].values) > 1
+    if not values or len(result.seeds) < 2:
         return None
-    scatter = math.sqrt(math.fsum(std**2 for std in spreads) / len(spreads))
+    # What the seeds do to all trials cancels in their differences.
+    table = np.array([*values.values()])
+    squares = (table - table.mean(1, keepdims=True) - paired * (table.mean(0) - table.mean())) ** 2
+    scatter = math.sqrt(squares.sum() / ((len(table) - paired) * (table.shape[1] - 1)))
     error = scatter * math.sqrt(2 / len(result.seeds))
     best = value_of(ranked[0], 0)
     close = tuple(trial for trial in ranked[1:] if best - value_of(trial, 0) <= FAR * error)
-    return BestTrialLead(scatter, len(spreads), error, best - value_of(ranked[1], 0), close)
+    return BestTrialLead(scatter, paired, len(values), error, best - value_of(ranked[1], 0), close)
 
 
 def _std(values: Sequence[float]) -> float:

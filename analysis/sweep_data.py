@@ -34,7 +34,9 @@ class SweepData:
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
     `versions`: MLflow run -> its `run_versions.result_version`. `outcomes`: MLflow run -> each problem's outcome at
-    each validation, of the runs that kept them. `experiment_id`: the experiment's id in the store; empty without runs.
+    each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start,
+    alike for all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
+    empty without runs.
     """
 
     experiment: str
@@ -44,4 +46,5 @@ class SweepData:
     params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
+    drawn_starts: frozenset[str] = frozenset()
     experiment_id: str = ""

@@ -57,6 +57,9 @@ class CoreRecord:
     published_models: it trains models of the Hugging Face hub.
     own_models: the models of conf/model that only this core of the product trains; empty: it trains those that no core
     claims.
+    seed_fixes_start: the seed of a run draws the parameters from which it starts, alike for all rules and models, so
+    runs of one seed are compared with each other. False: all starts are independent or the same, unless the
+    configuration of a run has a warm start, which says it itself.
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
     own hypotheses.
@@ -85,6 +88,7 @@ class CoreRecord:
     fresh_process: bool = False
     published_models: bool = False
     own_models: tuple[str, ...] = ()
+    seed_fixes_start: bool = False
     miniature: str = ""
     deviations: tuple[float, ...] = (1.0, 2.0)
     preflight: bool = False
@@ -149,6 +153,15 @@ def miniature_of(name: str) -> str:
         return core_of(name).miniature
     except UserError:
         return ""
+
+
+@cache
+def seed_fixes_start(name: str) -> bool:
+    """`seed_fixes_start` of the core called `name`; False if its package is not installed."""
+    try:
+        return core_of(name).seed_fixes_start
+    except UserError:
+        return False
 
 
 def cores_that(part: str) -> list[str]:

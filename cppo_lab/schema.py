@@ -197,10 +197,9 @@ TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
-TAG_HYPOTHESES = (
-    "cppo.hypotheses"  # of a sweep: registrations, as JSON (digest, time in ms, digest of settings, code)
-)
+TAG_HYPOTHESES = "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fields of tracking.registration)
 TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
+TAG_SEED_FIXES_START = "cppo.seed_fixes_start"  # "true" if the record of its core says it; none before
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has, with their fingerprints
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
 TAG_COLOUR = "mlflow.runColor"  # MLflow's own: of a run's curves in its page

@@ -135,8 +135,13 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
         )
     else:
         verdict = "no other trial is within two standard errors of it."
+    compared = (
+        "one trial scatters"
+        if not apart.paired
+        else "one trial, compared with the others of its seed, which share its start, scatters"
+    )
     sentences.append(
-        f"Over {len(result.seeds)} seeds one trial scatters by {100 * apart.scatter:.1f} points (standard deviation, "
+        f"Over {len(result.seeds)} seeds {compared} by {100 * apart.scatter:.1f} points (standard deviation, "
         f"pooled over {_counted(apart.trials, 'trial')}), which makes the standard error of a difference {points}; "
         f"{ahead}, and {verdict}"
     )

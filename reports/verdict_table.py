@@ -15,6 +15,7 @@ def verdict_table(view: VerdictView) -> TextTable | None:
         *("P(improvement)", "seeds to decide", "comparison", "power of the claim"),
     )
     notes = [f"Source: {origin(view.core)}.", view.summary, view.method]
+    notes += [f"{line.text}: {line.deviation}" for line in view.lines if line.deviation]
     notes += [view.caution] if view.caution else []
     notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []
     return TextTable("Verdicts", view.core, "claim", headings, tuple(rows), tuple(notes))

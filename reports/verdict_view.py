@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cppo_lab import schema
@@ -21,7 +21,7 @@ from cppo_lab.analysis.statistics.verdict_words import (
     power_words,
     reason,
 )
-from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, verdicts
+from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge, verdicts
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.registration import Standing, is_exploratory
@@ -59,8 +59,9 @@ class VerdictLine:
     """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (name, value) of the comparison that
     determines the outcome, and `deciding` the (model, variant) of its runs. `registered`: whether it was registered
     before its runs. `exploratory`: it was not, or some of its runs are missing here, or the claim before it is not
-    supported. `observed`: the direction of the observed differences. `others`: the outcome by the other scores,
-    empty if the claim is not about a score. `power`: the power of the runs.
+    supported. `deviation`: the result of the comparison that the design of the runs asks for, if another one was
+    registered; else empty. `observed`: the direction of the observed differences. `others`: the outcome by the other
+    scores, empty if the claim is not about a score. `power`: the power of the runs.
     """
 
     sweep: str
@@ -70,6 +71,7 @@ class VerdictLine:
     outcome: str
     estimate: str
     sentence: str
+    deviation: str
     observed: str
     numbers: tuple[tuple[str, str], ...]
     deciding: tuple[str, str] | None
@@ -111,7 +113,6 @@ def verdict_view(
 
     `own`: the sweeps' own hypotheses, each with its standing.
     """
-    values = {name: run_values(board) for name, board in boards.items()}
     found = verdicts(boards, testable_claims(boards, whole, tuple(own)))
     of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
@@ -120,7 +121,7 @@ def verdict_view(
         caution=_caution(core, bool(found)),
         core=core,
         lines=tuple(
-            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim), alone) for verdict in found
+            _line(verdict, boards[verdict.claim.sweep], own.get(verdict.claim), alone) for verdict in found
         ),
         method=_method(found),
         cannot=CANNOT if alone else (),
@@ -158,12 +159,18 @@ def _method(found: Sequence[Verdict]) -> str:
         if margins != [MARGIN]
         else f"{100 * MARGIN:g} points, our margin, since the paper gives none"
     )
+    pairs = [each.difference for one in found for each in one.comparisons if each.difference is not None]
+    paired = (
+        " Runs of one seed share their start and are compared in pairs."
+        if any(one.paired and one.estimate.n > 1 for one in pairs)
+        else ""
+    )
     return (
-        f"{judged} A method is better where the 95 % interval of the difference lies above 0; {smallest} counts as "
-        f"none. Two methods are equivalent if it lies within {margin}. p is one-sided, with Holm's adjustment over "
-        "the comparisons of the claim; its level is 0.025. The power is a lower bound of the probability that the "
-        "claim comes out supported with these runs and their spread, if the true difference is the one named; next to "
-        "it is the number of runs of each method and model for a power of 0.8."
+        f"{judged}{paired} A method is better where the 95 % interval of the difference lies above 0; {smallest} "
+        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided, with Holm's "
+        "adjustment over the comparisons of the claim; its level is 0.025. The power is a lower bound of the "
+        "probability that the claim comes out supported with these runs and their spread, if the true difference is "
+        "the one named; next to it is the number of runs of each method and model for a power of 0.8."
     )
 
 
@@ -196,7 +203,7 @@ def _is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
     return is_exploratory(verdict.outcome, verdict.after is not None, own)
 
 
-def _line(verdict: Verdict, runs: tuple[RunValues, ...], own: Standing | None, alone: bool) -> VerdictLine:
+def _line(verdict: Verdict, board: Scoreboard, own: Standing | None, alone: bool) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
@@ -207,13 +214,30 @@ def _line(verdict: Verdict, runs: tuple[RunValues, ...], own: Standing | None, a
         outcome=verdict.outcome.value,
         estimate=_estimate(verdict.claim, verdict.deciding),
         sentence=_one_run(verdict, alone) if _single_runs(verdict) else reason(verdict, display_name),
+        deviation="" if verdict.claim.pairing is None else _deviation(verdict.claim, board),
         observed=_observed(verdict),
-        numbers=_numbers(verdict, runs),
+        numbers=_numbers(verdict, run_values(board)),
         deciding=None if verdict.deciding is None else (verdict.deciding.model, verdict.deciding.variant),
         comparisons=tuple(_comparison(each) for each in verdict.comparisons),
         others="; ".join(others),
         power=_power(verdict),
     )
+
+
+def _deviation(claim: Claim, board: Scoreboard) -> str:
+    """The result as the design of the runs asks for, beside that of the registered analysis."""
+    found = judge(replace(claim, pairing=None), board, run_values(board))
+    why = (
+        "takes the runs of one seed as independent, but they share their start. Compared in pairs"
+        if not claim.pairing
+        else "compares the runs of one seed in pairs, but they share no start. Taken as independent"
+    )
+    listed = "; ".join(
+        f"{_pair(each)} {place(each.model)} {_points(each.difference.estimate.value)} ({_interval(each)})"
+        for each in found.comparisons
+        if each.difference is not None
+    )
+    return f"Deviation from the registered analysis, which {why}: {found.outcome.value}. {listed}, in {claim.unit}."
 
 
 def _single_runs(verdict: Verdict) -> bool:

@@ -41,7 +41,8 @@ class Claim:
     claim that must be supported for this one to be confirmatory; otherwise it is exploratory. `smallest`: an advantage
     below this fraction counts as none. `score`: the deciding score (None: the default one), or another quantity of the
     runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all runs that
-    are declared to test it; empty if that is not known.
+    are declared to test it; empty if that is not known. `pairing`: whether it was registered as a comparison seed by
+    seed, where that is not what the design of its runs asks for (None: it is).
     """
 
     key: str
@@ -56,6 +57,7 @@ class Claim:
     score: Score | Quantity | None = None
     seeds: tuple[int, ...] | None = None
     tests: frozenset[tuple[str, str, int]] = frozenset()
+    pairing: bool | None = None
 
     def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
         """Whether a run is one of those that test the claim, on whatever `model`."""

@@ -2,9 +2,11 @@
 
 Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives one
 difference, in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
-equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`).
+equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`). Where the
+seed draws the starts of all models alike, seeds are also the units over models (`over_models`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,12 +82,40 @@ def above_zero(
     return Difference(model, variant, "", quantity, found, False, len(values), 0, None)
 
 
+def over_models(
+    parts: Sequence[Difference], weights: Sequence[float], runs: tuple[RunValues, ...]
+) -> Estimate | None:
+    """The weighted sum of differences between the same two variants, one per model; None if `parts` is empty.
+
+    They are independent, unless a seed draws the starts of all models alike: then each seed that all models share gives
+    one weighted sum.
+    """
+    sides = ((part.model, name) for part in parts for name in (part.variant, part.against))
+    if all(run.common for side in sides for run in cell_runs(runs, *side)):
+        found = [_by_seed(runs, part) for part in parts]
+        sums = [
+            math.fsum(weight * own[seed] for weight, own in zip(weights, found, strict=True))
+            for seed in (found[0] if found else ())
+            if all(seed in own for own in found)
+        ]
+        if len(sums) > 1 and (value := mean_estimate(sums)) is not None:
+            return replace(value, n=sum(part.estimate.n for part in parts))
+    return combine([part.estimate for part in parts], weights)
+
+
+def _by_seed(runs: tuple[RunValues, ...], part: Difference) -> dict[int | None, float]:
+    """Seed -> difference, of the seeds that both sides have; their values if there is one side."""
+    ours = by_seed(runs, part.model, part.variant, part.score)
+    theirs = by_seed(runs, part.model, part.against, part.score) if part.against else dict.fromkeys(ours, 0.0)
+    return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
+
+
 def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
     """The mean over models of differences between the same two variants; None if `parts` is empty."""
     if not parts:
         return None
     first = parts[0]
-    value = combine([part.estimate for part in parts], [1 / len(parts)] * len(parts))
+    value = over_models(parts, [1 / len(parts)] * len(parts), runs)
     if value is None:
         return None
     sides = [

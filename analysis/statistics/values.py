@@ -24,6 +24,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.statistics.selection_bias import corrected_score
+from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.analysis.window import late_curve, noise
 
 
@@ -49,8 +50,8 @@ class RunValues:
 
     `step_noise`: scatter of one evaluation (`window.step_noise`), None for fewer than 3 late ones. `evaluations` in the
     window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
-    the window. `paired`: see `is_paired`. `measured`: the quantity of a claim that is not about a score
-    (`quantities.with_quantity`).
+    the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`: the
+    quantity of a claim that is not about a score (`quantities.with_quantity`).
     """
 
     model: str
@@ -66,6 +67,7 @@ class RunValues:
     late: int
     ended: int = 0
     paired: bool = True
+    common: bool = False
     measured: float | None = None
 
     def of(self, score: Score | Quantity) -> float | None:
@@ -147,7 +149,7 @@ def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
 
 def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
     curve = board.curves.of(run.mlflow_id or "")
-    window = _window(curve, run.t_stop)
+    window, paired = _window(curve, run.t_stop), is_paired(board, run)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     return RunValues(
         model=run.model,
@@ -162,7 +164,8 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
         evaluations=len(window),
         late=len(late),
         ended=_ended(run),
-        paired=is_paired(board, run),
+        paired=paired,
+        common=paired and run.mlflow_id in board.data.drawn_starts,
     )
 
 
@@ -172,18 +175,25 @@ _START = "model.warm_start."  # prefix of the logged configuration keys
 def is_paired(board: Scoreboard, run: RunScore) -> bool:
     """Whether a run is compared with the runs of its own seed, by design and not by the outcome.
 
-    `pairing` of the sweep file decides if it is set. Otherwise a run is paired if its initial weights depend on its
-    seed, as on the embedded core, where the start causes most of the variation between seeds. If all runs start from
-    the same weights, the seed determines only the order of the prompts, and pairing would cost half the degrees of
-    freedom. A run that logged no configuration is paired.
+    `pairing` of the sweep file decides if it is set, or else `starts_with_seed`.
     """
     if board.pairing is not None:
         return board.pairing
-    logged = board.data.params.get(run.mlflow_id or "", {})
-    if not logged:
-        return True
-    has_start = any(key.startswith(_START) for key in logged)
-    return has_start and logged.get(f"{_START}seed", str(run.seed)) in (str(run.seed), "None")
+    return starts_with_seed(board.data, run.mlflow_id or "", run.seed)
+
+
+def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
+    """Whether the start of a run depends on its seed, and runs of one seed share it.
+
+    A warm start in the logged configuration says so, as on the embedded core, where the start causes most of the
+    variation between seeds; without one, the record of the run's core. If all runs start from the same weights, the
+    seed determines only the order of the prompts, and pairing would cost half the degrees of freedom. A run that logged
+    no configuration counts as one that does.
+    """
+    logged = data.params.get(mlflow_id, {})
+    if any(key.startswith(_START) for key in logged):
+        return logged.get(f"{_START}seed", str(seed)) in (str(seed), "None")
+    return not logged or mlflow_id in data.drawn_starts
 
 
 def _ended(run: RunScore) -> int:

@@ -139,6 +139,8 @@ def judge(
         return Verdict(claim, score, VerdictOutcome.UNDECIDED, (), None, no_runs, False, {})
     if claim.seeds is not None:
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
+    if claim.pairing is not None:
+        runs = FinishedRuns(replace(run, paired=claim.pairing, common=False) for run in runs)
     found = _compare_all(claim, board, runs, score)
     outcome = outcome_of_all([each.outcome for each in found])
     others = {

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import gc
 import sys
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.training import planned
+from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address
@@ -356,14 +358,31 @@ def _hypotheses(
                 changes=() if other is None else differences(other, text),
             )
         )
+    pairing = _registered_pairing(
+        plan, sweep, [one for one in found if one.covers(digest, declared.settings)]
+    )
+    claims = score_claims(sweep, plan.is_study, declared.places)
     return Hypotheses(
-        claims=score_claims(sweep, plan.is_study, declared.places),
+        claims=tuple(replace(claim, pairing=pairing) for claim in claims),
         errors=error_claims(sweep, plan.is_study, declared.places),
         digest=digest,
         registered=tuple(registered),
         code=code_version(),
         deleted=deleted,
     )
+
+
+def _registered_pairing(plan: "Plan", sweep: "Sweep", found: "Sequence[Registration]") -> bool | None:
+    """Whether the hypotheses were registered (`found`: in force, the oldest first) as comparisons seed by seed; None if
+    that is how their runs are compared now.
+    """
+    now = plan.is_paired(sweep.name)
+    if not found:
+        return None
+    # A version that did not record it paired by the sweep file and by warm starts, not by the record of the core.
+    unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
+    then = {"seed": True, "none": False}.get(found[0].pairing, unrecorded)
+    return None if then == now else then
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":

@@ -107,6 +107,7 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
                 parents.by_sweep[sweep.name],
                 plan.statement(sweep),
                 plan.declared[sweep.name].settings,
+                "seed" if plan.is_paired(sweep.name) else "none",
             )
         except (*STORE_FAULTS, KeyError) as error:
             raise UserError(

@@ -41,6 +41,16 @@ class Plan:
         """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""
         return sweep.statement(self.changes.get(sweep.name, ()))
 
+    def is_paired(self, sweep: str) -> bool:
+        """Whether a report compares the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`)."""
+        [declared] = [one for one in self.sweeps if one.name == sweep]
+        if declared.paired is not None:
+            return declared.paired
+        specs = [run.spec for run in self.runs if sweep in run.variants]
+        starts = [(getattr(spec.model, "warm_start", None), spec.seed) for spec in specs]
+        drawn = core_record(self.core).seed_fixes_start
+        return all(drawn if start is None else start.seed in (None, seed) for start, seed in starts)
+
     @property
     def core(self) -> str:
         """The trainer core of all runs."""

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from cppo_lab import schema
+from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.base import digest
 
@@ -42,6 +43,7 @@ def names(spec: RunSpec) -> dict[str, Any]:
 
 def run_tags(spec: RunSpec) -> dict[str, str]:
     """The tags that follow from the configuration."""
+    start = {schema.TAG_SEED_FIXES_START: "true"} if seed_fixes_start(spec.core) else {}
     return {
         schema.TAG_RUN_ID: spec.run_id,
         schema.TAG_RULE: spec.rule.name,
@@ -50,7 +52,7 @@ def run_tags(spec: RunSpec) -> dict[str, str]:
         schema.TAG_SEED: str(spec.seed),
         schema.TAG_T_STOP: str(spec.training.t_stop),
         schema.TAG_STATUS: schema.RUNNING,
-    }
+    } | start
 
 
 def figure_tag(feeds: Iterable[str]) -> dict[str, str]:

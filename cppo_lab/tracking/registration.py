@@ -27,14 +27,15 @@ PAGE = 1000  # runs in one answer of the store
 @dataclass(frozen=True)
 class Registration:
     """The digest of what was registered, when (milliseconds since the epoch), the digest of the settings of the sweep's
-    runs at that time, and the version of the code, which is that of the analysis ("": registered by a version that did
-    not record these). `parent`: the sweep's run.
+    runs at that time, the version of the code, which is that of the analysis, and how it compares runs: by `seed` or
+    `none` ("": registered by a version that did not record these). `parent`: the sweep's run.
     """
 
     digest: str
     time_ms: int
     settings: str = ""
     code: str = ""
+    pairing: str = ""
     parent: str = ""
 
     def covers(self, digest: str, settings: str) -> bool:
@@ -42,10 +43,13 @@ class Registration:
         return self.digest == digest and self.settings in ("", settings)
 
 
-def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, str], settings: str) -> None:
+def register(
+    client: MlflowClient, uri: str, parent: str, statement: tuple[str, str], settings: str, pairing: str
+) -> None:
     """Register hypotheses with the sweep's run, unless they are registered already.
 
     `statement`: their JSON text and its digest. `settings`: the digest of the settings of the sweep's runs.
+    `pairing`: how they are compared, `seed` or `none`.
     """
     text, digest = statement
     with exclusive(uri):
@@ -53,20 +57,20 @@ def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, 
         if any(one.covers(digest, settings) for one in known):
             return
         client.log_text(parent, text + "\n", _file(digest))
-        added = Registration(digest, time.time_ns() // 10**6, settings, code_version())
-        entries = [[one.digest, one.time_ms, one.settings, one.code] for one in (*known, added)]
+        added = Registration(digest, time.time_ns() // 10**6, settings, code_version(), pairing)
+        entries = [[one.digest, one.time_ms, one.settings, one.code, one.pairing] for one in (*known, added)]
         client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 
 def parse_registrations(text: str) -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
-        found = tuple(Registration(*entry[:4]) for entry in json.loads(text or "[]"))
+        found = tuple(Registration(*entry[:5]) for entry in json.loads(text or "[]"))
     except (ValueError, TypeError):
         return ()
     if not all(
         type(one.time_ms) is int
-        and all(isinstance(text, str) for text in (one.digest, one.settings, one.code))
+        and all(isinstance(text, str) for text in (one.digest, one.settings, one.code, one.pairing))
         for one in found
     ):
         return ()

@@ -149,6 +149,24 @@ def test_the_configuration_comes_with_the_runs(uri: str, write: Callable[..., st
     assert read_sweep(uri, EXPERIMENT, "demo").params == {mlflow_id: {"rule.delta": "0.15"}}
 
 
+@pytest.mark.parametrize(
+    ("core", "tag", "drawn"),
+    [("acme", "true", True), ("acme", None, False), ("exact", None, True), ("mini", None, False)],
+    ids=["another package's", "not said", "older than the tag", "by its warm start"],
+)
+def test_whose_seed_draws_their_start(
+    uri: str, write: Callable[..., str], core: str, tag: str | None, drawn: bool
+) -> None:
+    """The store says it, whatever packages are installed."""
+    mlflow_id, client = write("r1"), MlflowClient(uri)
+    client.set_tag(mlflow_id, schema.TAG_CORE, core)
+    if tag is not None:
+        client.set_tag(mlflow_id, schema.TAG_SEED_FIXES_START, tag)
+    assert read_sweep(uri, EXPERIMENT, "demo").drawn_starts == (
+        frozenset([mlflow_id]) if drawn else frozenset()
+    )
+
+
 def test_deleted_runs_are_gone(uri: str, write: Callable[..., str]) -> None:
     write("r1")
     MlflowClient(uri).delete_run(write("r2"))

@@ -4,9 +4,11 @@ import json
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
@@ -30,6 +32,7 @@ from cppo_lab.analysis.search import (
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.analysis.search_noise import mean_curves, objective_value, read_seed_values, separation
 from cppo_lab.errors import UserError
+from cppo_lab.reports.search_text import certainty
 from tests.analysis.made_search import (
     PEAK,
     SCATTER,
@@ -261,6 +264,35 @@ def test_seeds_scatter_as_they_were_made_to(uri: str) -> None:
     values = sorted((trial.values[0] for trial in complete_trials(result)), reverse=True)  # type: ignore[index]
     assert apart.second == pytest.approx(values[0] - values[1])
     assert len(apart.close) == sum(values[0] - value <= 2 * apart.error for value in values[1:]) > 0
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_trials_whose_seeds_share_their_start_are_compared_by_seed(uri: str, drawn: bool) -> None:
+    """What a seed does to all trials says nothing about the differences between them."""
+    content = made_search(trials=5)
+    log_search(uri, content)
+    log_training(uri, content)
+    client, shift = MlflowClient(uri), {0: 0.0, 1: 0.05}
+    for run in client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id]):
+        if drawn and schema.TAG_RUN_ID in run.data.tags:
+            client.set_tag(run.info.run_id, schema.TAG_SEED_FIXES_START, "true")
+    result = read_search(uri, "cppo-mini", STUDY)
+    (seeds,) = read_seed_values(uri, "cppo-mini", result)
+    assert seeds.paired is drawn
+    rng = np.random.default_rng(0)
+    values = {
+        trial: tuple(value + shift[place] + rng.normal(0, 0.001) for place, value in enumerate(each))
+        for trial, each in seeds.values.items()
+    }
+    apart = separation(result, [replace(seeds, values=values)])
+    assert apart is not None and apart.trials == 5 and apart.paired is drawn
+    ours, theirs = np.array([*values.values()]).T
+    # Two seeds: their difference has twice the variance of one trial, about the mean difference if they are paired.
+    about = np.mean((theirs - ours - drawn * (theirs - ours).mean()) ** 2) * (5 / (5 - drawn)) / 2
+    assert apart.scatter == pytest.approx(about**0.5)
+    assert (apart.scatter < 0.002) is drawn
+    said = " ".join(certainty(result, [replace(seeds, values=values)]))
+    assert ("compared with the others of its seed, which share its start, scatters by" in said) is drawn
 
 
 def test_a_value_that_its_runs_do_not_have_is_found(uri: str) -> None:

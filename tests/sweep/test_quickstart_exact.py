@@ -25,3 +25,11 @@ def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
     assert {run.spec.seed for run in runs} == set(claim.test_seeds)
     assert set(claim.variants) == {run.variant for run in runs}
     assert not set(claim.test_seeds) & set(claim.selection_seeds)
+
+
+def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
+    """As the report will (tests/analysis/statistics/test_pairing.py)."""
+    cases = {"quickstart_exact": [], "main": ["core=exact"], "quickstart": []}
+    assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
+    assert not make_plan(declared("main"), ["core=verl"]).is_paired("main")
+    assert not make_plan(declared("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")

@@ -46,6 +46,12 @@ def test_the_variants_of_a_run_are_in_its_tags(tiny_spec: RunSpec) -> None:
     assert variants_in(tags) == {"a": "x", "b-1": "y z"}
 
 
+def test_runs_whose_seed_fixes_their_start_are_marked(tiny_spec: RunSpec) -> None:
+    exact = compose(["core=exact", "model=exact_early"]).run
+    assert run_tags(exact)[schema.TAG_SEED_FIXES_START] == "true"
+    assert schema.TAG_SEED_FIXES_START not in run_tags(tiny_spec)
+
+
 def test_what_the_runs_of_a_study_feed() -> None:
     plan = make_plan(load_sweep("study"), ["model=mini_small_base", "seed=0"])
     tags = {run.variant: sweep_tags(plan, run) for run in plan.runs}

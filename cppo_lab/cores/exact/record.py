@@ -14,6 +14,7 @@ EXACT = CoreRecord(
     most_together=40,
     datasets="cppo_lab.cores.exact.datasets:datasets",
     own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
+    seed_fixes_start=True,
     doctor="cppo_lab.doctor.packages:MINI",
     miniature="a policy of tables on a small Markov process",
     no_preflight="its runs take seconds on a CPU",

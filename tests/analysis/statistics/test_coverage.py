@@ -14,8 +14,9 @@ from scipy import stats
 from cppo_lab.analysis.statistics.aggregates import AGGREGATES, Statistic, probability_of_improvement
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.paired import difference_of
+from cppo_lab.analysis.statistics.paired import difference, difference_of, mean_difference
 from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score
 
 STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))
 SEEDS = (3, 5, 10)
@@ -70,6 +71,50 @@ def test_unpaired_difference_with_unequal_spread(n: int, m: int) -> None:
         return found[0] if found is not None and not found[1] else None
 
     assert honest(covered(0.02, study, n))
+
+
+SHARED, OWN = 0.06, 0.01  # deviations of what a seed does to all runs, and to one
+
+
+@pytest.mark.parametrize("n", [5, 20])
+def test_runs_that_share_their_start(n: int) -> None:
+    """As on the exact core: pairs cover the truth as often as promised, with intervals a fifth as wide."""
+    paired, welch = [], []
+
+    def study(rng: np.random.Generator, by_pairs: bool) -> Estimate | None:
+        start = rng.normal(0.6, SHARED, n)
+        ours, theirs = (dict(enumerate(start + lead + rng.normal(0, OWN, n))) for lead in (0.02, 0.0))
+        found = difference_of(ours, theirs, by_pairs)
+        assert found is not None and found[1] is by_pairs and found[0].half is not None
+        (paired if by_pairs else welch).append(found[0].half)
+        return found[0]
+
+    assert honest(covered(0.02, lambda rng: study(rng, True), n))
+    assert covered(0.02, lambda rng: study(rng, False), n) > 0.99
+    assert np.mean(paired) < np.mean(welch) / 4
+
+
+@pytest.mark.parametrize("n", [5, 20])
+def test_a_mean_over_models_whose_starts_a_seed_draws(n: int) -> None:
+    """What a seed does to the differences of all models does not average out over them."""
+    names = [(model, variant) for model in "mno" for variant in "ab"]
+
+    def study(rng: np.random.Generator, common: bool) -> Estimate | None:
+        start, tilt, runs = rng.normal(0.6, SHARED, n), rng.normal(0, OWN, n), []
+        for model, variant in names:
+            scores = start + (0.02 + tilt) * (variant == "a") + rng.normal(0, OWN, n)
+            runs += [run_of(model, variant, seed, score, common) for seed, score in enumerate(scores)]
+        values = FinishedRuns(runs)
+        parts = [difference(values, model, "a", "b", Score.FINAL) for model in "mno"]
+        mean = mean_difference([part for part in parts if part is not None], values)
+        return mean and mean.estimate
+
+    assert honest(covered(0.02, lambda rng: study(rng, True), n))
+    assert covered(0.02, lambda rng: study(rng, False), n) < 0.95 - margin(0.95)
+
+
+def run_of(model: str, variant: str, seed: int, score: float, common: bool) -> RunValues:
+    return RunValues(model, variant, seed, False, score, score, score, score, None, 9, 3, common=common)
 
 
 def draw(rng: np.random.Generator, n: int) -> list[np.ndarray]:
