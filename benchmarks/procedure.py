@@ -5,6 +5,10 @@ pairing       comparisons by Welch and seed by seed, for results of one seed tha
 collapses     N(73, 5) with one collapse in eight, to 20: coverage of the mean by Student's t, by the interval that
               allows for collapses, and of the mean of the runs that last; how often an advantage is claimed.
 chain         the claims of `main` in their order, for four models and equal methods: how often any is confirmed.
+unequal       how often an advantage in the mean over four models is claimed without one, if one of the models has a
+              larger deviation than the others.
+trends        how often a lead is said to grow with the length if it does not, and leads differ between four models:
+              by the spread over seeds alone, and by the wider interval that verdicts use.
 shares        how often a claim of more collapses is supported: for equal shares, and for 0.2 and 0.5 more.
 
     python benchmarks/procedure.py [--quick]
@@ -20,9 +24,11 @@ from summary.form import result
 from summary.table import show
 
 from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_difference
-from cppo_lab.analysis.statistics.estimate import Estimate, combine, mean_estimate
-from cppo_lab.analysis.statistics.paired import difference_of
+from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, combine, mean_estimate
+from cppo_lab.analysis.statistics.paired import Difference, difference_of
 from cppo_lab.analysis.statistics.power import ALPHA
+from cppo_lab.analysis.statistics.trend import slope
+from cppo_lab.analysis.statistics.values import Score
 
 SEEDS = (3, 5, 8)
 LEVEL, DEVIATION, BROKEN, OFTEN = 0.73, 0.05, 0.20, 1 / 8
@@ -140,6 +146,44 @@ def chain(studies: int) -> Rows:
         yield f"{n} seeds", dict(zip(names, counts / studies, strict=True))
 
 
+def unequal(studies: int) -> Rows:
+    """Few seeds, compared in pairs on four models; the last one's deviation is so many times the others'."""
+    for n in (2, 3, 5):
+        columns = {}
+        for times in (1.0, 6.0, 20.0):
+            rng, counts = np.random.default_rng(n), 0
+            for _ in range(studies):
+                pairs = rng.standard_normal((4, n)) * np.array([1.0, 1.0, 1.0, times])[:, None]
+                found = [one for row in pairs if (one := mean_estimate(row.tolist())) is not None]
+                counts += claimed(combine(found, [0.25] * 4))
+            columns[f"1 : 1 : 1 : {times:g}"] = counts / studies
+        yield f"{n} seeds", columns
+
+
+LENGTHS = {"a": 3000.0, "b": 6000.0, "c": 8000.0, "d": 10_000.0}
+
+
+def trends(studies: int) -> Rows:
+    """Leads on four models; those of pairs of runs have a deviation of 1.5 points on a model."""
+    for n in (3, 5):
+        for scatter in (0.0, 1.0, 2.0):
+            rng, counts = np.random.default_rng(n), np.zeros(2)
+            for _ in range(studies):
+                parts = []
+                for model in LENGTHS:
+                    lead = mean_estimate((rng.normal(0, scatter) + 1.5 * rng.standard_normal(n)).tolist())
+                    assert lead is not None
+                    parts.append(Difference(model, "ours", "theirs", Score.FINAL, lead, True, n, n, None))
+                found = slope(parts, LENGTHS, ())
+                assert found is not None and isinstance(found.estimate, SlopeEstimate)
+                counts += (claimed(found.estimate.seeds), claimed(found.estimate))
+            names = ("by the spread over seeds alone", "by the wider interval (ours)")
+            yield (
+                f"{n} seeds, models differ by {scatter:g} points",
+                dict(zip(names, counts / studies, strict=True)),
+            )
+
+
 def shares(studies: int) -> Rows:
     """More collapses on four models, at the level of the verdicts."""
     for n in SEEDS:
@@ -163,6 +207,8 @@ def main() -> None:
     by_pairs = show("advantage claimed, %", pairing(studies), 100, 1)
     rare = show("one collapse in eight, %", collapses(studies), 100, 1)
     order = show("equal methods, %", chain(studies), 100, 1)
+    few = show("advantage claimed in the mean over models, %", unequal(studies), 100, 1)
+    longer = show("growth with the length claimed, %", trends(studies), 100, 1)
     more = show("more collapses claimed, %", shares(studies), 100, 1)
     figures = {
         "error_most": max(row[f"error, {how}"] for row in by_pairs.values() for how in ("Welch", "paired")),
@@ -170,13 +216,18 @@ def main() -> None:
         "coverage_t_least": min(row["mean, Student's t"] for row in rare.values()),
         "error_same_most": max(row["claimed, same method twice"] for row in rare.values()),
         "chain_error_most": max(row["any, in order (ours)"] for row in order.values()),
+        "unequal_error_most": max(max(row.values()) for row in few.values()),
+        "trend_error_most": max(row["by the wider interval (ours)"] for row in longer.values()),
         "share_error_most": max(
             max(row["0.125 against 0.125"], row["0.5 against 0.5"]) for row in more.values()
         ),
     }
     slack = 1.5 if quick else 0.0  # percent: what 500 studies add to the error of a share
     limit = 3.5 + slack
-    most = dict.fromkeys(("error_most", "error_same_most", "chain_error_most"), limit)
+    most = dict.fromkeys(("error_most", "error_same_most", "chain_error_most", "trend_error_most"), limit)
+    most["unequal_error_most"] = (
+        5.0 + slack
+    )  # Satterthwaite's approximation with one or two degrees of freedom
     most["share_error_most"] = 5.0 + slack  # few outcomes: no interval meets its level at every share
     least = {"coverage_with_collapses_least": 94 - slack}
     print(result("procedure", figures, {"*": "%"}, at_most=most, at_least=least, quick=quick).line())

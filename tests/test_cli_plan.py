@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from statistics import pvariance
 from typing import Any
 
 import pytest
@@ -189,7 +190,7 @@ def test_power_says_what_the_planned_runs_can_decide(
 TREND = """
 title: Longer
 question: Does the lead grow?
-models: [mini_base, mini_long]
+models: [mini_base, mini_large_base, mini_long]
 variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}
 axes: {seed: [0, 1, 2, 3, 4, 5]}
 hypotheses:
@@ -215,15 +216,15 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
         "hypothesis above": 4,  # of six, two are not for the test
         "hypothesis grows": 4,
     }
-    # Differences on a model have a standard error of sqrt(2) points and 3 degrees of freedom. Their mean over two
-    # models, 4 points, has one of 1 point, and their difference one of 2; both have 3 to 6 degrees of freedom.
-    low, high = power_of_t(4, 3), power_of_t(4, 6)
+    # Differences on a model have a standard error of sqrt(2) points and 3 degrees of freedom. Their mean over three
+    # models, 4 points, has one of sqrt(2 / 3) points and 3 to 9 degrees of freedom.
+    low, high = power_of_t(4 * 1.5**0.5, 3), power_of_t(4 * 1.5**0.5, 9)
     assert low < found["hypothesis above"]["power"] < high + 0.01
-    lengths = [
-        compose([f"model={model}"]).run.rollout.max_response_length for model in ("mini_base", "mini_long")
-    ]
-    shift = 4 * math.log2(lengths[1] / lengths[0]) / 2  # 4 points for each doubling
-    assert power_of_t(shift, 3) < found["hypothesis grows"]["power"] < power_of_t(shift, 6) + 0.02
+    models = ("mini_base", "mini_large_base", "mini_long")
+    lengths = [compose([f"model={model}"]).run.rollout.max_response_length for model in models]
+    shift = 4 * (3 * pvariance(map(math.log2, lengths)) / 2) ** 0.5  # 4 points for each doubling
+    # The residuals of three models leave one degree of freedom.
+    assert 0.025 < found["hypothesis grows"]["power"] < power_of_t(shift, 1) + 0.02 < power_of_t(shift, 3)
     assert powers("--effect=0.001")["hypothesis above"]["power"] < 0.05
     # With a correlation of 0.75 differences have half the deviation, as if the lead were twice as large.
     together = powers("--effect=2", "--correlation=0.75")["hypothesis above"]

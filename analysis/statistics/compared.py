@@ -87,7 +87,7 @@ def _together(
         return MeasuredDifference(
             "", *pair, None, fewest, "its runs did not log the length of their responses"
         )
-    found = slope(known, logged)
+    found = slope(known, logged, runs)
     return MeasuredDifference("", *pair, found, fewest, "its models have equal response lengths")
 
 

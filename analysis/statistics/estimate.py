@@ -59,6 +59,16 @@ class Estimate:
         return None if above is None else min(1.0, 2 * min(above, 1 - above))
 
 
+@dataclass(frozen=True)
+class SlopeEstimate(Estimate):
+    """A slope over `n` models, with the error and the degrees of freedom of the wider of two intervals: by the spread
+    over `seeds` alone, and by the scatter of the `models` around the line.
+    """
+
+    seeds: Estimate | None = None
+    models: Estimate | None = None
+
+
 def estimate(value: float, n: int, error: float, degrees: float) -> Estimate:
     """An estimate with this error; without one if the error is zero up to rounding."""
     return Estimate(value, n, unknown=NO_SPREAD) if error < _SAME else Estimate(value, n, error, degrees)

@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.aggregates import FloatArray
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
 from cppo_lab.analysis.statistics.power import ALPHA
 from cppo_lab.analysis.statistics.reached_power import fewest
-from cppo_lab.analysis.statistics.trend import slope_weights
+from cppo_lab.analysis.statistics.trend import LEAST, slope_weights
 
 if TYPE_CHECKING:
     from cppo_lab.analysis.exact_claims import ErrorClaim
@@ -45,11 +45,13 @@ class PlannedPower:
 
 @dataclass(frozen=True)
 class Design:
-    """How the runs of a plan are compared: `paired` by seed or not. `lengths`: model -> response length in tokens, for
+    """How the runs of a plan are compared: `paired` by seed or not; `common`: and the seeds are the units over models,
+    too (`paired.over_models`). `lengths`: model -> response length in tokens, for
     claims about a trend with length. `correlation`: of the runs of one seed on a model.
     """
 
     paired: bool = True
+    common: bool = False
     correlation: float = 0.0
     lengths: Mapping[str, float] = field(default_factory=dict)
 
@@ -103,27 +105,53 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
             if claim.over_models or claim.kind is Kind.TREND:
                 parts.setdefault((variant, against), []).append(part)
             else:
-                holds &= _supported(claim, part.value, part.square, part.degrees)
+                holds &= _supported(claim, part.value, _half(part.square, part.degrees))
     for own in parts.values():
-        weights: Sequence[float] | None = [1 / len(own)] * len(own)
-        if claim.kind is Kind.TREND:
-            weights = slope_weights([design.lengths[part.model] for part in own])
-        if weights is None:
-            return 0.0  # all response lengths are equal
-        squares = np.array([weight**2 * part.square for weight, part in zip(weights, own, strict=True)])
-        below = sum(square**2 / part.degrees for square, part in zip(squares, own, strict=True))
-        value = np.sum([weight * part.value for weight, part in zip(weights, own, strict=True)], axis=0)
-        holds &= _supported(claim, value, squares.sum(0), squares.sum(0) ** 2 / below)  # Satterthwaite's
+        mean, trend = (1 / len(own),) * len(own), claim.kind is Kind.TREND
+        weights = slope_weights([design.lengths[part.model] for part in own]) if trend else mean
+        if weights is None or (trend and len(own) < LEAST):
+            return 0.0  # all response lengths are equal, or there is no interval
+        value, half = _weighted(own, weights, design.common)
+        if trend:
+            half = np.maximum(
+                half, _half_by_residuals(np.array([part.value for part in own]), weights, value)
+            )
+        holds &= _supported(claim, value, half)
     return float(holds.mean())
+
+
+def _weighted(
+    parts: Sequence["_Part"], weights: Sequence[float], common: bool
+) -> tuple[FloatArray, FloatArray]:
+    """The weighted sums of the parts, and half the widths of their intervals: by seed if seeds are `common`."""
+    value: FloatArray = np.sum(
+        [weight * part.value for weight, part in zip(weights, parts, strict=True)], axis=0
+    )
+    if common:
+        by_seed = np.sum([weight * part.pairs for weight, part in zip(weights, parts, strict=True)], axis=0)
+        seeds = by_seed.shape[1]
+        return value, _half(by_seed.var(1, ddof=1) / seeds, np.full(len(value), seeds - 1.0))
+    squares = np.array([weight**2 * part.square for weight, part in zip(weights, parts, strict=True)])
+    below = sum(square**2 / part.degrees for square, part in zip(squares, parts, strict=True))
+    return value, _half(squares.sum(0), squares.sum(0) ** 2 / below)  # Satterthwaite's
+
+
+def _half_by_residuals(values: FloatArray, weights: Sequence[float], slopes: FloatArray) -> FloatArray:
+    """As `trend.slope` has it, for the values of the models [model, study]."""
+    squares = sum(weight**2 for weight in weights)
+    line = values.mean(0) + np.outer(weights, slopes) / squares
+    degrees = len(weights) - 2
+    return _half(((values - line) ** 2).sum(0) / degrees * squares, np.full(len(slopes), float(degrees)))
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One comparison on one model in every study: the difference, its squared standard error, its degrees of
-    freedom.
+    """One comparison on one model in every study: the difference, its squared standard error, its degrees of freedom;
+    and the difference of each seed [study, seed].
     """
 
     model: str
+    pairs: FloatArray
     value: FloatArray
     square: FloatArray
     degrees: FloatArray
@@ -131,19 +159,23 @@ class _Part:
 
 def _part(model: str, ours: FloatArray, theirs: FloatArray, paired: bool) -> _Part:
     studies, seeds = ours.shape
-    value: FloatArray = (ours - theirs).mean(1)
+    pairs = ours - theirs
+    value: FloatArray = pairs.mean(1)
     if paired:
-        return _Part(model, value, (ours - theirs).var(1, ddof=1) / seeds, np.full(studies, seeds - 1.0))
+        return _Part(model, pairs, value, pairs.var(1, ddof=1) / seeds, np.full(studies, seeds - 1.0))
     own, other = ours.var(1, ddof=1) / seeds, theirs.var(1, ddof=1) / seeds
     degrees = (own + other) ** 2 / ((own**2 + other**2) / (seeds - 1))
-    return _Part(model, value, own + other, degrees)
+    return _Part(model, pairs, value, own + other, degrees)
 
 
-def _supported(
-    claim: Claim, value: NDArray[np.float64], square: NDArray[np.float64], degrees: NDArray[np.float64]
-) -> NDArray[np.bool_]:
-    """Which of these differences, with squared standard errors, support the claim at ALPHA."""
-    half = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
+def _half(square: FloatArray, degrees: FloatArray) -> FloatArray:
+    """Half the widths of 95 % intervals with these squared standard errors."""
+    half: FloatArray = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
+    return half
+
+
+def _supported(claim: Claim, value: FloatArray, half: FloatArray) -> NDArray[np.bool_]:
+    """Which of these differences, with half the widths of their intervals, support the claim at ALPHA."""
     supported: NDArray[np.bool_]
     if claim.margin is None:
         supported = value - half >= 0

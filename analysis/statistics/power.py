@@ -4,17 +4,18 @@ The power of n runs per variant, for a true difference that lies `distance` beyo
 `deviation` of one pair's difference, is about P(T <= distance sqrt(n) / deviation - t) with t the 97.5 % quantile and
 T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons, the quantile is that of the
 first step of Holm's procedure. Difference and spread are the observed ones. Over several models `n` is the number of
-runs on each, and the degrees of freedom grow in proportion to n - 1. Three seeds determine the spread only to a factor
-of about 0.5 to 6, so the number of seeds is an order of magnitude, not a guarantee.
+runs on each, and the degrees of freedom grow in proportion to n - 1. The scatter of models around a slope is taken as
+it is: more runs do not make it smaller. Three seeds determine the spread only to a factor of about 0.5 to 6, so the
+number of seeds is an order of magnitude, not a guarantee.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.special import stdtr, stdtrit
 
-from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate
 
 POWER = 0.8
 ALPHA = 0.025  # one-sided: each tail of a two-sided 95 % interval
@@ -40,15 +41,26 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Spread:
-    """The `error` and `degrees` of freedom of an estimate from `runs` >= 2 of each variant and model."""
+    """The `error` and `degrees` of freedom of an estimate from `runs` >= 2 of each variant and model.
+
+    `models`: those of a slope by the scatter of its models, which more runs do not change; they count where their
+    interval is wider.
+    """
 
     error: float
     degrees: float
     runs: int
+    models: tuple[float, float] | None = None
 
     def at(self, n: int) -> tuple[float, float]:
         """Error and degrees of freedom with `n` runs."""
-        return self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
+        seeds = self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
+        return seeds if self.models is None else max(seeds, self.models, key=_half)
+
+
+def _half(of: tuple[float, float]) -> float:
+    """Half the width of the 95 % interval with this error and these degrees of freedom."""
+    return of[0] * float(stdtrit(of[1], 1 - ALPHA))
 
 
 def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> float:
@@ -111,7 +123,12 @@ def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
     if found.error is None or found.degrees is None:
         return None
     # At least 2: one side of an unpaired comparison may be a single run, when all spread comes from the other side.
-    return Spread(found.error, found.degrees, max(2, found.n if runs is None else runs))
+    count = max(2, found.n if runs is None else runs)
+    if isinstance(found, SlopeEstimate) and found.seeds is not None and found.models is not None:
+        seeds, models = spread_of(found.seeds, count), spread_of(found.models, count)
+        if seeds is not None and models is not None:
+            return replace(seeds, models=(models.error, models.degrees))
+    return Spread(found.error, found.degrees, count)
 
 
 def _fewest(present: int, reached: Callable[[int], float]) -> Seeds:

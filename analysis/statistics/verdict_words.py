@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.power import POWER
 from cppo_lab.analysis.statistics.reached_power import ReachedPower
@@ -107,10 +108,18 @@ def _small(claim: Claim) -> str:
 
 def _how(claim: Claim, found: Difference) -> str:
     if claim.kind is Kind.TREND:
-        return f"slope over {found.estimate.n} models, which differ in more than length"
+        return f"slope over {found.estimate.n} models, which differ in more than length; {_width(found.estimate)}"
     if claim.kind is Kind.POSITIVE:
         return f"{found.estimate.n} runs"
     return f"{found.estimate.n} pairs of runs" if found.paired else "unpaired runs"
+
+
+def _width(found: Estimate) -> str:
+    """What the interval of a slope is as wide as."""
+    by_models = (
+        isinstance(found, SlopeEstimate) and found.models is not None and found.half == found.models.half
+    )
+    return f"width by {'their scatter around the line' if by_models else 'the spread over seeds'}"
 
 
 def _points(fraction: float) -> str:

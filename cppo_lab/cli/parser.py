@@ -101,7 +101,7 @@ def _add_training(commands: Commands) -> None:
     plan.add_argument(
         "--effect",
         metavar="POINTS",
-        help="with --power: the true lead to assume (default: the paper's scores; for the sweep's own hypotheses "
+        help="with --power: the true lead to assume (default: the paper's final means; for the sweep's own hypotheses "
         "twice the smallest lead that counts)",
     )
     show = add_sweep(

@@ -26,8 +26,9 @@ Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 @dataclass(frozen=True)
 class PowerQuestion:
     """Standard `deviations` of runs over seeds (empty: the usual ones), and the lead `effect` of each claim's methods
-    over the next ones, in points. None: the paper's scores; for a sweep's own hypotheses, twice the smallest advantage
-    that counts. `correlation`: of runs of the same seed. `error_deviations`: of the log ratio of errors, in percent.
+    over the next ones, in points. None: the paper's final means; for a sweep's own hypotheses, twice the smallest
+    advantage that counts. `correlation`: of runs of the same seed. `error_deviations`: of the log ratio of errors, in
+    percent.
     """
 
     deviations: tuple[float, ...]
@@ -123,7 +124,9 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
             for name in pair
             if name in planned[model]
         )
-        design = Design(_paired(plan, claim.sweep), question.correlation, lengths)
+        paired = plan.is_paired(claim.sweep)
+        common = paired and core_of(plan.core).seed_fixes_start
+        design = Design(paired, common, question.correlation, lengths)
         found += [
             planned_power(claim, means, value / 100, seeds, design)
             for value in question.deviations_of(plan.core, claim in own)
@@ -193,19 +196,6 @@ def planned_cells(
         if sweep in run.variants and (seeds is None or run.spec.seed in seeds):
             found.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
     return {model: dict(counts) for model, counts in found.items()}
-
-
-def _paired(plan: "Plan", sweep: str) -> bool:
-    """Whether the report will compare the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`)."""
-    [declared] = [one for one in plan.sweeps if one.name == sweep]
-    if declared.paired is not None:
-        return declared.paired
-    starts = [
-        (getattr(run.spec.model, "warm_start", None), run.spec.seed)
-        for run in plan.runs
-        if sweep in run.variants
-    ]
-    return all(start is not None and start.seed in (None, seed) for start, seed in starts)
 
 
 def _lengths(plan: "Plan", sweep: str) -> dict[str, float]:

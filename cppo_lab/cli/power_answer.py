@@ -103,7 +103,8 @@ def _default_effects(found: "Sequence[PlannedPower]") -> str:
     lead = "a lead of twice the smallest advantage that counts"
     if len(own) == len(found):
         return lead
-    return "the paper's scores" + (f" (for the sweep's own hypotheses {lead})" if own else "")
+    paper = "the paper's final means, which are not the best steps of its Table 1"
+    return paper + (f" (for the sweep's own hypotheses {lead})" if own else "")
 
 
 def _needed(seeds: int | None) -> str:
@@ -186,7 +187,7 @@ def power_values(
 
 def _lead(one: "PlannedPower", question: PowerQuestion) -> float | str:
     """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
-    the paper's scores.
+    the paper's final means.
     """
     if is_error(one.claim):
         return round(math.exp(-one.claim.lead), 4)

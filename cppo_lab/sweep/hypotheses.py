@@ -162,11 +162,14 @@ def check_hypotheses(
     models: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
-    a trend over a single model, or a circular order.
+    a trend over fewer than three models, or a circular order.
     """
     for key, one in hypotheses.items():
-        if one.models == "trend" and max(map(len, models.values())) < 2:
-            raise ValueError(f"{key}: models=trend needs two models or more, of different response lengths")
+        if one.models == "trend" and max(map(len, models.values())) < 3:
+            raise ValueError(
+                f"{key}: models=trend needs three models or more, of different response lengths: two do not show how "
+                "much leads scatter around a line"
+            )
         if one.outcome in ERRORS:
             _check_models(key, one, models)
         for name in one.variants:

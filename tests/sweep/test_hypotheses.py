@@ -56,7 +56,7 @@ def loaded(text: str) -> Sweep:
         (FIRST.replace("[1, 2]", "[1, 2, 1]"), "test_seeds: 1 stands there twice"),
         (FIRST.replace("[cppo]", "[cppo, cppo]"), "better: 'cppo' stands there twice"),
         (FIRST + "    smallest: 101\n", "at most 100"),
-        (FIRST + "    models: trend\n", "models=trend needs two models or more"),
+        (FIRST + "    models: trend\n", "models=trend needs three models or more"),
         (FIRST + "    models: trend\n    within: 1.0\n", "models=trend is for scores, without `within`"),
         (FIRST + "    models: trend\n    outcome: error\n", "outcome=error_slope is the trend of an error"),
     ],
@@ -196,6 +196,34 @@ def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(workspace
     assert f"Other versions registered for this sweep: {digest} on " in words
 
 
+@pytest.mark.parametrize(
+    ("models", "recorded", "deviates"),
+    [
+        ("[mini_base]", "seed", False),
+        ("[mini_base]", "none", True),
+        ("[mini_base]", None, False),  # a version that did not record it paired by warm starts
+        ("{exact: [exact_early]}", "seed", False),
+        ("{exact: [exact_early]}", None, True),  # and took the runs of the exact core as independent
+    ],
+)
+def test_another_comparison_than_the_registered_one_is_a_deviation(
+    workspace: Path, fast: None, models: str, recorded: str | None, deviates: bool
+) -> None:
+    loaded(STATED.replace("[mini_base]", models))
+    assert main(LAUNCH) == 0
+    client, core = MlflowClient(tracking_uri()), "exact" if "exact" in models else "mini"
+    [registered] = find_registrations(client, schema.experiment_name(core), "two")
+    assert registered.pairing == "seed"
+    entry = [registered.digest, registered.time_ms, registered.settings, registered.code, recorded]
+    client.set_tag(registered.parent, schema.TAG_HYPOTHESES, json.dumps([entry if recorded else entry[:4]]))
+    words = verdict_words(workspace)
+    assert ("unpaired runs" in words) is deviates
+    said = "Deviation from the registered analysis, which takes the runs of one seed as independent"
+    assert (said in words) is deviates
+    table = (workspace / "reports" / "build" / "two" / "verdicts.md").read_text()
+    assert (said in table) is deviates
+
+
 def test_a_report_on_some_of_the_runs_confirms_nothing(workspace: Path, fast: None) -> None:
     loaded(STATED)
     assert main(LAUNCH) == 0
@@ -302,7 +330,11 @@ def test_the_report_of_a_study_shows_the_hypotheses_of_its_sweeps(workspace: Pat
     assert [one["claim"] for one in verdicts] == ["hypothesis two above"]
 
 
-LEADS = {"mini_base": (20, 0.04), "mini_long": (80, 0.10)}  # response length in tokens, CPPO's lead
+LEADS = {
+    "mini_base": (20, 0.04),
+    "mini_large_base": (40, 0.0701),
+    "mini_long": (80, 0.10),
+}  # response length in tokens, CPPO's lead
 
 
 def train_with_leads(spec: RunSpec, recorder: object, resources: object) -> schema.Outcome:
@@ -325,7 +357,7 @@ def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "load_core", lambda name: train_with_leads)
-    trend = STATED.replace("[mini_base]", "[mini_base, mini_long]").replace(
+    trend = STATED.replace("[mini_base]", f"[{', '.join(LEADS)}]").replace(
         "smallest: 2.0", "smallest: 2.0\n    models: trend"
     )
     loaded(trend)
@@ -333,11 +365,11 @@ def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
     assert main(["report", "two.yaml", "training.t_stop=20"]) == 0
     record = json.loads((workspace / "reports" / "build" / "two" / "report.json").read_text())
     [found] = [one for one in record["verdicts"] if one["claim"] == "hypothesis above"]
-    assert (found["outcome"], found["pairs"]) == ("supported", 2)
+    assert (found["outcome"], found["pairs"]) == ("supported", 3)
     assert found["estimate"] == pytest.approx(0.03)  # 6 points over two doublings, from 20 to 80 tokens
     page = (workspace / "reports" / "build" / "two" / "index.html").read_text()
     assert "points for each doubling of the length" in page
-    assert "before any of the 8 runs that test it; unchanged." in page
+    assert "before any of the 12 runs that test it; unchanged." in page
 
 
 def test_nothing_starts_if_the_store_does_not_take_them(

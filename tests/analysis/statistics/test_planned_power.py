@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
-from cppo_lab.analysis.statistics.planned_power import STUDIES, planned_power
+from cppo_lab.analysis.statistics.planned_power import STUDIES, Design, planned_power
 from cppo_lab.analysis.statistics.power import MOST
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
@@ -48,6 +48,15 @@ def test_one_comparison_has_the_power_of_a_paired_t_test(effect: float, seeds: i
     deviation = 0.015
     found = planned_power(ABOVE, {"m": {"a": 0.3 + effect, "b": 0.3}}, deviation, seeds).power
     shift = effect * (seeds / 2) ** 0.5 / deviation
+    exact = float(stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, shift))
+    assert found == pytest.approx(exact, abs=4 * (exact * (1 - exact) / STUDIES) ** 0.5)
+
+
+def test_over_models_with_common_seeds_it_is_that_of_one_t_test() -> None:
+    """The seeds are the units: two models leave as many degrees of freedom as one."""
+    seeds, deviation = 4, 0.01
+    found = planned_power(CLAIMS["mean"], SCORES, deviation, seeds, Design(common=True)).power
+    shift = 0.02 * seeds**0.5 / deviation  # two models: a difference has the deviation of one run
     exact = float(stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, shift))
     assert found == pytest.approx(exact, abs=4 * (exact * (1 - exact) / STUDIES) ** 0.5)
 
