@@ -28,7 +28,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "launch/slurm/test_ledger.py": (FAST, "needs no Slurm"),
     "launch/slurm/test_random_kills.py": (SOAK, "launchers killed at random moments"),
     "launch/slurm/test_several_nodes.py": (FAST, "needs no Slurm"),
-    "old_store": (FULL, "five processes of the command line, one trains: 30 s"),
+    "old_store": (FULL, "thirty commands, of which seven train: 40 s"),
     "reports/test_exact_report.py": (FULL, "trains sixteen short runs"),
     "reports/test_latex.py": (FULL, "LaTeX"),
     "reports/test_mismatch.py": (FULL, "builds ten reports"),
