@@ -8,7 +8,6 @@ numbers of the first.
 
 import csv
 import json
-import lzma
 import os
 import shutil
 import signal
@@ -184,7 +183,7 @@ def main(clone: Path) -> None:
     expected["points"] = points(whole.path / "mlflow.db")
     (killed.path / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
     (killed.path / "mlflow.json").write_text(dumped(killed.path / "mlflow.db"), encoding="utf-8")
-    with tarfile.open(f"{commit}.tar.xz", "w:xz", preset=9 | lzma.PRESET_EXTREME) as archive:
+    with tarfile.open(f"{commit}.tar.xz", "w:xz", preset=9) as archive:
         for name in names:
             archive.add(killed.path / name, name, filter=_wanted)
 
