@@ -25,7 +25,7 @@ help:
 	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make docs        build the documentation as a site in build/site/html; broken links and anchors are errors"
 	@echo "make release-check  build sdist and wheel in build/release and check them for the package index (docs/packaging.md)"
-	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
+	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: only check in three minutes that each still works)"
 	@echo "make gpu-kit     pack the GPU measurements and their dependencies for a bare GPU machine (docs/gpu_kit.md)"
 	@echo "make locked      install as for make test, checking the SHA-256 of each downloaded file (docs/dependencies.md)"
 	@echo "make lock        regenerate requirements-cpu.lock from constraints-cpu.txt; make audit checks for known vulnerabilities"

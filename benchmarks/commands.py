@@ -2,7 +2,7 @@
 
 The quickstart is trained first, a few steps of it. Seconds are those of the whole command, the start of Python
 included, the fastest of five; beside them the processor time of the fastest. `report_one_new` is a report after one
-run of the sweep was retrained, `ui` the time until the server's page answers. benchmarks/report.py has the paper's
+run of the sweep was trained, `ui` the time until the server's page answers. benchmarks/report.py has the paper's
 reports, which are larger.
 
     python benchmarks/commands.py [--quick]
@@ -33,7 +33,6 @@ SMALL = [
 ]
 MOST_SECONDS = 1.0
 MOST_OF = {"report_one_new": 5.0, "ui": 5.0}  # seconds
-TIMES = {True: 2, False: 5}  # how often each command is called, by --quick
 
 
 def settings(folder: Path) -> dict[str, str]:
@@ -94,13 +93,13 @@ def measure(call: Callable[[], float], times: int) -> tuple[float, float]:
     return fastest, least
 
 
-def report_again(folder: Path, before: Path) -> float:
+def report_again(folder: Path, before: Path, words: list[str]) -> float:
     """The report once more, in a `folder` as it was `before`: a new run is new once. The folder keeps its name, by
     which the histories of its store are cached.
     """
     shutil.rmtree(folder)
     shutil.copytree(before, folder)
-    return cppo(folder, "report", "quickstart", *SMALL)
+    return cppo(folder, "report", *words)
 
 
 def main() -> None:
@@ -108,38 +107,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two calls of each command in place of five")
+    parser.add_argument(
+        "--quick", action="store_true", help="two runs, and one call of each command in place of five"
+    )
     quick = parser.parse_args().quick
+    sweep = ["quickstart", *SMALL, *(["variant=cppo"] if quick else [])]
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, before = Path(name, "work"), Path(name, "before")
         folder.mkdir()
-        # All runs but one, a report of them, then that one.
-        cppo(folder, "launch", "quickstart", *SMALL, "seed=0")
-        cppo(folder, "launch", "quickstart", *SMALL, "seed=1", "variant=grpo,dppo")
-        cppo(folder, "report", "quickstart", *SMALL, "--partial")
-        cppo(folder, "launch", "quickstart", *SMALL)
+        if not quick:  # all runs but one, and a report of them
+            cppo(folder, "launch", *sweep, "seed=0")
+            cppo(folder, "launch", *sweep, "seed=1", "variant=grpo,dppo")
+            cppo(folder, "report", *sweep, "--partial")
+        cppo(folder, "launch", *sweep, *(["launcher=inline"] if quick else []))
         shutil.copytree(folder, before)
-        for place in ("first", "second"):
-            cppo(folder, "report", "quickstart", *SMALL, "--out", place)
         one, other, *_ = sorted(path.parent.name for path in (folder / "runs").glob("*/config.json"))
         commands = {
-            "plan": ["plan", "quickstart", *SMALL],
+            "plan": ["plan", *sweep],
             "plan_main_verl": ["plan", "main", "core=verl"],
             "show_run": ["show", one],
-            "show_sweep": ["show", "quickstart", *SMALL],
+            "show_sweep": ["show", *sweep],
             "diff": ["diff", one, other],
-            "compare": ["compare", "first", "second"],
+            "compare": ["compare", "quickstart", "quickstart"],
             "status": ["status"],
-            "status_sweep": ["status", "quickstart", *SMALL],
+            "status_sweep": ["status", *sweep],
             "logs": ["logs", one],
         }
         calls: dict[str, Callable[[], float]] = {
-            command: partial(cppo, folder, *words) for command, words in commands.items()
+            "report_one_new": partial(report_again, folder, before, sweep),
+            **{command: partial(cppo, folder, *words) for command, words in commands.items()},
+            "ui": partial(ui, folder),
         }
-        calls |= {"ui": partial(ui, folder), "report_one_new": partial(report_again, folder, before)}
         for command, call in calls.items():
-            seconds, processor = measure(call, TIMES[quick])
+            seconds, processor = measure(call, 1 if quick else 5)
             print(f"{command}: {seconds:.2f} s, {processor:.2f} s of processor time", flush=True)
             figures[f"{command}_seconds"], figures[f"{command}_processor_seconds"] = seconds, processor
     targets = {f"{command}_seconds": MOST_OF.get(command, MOST_SECONDS) for command in calls}

@@ -234,19 +234,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer repeats (under a minute)")
+    parser.add_argument("--quick", action="store_true", help="small tensors, three repeats")
     parser.add_argument("--peak", nargs=3, metavar=("STEP", "B", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
         print(peak(options.peak[0], int(options.peak[1]), int(options.peak[2])))
         return
-    rows, count, repeats = (128, 64, 15) if options.quick else (512, 512, 15)
-    figures = loss_figures(rows, 8192, repeats)
+    rows, width, count, repeats = (16, 1024, 4, 3) if options.quick else (512, 8192, 512, 15)
+    figures = loss_figures(rows, width, repeats)
     figures |= logits_figures(count, torch.float32, repeats)
     narrow = logits_figures(count, torch.bfloat16, repeats)
     figures |= {f"bfloat16_{name}": value for name, value in narrow.items()}
-    figures |= cuda_figures(4096, repeats)
+    figures |= cuda_figures(8 * count, repeats)
     units = {"cuda_gigabytes_per_second": "GB/s", "*": "x"}
     absent = {"cuda_*": "torch sees no GPU", "*_peak_memory": "no /proc/self/clear_refs"}
     if find_spec("verl") is None:

@@ -219,11 +219,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="10 and 100 runs on SQLite")
+    parser.add_argument("--quick", action="store_true", help="10 runs on SQLite")
     parser.add_argument("--stores", default="", help="sqlite,postgresql; the latter is left out if missing")
     parser.add_argument("--most", type=int, default=SIZES[-1], help="runs of the largest sweep")
     options = parser.parse_args()
-    sizes = [runs for runs in SIZES if runs <= (100 if options.quick else options.most)]
+    sizes = [runs for runs in SIZES if runs <= (SIZES[0] if options.quick else options.most)]
     stores = options.stores.split(",") if options.stores else ["sqlite", "postgresql"][: 2 - options.quick]
     absent = {} if options.most >= SIZES[-1] else {"*": f"only with {SIZES[-1]:,} runs"}
     if "postgresql" in stores and missing():

@@ -36,6 +36,16 @@ from cppo_lab.sweep.compose import compose
 RUNS = {"dppo, seed 0": ("dppo", 0), "dppo, seed 1": ("dppo", 1), "cppo, seed 0": ("cppo", 0)}
 SEEDS = ("repeated", "aligned", "fresh")
 FRESH = 1_000_003  # far from every validation seed
+# A short warm start on a task that is learned at once: answers are both right and wrong.
+QUICK = [
+    *(
+        "data.operations=2",
+        "data.spellings=20",
+        "rollout.max_response_length=8",
+        "data.validation_problems=10",
+    ),
+    *("model.warm_start.steps=100", "model.warm_start.target_accuracy=null", "validation.every=1"),
+]
 Graded = np.ndarray  # [validations, P, k] bool
 
 
@@ -112,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="4 validations instead of 10")
+    parser.add_argument("--quick", action="store_true", help="two validations of models that know little")
     parser.add_argument("--model", default="mini_small_base", help="of conf/model, the embedded core's")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -121,9 +131,10 @@ def main() -> None:
         runs = {}
         for number, (name, (rule, seed)) in enumerate(RUNS.items()):
             chosen = [f"rule={rule}", f"seed={seed}", f"model={arguments.model}", "core=mini"]
+            chosen += QUICK if arguments.quick else []
             run = compose(chosen).run
             assert isinstance(run, MiniRun)
-            runs[name] = trained(Trainer(run, resources), number, 4 if arguments.quick else 10)
+            runs[name] = trained(Trainer(run, resources), number, 2 if arguments.quick else 10)
     found = show(f"correlation of answers with the same draw, {arguments.model}", correlations(runs), 1, 3)
     near = found["neighbouring validations"]
     figures = {

@@ -180,14 +180,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="shorter and fewer rounds (under a minute)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="half the responses, shorter, one round behind the one that warms up",
+    )
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     if importlib.util.find_spec("verl") is None:
         print("no verl: pip install '.[verl]'", file=sys.stderr)
     else:
-        figures |= update_ratios(8, 32, 64, 3) if quick else update_ratios(8, 48, 96, 5)
+        figures |= update_ratios(4, 8, 16, 1) if quick else update_ratios(8, 48, 96, 5)
     figures |= topk_gigabytes()
     units = {"topk_gigabytes_*": "GB", "mismatch_share_*": "", "*": "x"}
     print(result("verl_loss", figures, units, at_most=TARGETS, absent={"*": "no verl"}, quick=quick).line())

@@ -1,9 +1,12 @@
 """All benchmarks on one page: the form of their last lines, the page made of them, and a run that meets failures."""
 
+import ast
+import importlib
 import io
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,10 +28,8 @@ def ran(found: Result | None, failure: str = "") -> Ran:
     return Ran(name, f"python benchmarks/{name}.py", "What it is about.", 12.4, found, failure)
 
 
-def measured(*all_ran: Ran, quick: bool = False, load: float = 0.1) -> Measured:
-    return Measured(
-        "2031-05-06", MACHINE, {"Python": "3.11.7"}, load, quick, all_ran, {"p/targets.png": "Bars"}
-    )
+def measured(*all_ran: Ran, load: float = 0.1) -> Measured:
+    return Measured("2031-05-06", MACHINE, {"Python": "3.11.7"}, load, all_ran, {"p/targets.png": "Bars"})
 
 
 class TestForm:
@@ -121,12 +122,11 @@ class TestPage:
         assert "Cannot run here: needs root." in text
         assert "**Failed**: it ended \\| &lt;b>" in text
         assert "| `gpu` | not measured: no GPU | at most 1 s |  |" in text
-        assert tally(ran(absent)) == "0 of 0 targets met, 1 not measured"
+        assert tally(ran(absent)) == "0 of 0 targets met, 1 not measured: no GPU"
 
     def test_says_what_makes_it_doubtful(self) -> None:
         one = ran(result("x", {"a": 1.0}, {"*": "s"}))
         assert "**" not in page(measured(one))
-        assert "**A quick run**" in page(measured(one, quick=True))
         assert "**A loaded machine**: before the first benchmark began, 5.2" in page(measured(one, load=5.2))
 
     @pytest.mark.parametrize(
@@ -255,6 +255,27 @@ def test_the_command_writes_the_page(
     assert [path.name for path in stale.parent.iterdir()] == ["targets.png"]
 
 
+def test_the_quick_form_writes_no_page_and_prints_the_output_of_what_failed(
+    scripts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scripts["slow"].unlink()
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(command, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(command, "DOCS", tmp_path / "docs")
+    assert command.main(["--quick"]) == 1
+    assert not list(tmp_path.rglob("benchmarks.md")) and not (tmp_path / "docs").exists()
+    said = capsys.readouterr().out
+    for name, output in (("crash", "the disk is full"), ("silent", "no result")):
+        assert f"{name}.log, the output of {name}, which failed:\n{output}\n" in said
+    assert "the output of good" not in said
+    assert said.endswith("3 benchmarks, failed: crash, silent\n")
+    assert command.main(["--quick", "good"]) == 0
+    assert not list(tmp_path.rglob("benchmarks.md"))
+
+
 def test_quick_is_passed_on(tmp_path: Path) -> None:
     script = tmp_path / "echo.py"
     script.write_text('"""Says."""\nimport sys\nraise SystemExit(str(sys.argv[1:]))\n')
@@ -269,3 +290,32 @@ def test_every_script_ends_with_such_a_line(path: Path) -> None:
     assert "from summary.form import" in text
     assert "--quick" in text
     assert first_sentence(path).endswith(".")
+
+
+def programs(path: Path) -> list[str]:
+    """The Python programs in a script's strings, which no linter reads."""
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return [text for text in strings if text.startswith(("\nimport ", "\nfrom "))]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_programs_in_strings_know_their_names(path: Path) -> None:
+    for text in programs(path):
+        ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select=F", "-"]
+        checked = subprocess.run(ruff, input=text, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in node.names:
+                    module = importlib.import_module(node.module)
+                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_programs_in_strings_are_found() -> None:
+    assert {path.stem: len(programs(path)) for path in SCRIPTS if programs(path)} == {
+        **{"launch": 1, "plan": 2, "report": 2, "scale": 2, "tracking_read": 3},
+    }
