@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -23,6 +24,7 @@ from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
 
 LOOK_SECONDS = 0.5  # between polls of the runs
+ACTIVITY_SECONDS = 5.0  # between two lines about the same activity, if not on a terminal
 _CLEAR = "\r\x1b[K"
 
 
@@ -33,6 +35,7 @@ class StartedRun:
     attempt: Attempt
     rows: RunRows
     activity: str = ""
+    told: float = 0.0  # when the last line about an activity was printed
 
 
 @dataclass
@@ -201,11 +204,14 @@ class Progress:
                     f"{name}: step {row.step}/{t_stop}, {score_text(score, best.best, best.best_step)}{left}"
                 )
         activity = "" if one.rows.times else self._activity(one)
-        words = activity.rstrip("0123456789/ ")
-        if words and words != one.activity and not sys.stderr.isatty():
-            one.activity = words
-            if words != STARTING:
-                self.say(f"{name}: {words}")
+        if activity in ("", one.activity) or sys.stderr.isatty():
+            return
+        # The words before the first number say which activity it is, the rest how far it is.
+        other = re.split(r"\d", activity)[0] != re.split(r"\d", one.activity)[0]
+        if other or time.monotonic() - one.told >= ACTIVITY_SECONDS:
+            one.activity, one.told = activity, time.monotonic()
+            if activity != STARTING:
+                self.say(f"{name}: {activity}")
 
     def _activity(self, one: StartedRun) -> str:
         """The activity of a run besides training steps, from its folder."""

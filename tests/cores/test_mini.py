@@ -434,6 +434,18 @@ class TestTrainer:
         ):
             rates(*[0.123] * 15)
 
+    def test_a_warm_start_with_a_target_says_how_far_it_is(self, tiny_spec: RunSpec) -> None:
+        warm_start = tiny_spec.model.warm_start.model_copy(update={"steps": 1000, "target_accuracy": 0.9})
+        made = tiny_spec.model.model_copy(update={"warm_start": warm_start}).for_seed(3)
+        measured = iter((0.1, 0.256, 0.95))  # at steps 0, 50 and 100
+        progress = list(_until_learned(made, torch.optim.SGD([torch.zeros(1)]), lambda: next(measured)))
+        assert [progress[step] for step in (0, 50, 100, -1)] == [
+            ("warm start, 10 of 90 % right, step", 0, 1000),
+            ("warm start, 26 of 90 % right, step", 50, 1000),
+            ("warm start, annealing, step", 100, 400),
+            ("warm start, annealing, step", 399, 400),
+        ]
+
     @pytest.mark.parametrize("steps", [1, ANNEAL_STEPS])
     def test_a_target_that_cannot_be_reached_is_refused(self, steps: int) -> None:
         with pytest.raises(

@@ -19,7 +19,7 @@ from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import open_spool
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
-from cppo_lab.sweep.progress import Progress
+from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
 from tests.conftest import TINY
 from tests.waiting import until
 
@@ -105,21 +105,30 @@ def test_time_left_by_past_runs_before_the_first_step(plan: Plan, attempt: Attem
     assert progress.seconds_left() is None  # nothing is known of the one that waits
 
 
-def test_a_pipe_gets_one_line_per_validation(
-    plan: Plan, attempt: Attempt, capsys: pytest.CaptureFixture[str]
+def test_a_pipe_gets_a_line_per_validation_and_every_few_seconds_before_the_first(
+    plan: Plan, attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = started(plan, attempt)
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     capsys.readouterr()
     attempt.folder.mkdir(parents=True)
     for done in (0, 1, 400, 999):
         write_status(attempt.folder, {"status": "running", "activity": f"warm start {done}/1000"})
         look(progress)
+        look(progress)
+        if done == 1:
+            monkeypatch.setattr(time, "monotonic", lambda: now + ACTIVITY_SECONDS)
+    write_status(attempt.folder, {"status": "running", "activity": "validation"})
+    look(progress)
     record(attempt.folder, {0: 0.25, 1: None, 2: 0.5, 3: None, 4: 0.375})
     for _ in range(3):
         look(progress)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("  (")[0] for line in lines] == [
-        f"{NAME}: warm start",
+        f"{NAME}: warm start 0/1000",
+        f"{NAME}: warm start 400/1000",
+        f"{NAME}: validation",
         f"{NAME}: step 0/4, last 25.0 %, best 25.0 % (step 0)",
         f"{NAME}: step 2/4, last 50.0 %, best 50.0 % (step 2)",
         f"{NAME}: step 4/4, last 37.5 %, best 50.0 % (step 2)",

@@ -126,8 +126,8 @@ def train_warm_start(
     else:
         worked = _worked_examples(task, held_out)
         steps = _until_learned(made, optimizer, lambda: _accuracy(model, *worked, task.tokenizer))
-    for step in steps:
-        doing("warm start", step, settings.steps)
+    for progress in steps:
+        doing(*progress)
         problems = sample_training_problems(task, settings.batch, generator, held_out)
         responses = task.noisy_traces(problems, settings.step_noise, generator)
         tokens = torch.cat([problems.prompts, responses], dim=1)
@@ -139,22 +139,24 @@ def train_warm_start(
     return float(loss.detach())
 
 
-def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """The steps of a warm start of fixed length, under OneCycleLR."""
+def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, int, int]]:
+    """The progress before each step of a warm start of fixed length, under OneCycleLR: activity, done, of."""
     # OneCycleLR divides by this share of the steps less one step
     rising = 0.2 if settings.steps == 10 else 0.1
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=rising
     )
     for step in range(settings.steps):
-        yield step
+        yield "warm start", step, settings.steps
         schedule.step()
 
 
 def _until_learned(
     made: SyntheticModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
-) -> Iterator[int]:
-    """The steps of a warm start with a target: linear rise, constant rate until it is reached, linear fall to 0.
+) -> Iterator[tuple[str, int, int]]:
+    """The progress before each step of a warm start with a target: activity, done, of.
+
+    The rate rises linearly, is constant until the target is reached, and falls linearly to 0.
 
     Raises NotLearned when the linear fall no longer fits into the limit.
     """
@@ -177,7 +179,10 @@ def _until_learned(
         share = min(1.0, (step + 1) / RISING_STEPS) if end is None else (end - step) / ANNEAL_STEPS
         for group in optimizer.param_groups:
             group["lr"] = share * settings.learning_rate
-        yield step
+        if end is None:
+            yield f"warm start, {100 * reached:.0f} of {100 * target:g} % right, step", step, settings.steps
+        else:
+            yield "warm start, annealing, step", step, end
 
 
 def _worked_examples(task: Task, held_out: set[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
