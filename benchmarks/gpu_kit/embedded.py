@@ -1,4 +1,4 @@
-"""The embedded core on the device and on the CPU: the quickstart's CPPO run, shortened.
+"""The embedded core on the device and on the CPU: a short CPPO run.
 
 Sampling draws from each device's own random numbers, so that whole runs cannot agree. What can is compared: the logits
 of one model, and one update of it from one rollout batch. Then both train a few steps, each with its own draws.

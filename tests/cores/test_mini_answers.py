@@ -84,6 +84,16 @@ def test_outcomes_are_those_of_the_logged_scores(tmp_path: Path) -> None:
     assert found.length.min() >= 1
 
 
+def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Path) -> None:
+    run = run_of("data.spellings=3", "divergence.k=8")
+    trained(tmp_path / "run", run)
+    samples = texts.read((tmp_path / "run" / texts_name(6)).read_bytes(), "the file").samples
+    for one in samples:
+        assert set(one.prompt.split() + one.response.split()) <= {*"0123456789", *"+-*=", "<eos>", "<pad>"}
+    kept = tokens.read((tmp_path / "run" / tokens_name(6)).read_bytes(), "the file")
+    assert {piece.partition("_")[2] for piece in kept.pieces} >= {"1", "2"}
+
+
 def test_samples_are_graded_as_their_outcomes_say(tmp_path: Path) -> None:
     run = run_of()
     trained(tmp_path / "run", run)

@@ -64,7 +64,7 @@ def test_in_its_folder_in_the_store_by_its_parameters(workspace: Path, tiny_spec
 
 def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     mini, verl = (compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run
-                  for core, model in (("mini", "mini_small_base"), ("verl", "tiny_qwen3")))  # fmt: skip
+                  for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")))  # fmt: skip
     assert find(mini.run_id).source == "sweep quickstart, core=mini"
     found = find(verl.run_id[:8])
     assert found.source == "sweep quickstart, core=verl"
@@ -157,7 +157,7 @@ def test_diff_and_show_on_the_command_line(
     text = capsys.readouterr().out
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
-    assert main(["show", compose(["model=mini_small_base", "rule=grpo", "seed=1"]).run.run_id]) == 0
+    assert main(["show", compose(["model=mini_quick", "rule=grpo", "seed=1"]).run.run_id]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["sweeps"] == {"quickstart": "grpo"}
     assert main(["show", other.run_id, "seed=3"]) == 2
     assert f"cppo show SWEEP --run {other.run_id}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cppo_lab.errors import UserError
@@ -19,6 +20,18 @@ def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
     ]
     assert all(run.spec.rule.name == run.variant for run in plan.runs)
     assert len({run.run_id for run in plan.runs}) == 6
+
+
+def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
+    runs = [run.spec for run in make_plan(load_sweep("quickstart"), ["seed=0,1,2"]).runs]
+    assert {run.model.for_seed(run.seed).start_seed for run in runs} == {0}
+    for run in runs:
+        assert run.divergence.estimator == "topk" or run.rule.name == "grpo"
+        # What its start has learned: a step's right result or the next number, each in any spelling.
+        spellings = 1 / np.arange(1, run.data.spellings + 1)
+        slip = run.model.warm_start.step_noise
+        learned = np.outer([1 - slip, slip], spellings / spellings.sum())
+        assert np.sort(learned, axis=None)[-run.divergence.k :].sum() < 0.9
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_sweeps() if not name.startswith("tune_")])

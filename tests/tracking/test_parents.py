@@ -101,7 +101,7 @@ def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(
     (child,) = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
     first = child.data.tags[schema.TAG_PARENT]
     (workspace / "other.yaml").write_text(
-        "title: Other\nquestion: Why?\nmodels: [mini_small_base]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
+        "title: Other\nquestion: Why?\nmodels: [mini_quick]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
     other = make_plan(load_sweep("./other.yaml"), ["launcher=inline"])
     launch(other, uri)
@@ -288,7 +288,7 @@ def test_views_are_written_once(uri: str) -> None:
 
 
 def test_means_of_several_models_are_apart(uri: str) -> None:
-    launch_quickstart(uri, "seed=0", "model=mini_small_base,mini_base")
+    launch_quickstart(uri, "seed=0", "model=mini_quick,mini_base")
     tags = MlflowClient(uri).get_experiment(experiment_id(uri)).tags
     state = _saved_state(tags[TAG_PREFIX + means_key("quickstart")])
     assert state is not None

@@ -28,7 +28,12 @@ class MiniAnswerRecorder:
 
     def __init__(self, spec: MiniRun, task: Task, sets: dict[str, Problems], settings: AnswersSpec) -> None:
         self.spec, self.task, self.settings = spec, task, settings
-        self._pieces = np.array(task.tokenizer.names(list(range(task.tokenizer.vocabulary))), dtype=object)
+        tokenizer, symbols = task.tokenizer, np.arange(task.tokenizer.vocabulary)
+        self._pieces = np.array(tokenizer.names(symbols.tolist()), dtype=object)
+        # In texts, which are read, every spelling of a number looks like the first; tokens keep their names.
+        self._words = self._pieces[
+            np.where(symbols < tokenizer.operator, symbols % tokenizer.modulus, symbols)
+        ]
         names = [name for name, problems in sets.items() for _ in range(len(problems))]
         places = [place for place, problems in enumerate(sets.values()) for _ in range(len(problems))]
         contents = [str(values) for problems in sets.values() for values in problems.identities()]
@@ -174,7 +179,7 @@ class MiniAnswerRecorder:
         ids, lengths = rollout.responses.cpu()[rows].numpy(), rollout.lengths.cpu()[rows].tolist()
         for row, length, end in zip(ids, lengths, ended, strict=True):
             response = row[:length]
-            found.append((" ".join(self._pieces[response]), self.task.answer(response.tolist()), end))
+            found.append((" ".join(self._words[response]), self.task.answer(response.tolist()), end))
         return found
 
     def _ended(self, rollout: Rollout) -> Tensor:
@@ -183,7 +188,7 @@ class MiniAnswerRecorder:
         return (rollout.lengths > 0) & (last == self.task.tokenizer.eos)
 
     def _text(self, prompt: Tensor) -> str:
-        return self.task.tokenizer.decode(prompt.tolist())
+        return " ".join(self._words[prompt.numpy()])
 
 
 @dataclass(frozen=True)
