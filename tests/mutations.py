@@ -670,8 +670,8 @@ TRACKING = (
     Fault(
         "the description of a sweep shows an older result as the newest",
         "cppo_lab/tracking/parents.py",
-        "(known.state not in schema.FINISHED and one.state in schema.FINISHED)",
-        "one.state in schema.FINISHED",
+        "newer.state not in schema.FINISHED and noted.state in schema.FINISHED",
+        "noted.state in schema.FINISHED",
         "tests/tracking/test_noted_runs.py",
     ),
     Fault(

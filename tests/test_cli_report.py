@@ -21,7 +21,7 @@ from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.sweep_note import SweepText
+from cppo_lab.tracking.parents import SweepText
 from tests.plausible import train
 
 ONE = ["quickstart", "variant=cppo"]
@@ -141,7 +141,7 @@ def test_a_store_that_does_not_take_it_costs_a_line(
         raise UserError("tracking store x failed: gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cppo_lab.tracking.report_log.keep_report", away)
+        patched.setattr("cppo_lab.tracking.parents.keep_report", away)
         assert main(["report", *ONE, "seed=0"]) == 0
     said = capsys.readouterr()
     assert "report: reports/build/quickstart/index.html" in said.out

@@ -1,5 +1,6 @@
 """`cppo ui`: where it listens and what it says. With a real server: tests/test_cli_ui_server.py."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from cppo_lab.cli.ui import report_link
 from cppo_lab.errors import UserError
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.tracking import page_server
-from cppo_lab.tracking.views import where_to_look
+from cppo_lab.tracking import ui
+from dev.servers.group import free_port
 
 
 def empty_store() -> str:
@@ -47,7 +48,7 @@ def test_mistakes_are_named(
         port = taken.getsockname()[1]
         assert main(["ui", "--port", str(port)]) == 2
         assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
-        monkeypatch.setattr(page_server, "PORTS", range(port, port + 1))
+        monkeypatch.setattr(ui, "PORTS", range(port, port + 1))
         assert main(["ui"]) == 2
         assert "choose another with --port" in capsys.readouterr().err
     assert main(["ui", "--host", "no.such.host.invalid"]) == 2
@@ -60,7 +61,7 @@ def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(metadata, "distribution", absent)
     with pytest.raises(UserError, match=r"pip install .*(\[ui\]|mlflow)"):
-        page_server.require_mlflow_server()
+        ui.require_mlflow_server()
 
 
 @pytest.mark.parametrize(
@@ -75,14 +76,14 @@ def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_what_only_this_machine_reaches(host: str, alone: bool) -> None:
-    assert page_server.is_loopback(host) == alone
+    assert ui.is_loopback(host) == alone
 
 
 def test_a_launch_says_how_to_look(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = empty_store()
-    assert where_to_look(uri, "cppo-mini") == "cppo ui"
+    assert ui.where_to_look(uri, "cppo-mini") == "cppo ui"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
-    assert where_to_look(uri, "cppo-mini") == f"MLFLOW_TRACKING_URI={uri} cppo ui"
+    assert ui.where_to_look(uri, "cppo-mini") == f"MLFLOW_TRACKING_URI={uri} cppo ui"
 
 
 def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
@@ -93,21 +94,53 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
     assert link == f"{(tmp_path / 'index.html').as_uri()}?mlflow=http%3A%2F%2Flocalhost%3A5000"
 
 
-def test_what_fails_while_the_server_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list["subprocess.Popen[str]"]:
+    """What is started in place of MLflow's server: it ends, with a reason, once somebody has opened `told` to write."""
+    os.mkfifo(tmp_path / "told")
+    code = f"print('INFO'); open({str(tmp_path / 'told')!r}).read(); print('address in use')"
+    started: list[subprocess.Popen[str]] = []
 
-    def start(command: object, real: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(real([sys.executable, "-c", "import signal; signal.pause()"], **options))
+    def start(command: object, real: Any = subprocess.Popen, **options: Any) -> "subprocess.Popen[str]":
+        started.append(real([sys.executable, "-c", code], **options))
         return started[-1]
 
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return started
+
+
+def test_what_fails_while_the_server_starts_ends_it(servers: list["subprocess.Popen[str]"]) -> None:
     def fail() -> None:
-        assert started[0].poll() is None
+        assert servers[0].poll() is None
         raise UserError("the store is away")
 
-    monkeypatch.setattr(page_server.subprocess, "Popen", start)
     with (
         pytest.raises(UserError, match="the store is away"),
-        page_server.serving("sqlite:///x.db", "127.0.0.1", 5000, fail),
+        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), fail),
     ):
         pass
-    assert started[0].poll() is not None
+    assert servers[0].poll() is not None
+
+
+def test_a_server_that_does_not_start_says_why(
+    servers: list["subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    def tell() -> None:
+        (tmp_path / "told").write_text("x")
+
+    with (
+        pytest.raises(UserError, match="did not start: address in use"),
+        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), tell),
+    ):
+        pass
+
+
+def test_so_does_one_whose_port_another_has_taken_meanwhile(
+    servers: list["subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        ui.serving("sqlite:///x.db", "127.0.0.1", other.getsockname()[1]) as last_words,
+    ):
+        (tmp_path / "told").write_text("x")
+        assert last_words() == "address in use"

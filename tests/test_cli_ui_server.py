@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.store.client import ensure_experiment, open_client
 from tests.test_cli_ui import empty_store
 from tests.waiting import CEILING_SECONDS
 
@@ -51,30 +50,3 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         served.send_signal(number)
         assert served.wait(CEILING_SECONDS) == 0
     assert processes_of(uri) == []
-
-
-@pytest.mark.slow
-def test_two_that_start_at_once_take_two_ports(workspace: Path) -> None:
-    served = []
-    for name in ("one", "two"):
-        uri = f"sqlite:///{workspace}/{name}.db"
-        ensure_experiment(open_client(uri), uri, f"cppo-{'mini' if name == 'one' else 'verl'}")
-        served.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "cppo_lab.cli", "ui"],
-                env=os.environ | {"MLFLOW_TRACKING_URI": uri},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        titles, links = zip(
-            *((one.stdout.readline(), one.stdout.readline().strip()) for one in served), strict=True
-        )
-        assert (titles[0].split()[0], titles[1].split()[0]) == ("cppo-mini", "cppo-verl")
-        assert len({link.partition("/#")[0] for link in links}) == 2
-        assert [one.poll() for one in served] == [None, None]
-    finally:
-        for one in served:
-            one.terminate()
-        assert [one.wait(CEILING_SECONDS) for one in served] == [0, 0]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.plan import Plan
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
+    from cppo_lab.tracking.parents import SweepText
     from cppo_lab.tracking.registration import Registration
-    from cppo_lab.tracking.sweep_note import SweepText
 
     Request = ReportRequest | StudyRequest
     Asked = tuple[Request, SweepText]
@@ -171,7 +171,7 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
     """Keep page, figures and verdicts with the sweep in MLflow; a store that does not take them costs a line."""
     from cppo_lab.reports.folder import PAGE, read_marker
     from cppo_lab.reports.saved import read_record
-    from cppo_lab.tracking.report_log import ReportLog, keep_report
+    from cppo_lab.tracking.parents import ReportLog, keep_report
 
     marker, saved = read_marker(request.out), read_record(request.out)
     files = {} if marker is None else dict(marker.files)
@@ -199,7 +199,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.tracking.sweep_note import SweepText
+    from cppo_lab.tracking.parents import SweepText
 
     if options.study is not None:
         raise UserError(f"--study {options.study!r} with --from paper: the paper has no searches; remove it")
@@ -223,7 +223,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
-    from cppo_lab.tracking.sweep_note import SweepText
+    from cppo_lab.tracking.parents import SweepText
 
     plan, uri = planned(options)
     address.require_store(uri)
@@ -430,9 +430,9 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
+    from cppo_lab.tracking.parents import SweepText
     from cppo_lab.tracking.reference import import_reference
     from cppo_lab.tracking.reference_parents import nest_reference
-    from cppo_lab.tracking.sweep_note import SweepText
 
     uri = address.tracking_uri()
     added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))

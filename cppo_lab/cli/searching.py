@@ -26,7 +26,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
     from cppo_lab.sweep.search.tune import tune as carry_out
-    from cppo_lab.tracking.views import where_to_look
+    from cppo_lab.tracking.ui import where_to_look
 
     declared = load_sweep(options.sweep)
     if not isinstance(declared, Search):

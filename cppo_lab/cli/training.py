@@ -187,7 +187,7 @@ def train(
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
-    from cppo_lab.tracking.views import where_to_look
+    from cppo_lab.tracking.ui import where_to_look
 
     if options.dry_run:
         return _dry_run(found, uri, options, retry)

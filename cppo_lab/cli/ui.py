@@ -1,4 +1,4 @@
-"""`cppo ui`: the MLflow UI for the tracking store, with links to saved views."""
+"""`cppo ui`: the MLflow UI for the tracking store, with links to the experiments."""
 
 import argparse
 import contextlib
@@ -10,7 +10,6 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
-from cppo_lab.file_cache import FileCache
 from cppo_lab.redaction import redacted
 from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.store.address import require_store, sqlite_file, tracking_uri
@@ -25,25 +24,24 @@ def ui(options: argparse.Namespace) -> int:
         served = redacted(uri).rstrip("/")
         _show([*_report(options, served), *_links(uri, served)], options)
         return Exit.DONE
-    from cppo_lab.tracking.page_server import address, free_port, is_loopback, require_mlflow_server, serving
+    from cppo_lab.tracking.ui import free_port, is_loopback, require_mlflow_server, served_at, serving
 
     require_mlflow_server()
     require_store(uri)
     interrupt_on_termination()
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
-        # The port of one that starts is still free.
-        start.enter_context(FileCache(Path("cppo-lab-ui")).locked("lock"))
+    with contextlib.suppress(KeyboardInterrupt):
         port = free_port(options.host, options.port)
         if not is_loopback(options.host):
             print(
                 f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs",
                 file=sys.stderr,
             )
-        links = _report(options, address(options.host, port))
+        address = served_at(options.host, port)
+        links = _report(options, address)
         print(f"starting the MLflow UI for {redacted(uri)} ...", file=sys.stderr, flush=True)
 
         def find_links() -> None:
-            links.extend(_links(uri, address(options.host, port)))
+            links.extend(_links(uri, address))
 
         # The server takes seconds to start, and so does the client that finds the links. Not at once where that client
         # may have to make the tables first.
@@ -51,12 +49,10 @@ def ui(options: argparse.Namespace) -> int:
         has_tables = database is not None and not is_new(database)
         if not has_tables:
             find_links()
-        with serving(uri, options.host, port, find_links if has_tables else None) as server:
-            start.close()
+        with serving(uri, options.host, port, find_links if has_tables else None) as last_words:
             _show(links, options)
             print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-            server.wait()
-            print("cppo: mlflow server ended by itself", file=sys.stderr)
+            print(f"cppo: mlflow server ended by itself: {last_words()}", file=sys.stderr)
             return Exit.NO
     return Exit.DONE
 
@@ -64,20 +60,19 @@ def ui(options: argparse.Namespace) -> int:
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
     from cppo_lab.store.client import open_client
-    from cppo_lab.tracking.views import comparison, page, save_views
+    from cppo_lab.tracking.ui import comparison, page, save_view
 
-    client, found, links = open_client(uri), [], []
+    client, shown, links = open_client(uri), [], []
     for core in (*core_names(), schema.PAPER):
         experiment = client.get_experiment_by_name(schema.experiment_name(core))
         if experiment is None or experiment.lifecycle_stage != "active":
             continue
-        sweeps = [name for name in save_views(client, experiment.experiment_id) if name.startswith("Sweep")]
+        save_view(client, experiment.experiment_id)
         experiment = client.get_experiment(experiment.experiment_id)
-        found.append(experiment)
-        views = f" (in the menu at the top right: {', '.join(sweeps)})" if sweeps else ""
-        links.append((f"{experiment.name}{views}", address + page(experiment)))
-    if len(found) > 1:
-        links.append(("all in the same charts", address + comparison(found)))
+        shown.append(experiment)
+        links.append((experiment.name, address + page(experiment)))
+    if len(shown) > 1:
+        links.append(("all in the same charts", address + comparison(shown)))
     return links or [("no runs yet", address)]
 
 

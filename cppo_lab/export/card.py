@@ -15,8 +15,7 @@ from cppo_lab.export.subject import Subject
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.environment import versions_in
-from cppo_lab.tracking.markdown import code
-from cppo_lab.tracking.naming import resolved_yaml
+from cppo_lab.tracking.naming import code, resolved_yaml
 
 PAPER = "arXiv 2606.10968"
 DATASETS = {"dapo_math_17k": "BytedTsinghua-SIA/DAPO-Math-17k"}  # on the hub, by `data.training`

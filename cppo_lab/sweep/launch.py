@@ -55,7 +55,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     require_folder(runs)
     # Create the tables and the experiment here: several runs doing so at once would collide.
     client = open_client(uri)
-    experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core))
+    experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core), core_of(plan.core).note)
     look = look_repaired(run_ids, plan.core, uri, runs)
     _claim_done(plan, look, uri)
     parents = ensure_parents(plan, uri, experiment_id, look)

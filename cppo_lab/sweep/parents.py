@@ -18,12 +18,9 @@ from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.experiment_note import describe_experiment
-from cppo_lab.tracking.naming import flatten
-from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
+from cppo_lab.tracking.parents import SweepText, ensure_parent, living, nest, update_parent
 from cppo_lab.tracking.registration import register
-from cppo_lab.tracking.sweep_note import NotedRun, SweepText
-from cppo_lab.tracking.views import save_views
+from cppo_lab.tracking.ui import save_view
 
 # If several launchers add the same missing tag, the store accepts only one; the others then find the tag.
 TRIES = 3
@@ -119,7 +116,7 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
 def describe_sweeps(
     plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
 ) -> None:
-    """Update the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page."""
+    """Update the descriptions of the plan's sweeps, and the view that MLflow's page opens on."""
     with _warn_on_store_fault("the descriptions"):
         for left in reversed(range(TRIES)):
             try:
@@ -134,27 +131,11 @@ def _describe(
     plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
 ) -> None:
     client = open_client(uri)
-    describe_experiment(client, experiment_id, plan.core)
     for sweep in plan.sweeps:
         if sweep.name in parents.by_sweep:
             text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
-            runs = [
-                _noted(run, run.variants[sweep.name], states[run.run_id])
-                for run in plan.runs
-                if sweep.name in run.variants
-            ]
-            update_parent(client, parents.by_sweep[sweep.name], text, runs)
-    save_views(client, experiment_id)
-
-
-def _noted(run: PlannedRun, variant: str, state: RunState) -> NotedRun:
-    return NotedRun(
-        run_id=run.run_id,
-        variant=variant,
-        state=state.state,
-        rule=run.spec.rule.name,
-        model=run.spec.model.name,
-        seed=str(run.spec.seed),
-        t_stop=str(run.spec.training.t_stop),
-        params=flatten(run.spec.model_dump(mode="json")),
-    )
+            planned = {
+                run.run_id: states[run.run_id].state for run in plan.runs if sweep.name in run.variants
+            }
+            update_parent(client, parents.by_sweep[sweep.name], text, planned)
+    save_view(client, experiment_id)

@@ -1,4 +1,4 @@
-"""How a run appears in MLflow: its name, its tags, and its configuration as parameters and as YAML."""
+"""How a run appears in MLflow: its name, its tags, its configuration as parameters and as YAML, words in Markdown."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +13,8 @@ from cppo_lab.spec.base import digest
 
 BETWEEN = " · "  # the parts of a run's name
 _NUMBERED = re.compile(r"(Table|Figure) (\d+)")
+# Escaped as entities: MLflow's converter does not honour every backslash, and entities start no address or markup.
+_MARKUP = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
 
 
 def run_name(spec: RunSpec, variants: Mapping[str, str]) -> str:
@@ -125,3 +127,14 @@ def resolved_yaml(
     sections |= {name: one.model_dump(mode="json") for name, one in others.items() if one is not None}
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+def escaped(text: str) -> str:
+    """`text` on one line of Markdown, shown literally: no markup, HTML or address in it takes effect."""
+    return _MARKUP.sub(lambda sign: f"&#{ord(sign.group())};", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """`text` as a piece of code, on one line. A backtick would end it, and a bar would end a table's cell."""
+    line = " ".join(text.split())
+    return escaped(line) if set(line) & {"`", "|"} or not line else f"`{line}`"

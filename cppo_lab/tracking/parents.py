@@ -1,14 +1,18 @@
-"""The parent of a sweep's training runs in MLflow: one run per sweep and experiment, which holds the description.
+"""The parent of a sweep's training runs in MLflow: one run per sweep and experiment, which holds the description, the
+means of its variants, and the page, figures and verdicts of its report.
 
 It has no `cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
 """
 
+import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
@@ -16,16 +20,60 @@ from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.store.exclusive import exclusive
 from cppo_lab.store.listing import experiment_runs
-from cppo_lab.tracking.markdown import escaped
-from cppo_lab.tracking.naming import name_part
-from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
+from cppo_lab.tracking.naming import escaped, name_part
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
 _LONGEST_PART = 100
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
+_DIGITS = 12  # of a file's fingerprint: enough to see that it changed
+MOST = 8000  # MLflow's limit on the characters of a run's tag
+_MOST_VERDICT = 1900  # characters of the verdict
+_MOST_WORDS = 300  # of title and question
+# The last section of a description; what follows it stays when that is rewritten.
+_VERDICT = "\n### Verdict\n"
+
+
+@dataclass(frozen=True)
+class SweepText:
+    """A sweep's own description: its `feeds` are tables and figures of the paper."""
+
+    name: str
+    title: str
+    question: str
+    feeds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotedRun:
+    """A run of a sweep as the store has it; `score` is the last validation, a fraction."""
+
+    variant: str
+    model: str
+    state: str
+    score: float | None
+
+
+@dataclass(frozen=True)
+class ReportLog:
+    """What to keep: `files` of `folder` with their fingerprints, and the verdicts on the claims, each as
+    (outcome, claim, reason). `shown`: the name of a PNG to show. `origin`: where the numbers come from.
+
+    `whole_study`: the report is of a study, whose runs belong to other sweeps.
+    """
+
+    sweep: SweepText
+    folder: Path
+    files: Mapping[str, str]
+    verdicts: Sequence[tuple[str, str, str]]
+    origin: str
+    shown: str = ""
+    whole_study: bool = False
 
 
 def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
@@ -38,8 +86,8 @@ def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str
 
 
 def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
-    found = _parents(client, experiment_id, sweep)
-    if not found:
+    parents = _parents(client, experiment_id, sweep)
+    if not parents:
         tags = {schema.TAG_SWEEP_PARENT: sweep}
         made = client.create_run(experiment_id, tags=tags, run_name=f"sweep {sweep}").info.run_id
         try:
@@ -48,60 +96,88 @@ def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
             if client.get_run(made).info.lifecycle_stage == "active":
                 raise
             # else another launcher, whose own parent is older, has removed it
-        found = _parents(client, experiment_id, sweep)
-    kept, *others = (run.info.run_id for run in found)
+        parents = _parents(client, experiment_id, sweep)
+    oldest, *others = (run.info.run_id for run in parents)
     for other in others:
-        _move_runs(client, experiment_id, other, kept)
+        children = client.search_runs([experiment_id], f"tags.`{schema.TAG_PARENT}` = '{other}'")
+        nest(client, {child.info.run_id: oldest for child in children})
         client.delete_run(other)
-    return str(kept)
+    return str(oldest)
 
 
 def _parents(client: MlflowClient, experiment_id: str, sweep: str) -> list[Run]:
     """All existing parents of a sweep, the oldest first."""
-    condition = f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'"
-    found = client.search_runs([experiment_id], condition)
-    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
-
-
-def _move_runs(client: MlflowClient, experiment_id: str, old: str, new: str) -> None:
-    for run in client.search_runs([experiment_id], f"tags.`{schema.TAG_PARENT}` = '{old}'"):
-        client.set_tag(run.info.run_id, schema.TAG_PARENT, new)
+    parents = client.search_runs([experiment_id], f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
+    return sorted(parents, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
     """Those of the MLflow ids whose runs exist and are not deleted."""
-    there = set()
+    alive = set()
     for parent in set(parents) - {""}:
         try:
             run = client.get_run(parent)
         except MlflowException:
             continue
         if run.info.lifecycle_stage == "active":
-            there.add(parent)
-    return there
+            alive.add(parent)
+    return alive
+
+
+def nest(client: MlflowClient, runs: Mapping[str, str]) -> None:
+    """Put runs that have ended under parents: `runs` maps the MLflow id of each to that of its parent."""
+    for mlflow_id, parent in runs.items():
+        client.set_tag(mlflow_id, schema.TAG_PARENT, parent)
 
 
 def update_parent(
-    client: MlflowClient, parent: str, sweep: SweepText, planned: Sequence[NotedRun] = ()
+    client: MlflowClient,
+    parent: str,
+    sweep: SweepText,
+    planned: Mapping[str, str] = MappingProxyType({}),
+    verdict: str | None = None,
 ) -> None:
-    """Write the description of a sweep's parent from the runs of the store and from those that are `planned`, and log
-    the means of its variants.
+    """Write the description of a sweep's parent, and log the means of its variants.
 
-    The states of planned runs come from the planner, those of other runs of the sweep, from earlier launches, from the
-    store. The verdict stays.
+    `planned`: run id -> state of the runs that a launcher has planned. The states of other runs of the sweep, from
+    earlier launches, come from the store. The verdict stays if none is given.
     """
     run = client.get_run(parent)
-    experiment = client.get_experiment(run.info.experiment_id)
-    runs = noted_runs(client, experiment.name, sweep.name, planned)
-    old = run.data.tags.get(schema.TAG_NOTE, "")
-    note = sweep_note(sweep, runs, experiment.experiment_id, verdict_of(old))
-    if note != old:
-        client.set_tag(parent, schema.TAG_NOTE, note)
-    now = variant_means(runs)
+    runs = noted_runs(client, client.get_experiment(run.info.experiment_id).name, sweep.name)
+    states = {**{run_id: noted.state for run_id, noted in runs.items()}, **planned}
+    _write_note(client, run, sweep, states.values(), verdict)
+    now = variant_means(replace(noted, state=states[run_id]) for run_id, noted in runs.items())
     new = {name: value for name, value in now.items() if run.data.metrics.get(name) != value}
     if new:
         time_ms = int(time.time() * 1000)
         client.log_batch(parent, metrics=[Metric(name, value, time_ms, 0) for name, value in new.items()])
+
+
+def _write_note(
+    client: MlflowClient, parent: Run, sweep: SweepText, states: Collection[str], verdict: str | None
+) -> None:
+    old = parent.data.tags.get(schema.TAG_NOTE, "")
+    note = sweep_note(sweep, states, old.partition(_VERDICT)[2] if verdict is None else verdict)
+    if note != old:
+        client.set_tag(parent.info.run_id, schema.TAG_NOTE, note)
+
+
+def sweep_note(sweep: SweepText, states: Collection[str], verdict: str = "") -> str:
+    """The whole description, in Markdown as the `verdict` is; `states` are those of the sweep's runs."""
+    parts = [f"## {escaped(sweep.title[:_MOST_WORDS])}"]
+    if sweep.question:
+        parts.append(f"**{escaped(sweep.question[:_MOST_WORDS])}**")
+    if sweep.feeds:
+        parts.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
+    if states:
+        count = Counter(states)
+        counts = ", ".join(f"{count[state]} {state}" for state in schema.STATES if count[state])
+        parts.append(
+            f"- runs: {len(states)} ({counts})\n"
+            f"- to see only these runs, filter by ``tags.`{schema.sweep_tag(sweep.name)}` LIKE '%'``"
+        )
+    note = "\n\n".join(parts) + "\n"
+    return f"{note}{_VERDICT}\n{verdict.strip()[:_MOST_VERDICT]}\n" if verdict.strip() else note
 
 
 def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
@@ -114,39 +190,23 @@ def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
     return {name: math.fsum(values) / len(values) for name, values in scores.items()}
 
 
-def noted_runs(
-    client: MlflowClient, experiment: str, sweep: str, planned: Sequence[NotedRun] = ()
-) -> list[NotedRun]:
-    """The runs of a sweep: first the planned ones in order, then all others in the store."""
+def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, NotedRun]:
+    """The runs of a sweep by run id: of each the newest result, or else the newest attempt."""
     tag = schema.sweep_tag(sweep)
-    stored: dict[str, NotedRun] = {}
+    runs: dict[str, NotedRun] = {}
     for run in experiment_runs(client, experiment, tag):
-        one = _noted(run, run.data.tags[tag])
-        known = stored.get(one.run_id)
-        if known is None or (known.state not in schema.FINISHED and one.state in schema.FINISHED):
-            stored[one.run_id] = one
-    runs = []
-    for plan in planned:
-        there = stored.pop(plan.run_id, None)
-        runs.append(plan if there is None else replace(plan, mlflow_id=there.mlflow_id, score=there.score))
-    return runs + sorted(stored.values(), key=lambda one: (one.variant, one.model, one.seed))
-
-
-def _noted(run: Run, variant: str) -> NotedRun:
-    tags = run.data.tags
-    scores = [value for name, value in run.data.metrics.items() if _is_mean(name)]
-    return NotedRun(
-        run_id=tags.get(schema.TAG_RUN_ID, ""),
-        variant=variant,
-        state=tags.get(schema.TAG_STATUS, schema.RUNNING),
-        rule=tags.get(schema.TAG_RULE, ""),
-        model=tags.get(schema.TAG_MODEL, ""),
-        seed=tags.get(schema.TAG_SEED, ""),
-        t_stop=tags.get(schema.TAG_T_STOP, ""),
-        mlflow_id=run.info.run_id,
-        score=scores[0] if scores else None,
-        params=dict(run.data.params),
-    )
+        tags = run.data.tags
+        scores = [value for name, value in run.data.metrics.items() if _is_mean(name)]
+        noted = NotedRun(
+            variant=tags[tag],
+            model=tags.get(schema.TAG_MODEL, ""),
+            state=tags.get(schema.TAG_STATUS, schema.RUNNING),
+            score=scores[0] if scores else None,
+        )
+        newer = runs.setdefault(tags.get(schema.TAG_RUN_ID, ""), noted)
+        if newer.state not in schema.FINISHED and noted.state in schema.FINISHED:
+            runs[tags.get(schema.TAG_RUN_ID, "")] = noted
+    return runs
 
 
 def _is_mean(metric: str) -> bool:
@@ -154,18 +214,64 @@ def _is_mean(metric: str) -> bool:
     return parsed is not None and parsed[0] == schema.MEAN
 
 
-def log_report(client: MlflowClient, parent: str, files: Iterable[Path]) -> None:
-    """Store the pages and figures of a report with the parent, as artifacts `report/<file name>`."""
-    for path in files:
-        client.log_artifact(parent, str(path), REPORT)
+def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) -> int:
+    """Stores a report with the sweep's parent, where MLflow's page shows it, and returns how many files had to be
+    uploaded.
+
+    Unchanged files are not uploaded, except with `again`. Raises UserError if the store fails.
+    """
+    try:
+        return _keep(open_client(uri), uri, experiment, log, again)
+    except STORE_FAULTS as error:
+        raise UserError(f"tracking store {redacted(uri)} failed: {fault_line(error)}") from None
 
 
-def figure(parent: str, name: str, text: str) -> str:
-    """Markdown that shows the figure `name` which `log_report` has kept; `text` describes it."""
-    return f"![{escaped(text)}](get-artifact?{urlencode({'path': f'{REPORT}/{name}', 'run_uuid': parent})})"
+def _keep(client: MlflowClient, uri: str, experiment: str, log: ReportLog, again: bool) -> int:
+    stored = client.get_experiment_by_name(experiment)
+    if stored is None or stored.lifecycle_stage != "active":
+        raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
+    run = client.get_run(ensure_parent(client, uri, stored.experiment_id, log.sweep.name))
+    parent, tags = run.info.run_id, run.data.tags
+    before = {} if again else kept_files(tags)
+    now = {name: digest[:_DIGITS] for name, digest in log.files.items()}
+    changed = [name for name, digest in now.items() if before.get(name) != digest]
+    for name in changed:
+        client.log_artifact(parent, str(log.folder / name), REPORT)
+    text = json.dumps(now, separators=(",", ":"), sort_keys=True)
+    if tags.get(schema.TAG_REPORT) != text and len(text) <= MOST:
+        client.set_tag(parent, schema.TAG_REPORT, text)
+    verdict = verdict_markdown(log, parent)
+    if log.whole_study:
+        _write_note(client, run, log.sweep, (), verdict)
+    else:
+        update_parent(client, parent, log.sweep, verdict=verdict)
+    return len(changed)
 
 
-def nest(client: MlflowClient, runs: Mapping[str, str]) -> None:
-    """Put runs that have ended under parents: `runs` maps the MLflow id of each to that of its parent."""
-    for mlflow_id, parent in runs.items():
-        client.set_tag(mlflow_id, schema.TAG_PARENT, parent)
+def kept_files(tags: Mapping[str, str]) -> dict[str, str]:
+    """The files of a report that a parent has, each with the beginning of its fingerprint."""
+    try:
+        files = json.loads(tags.get(schema.TAG_REPORT, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return files if isinstance(files, dict) else {}
+
+
+def verdict_markdown(log: ReportLog, parent: str) -> str:
+    """The claims, as many as fit, and the figure, which the run `parent` has."""
+    figure = ""
+    if log.shown:
+        query = urlencode({"path": f"{REPORT}/{log.shown}", "run_uuid": parent})
+        figure = f"\n\n![{escaped(log.sweep.title[:_MOST_WORDS])}](get-artifact?{query})"
+    lines = [f"From the report ({escaped(log.origin)}); its page and figures are among the artifacts."]
+    room = _MOST_VERDICT - len(lines[0]) - len(figure)
+    for count, (outcome, claim, reason) in enumerate(log.verdicts):
+        line = f"- **{escaped(outcome)}**: {escaped(claim)}. {escaped(reason)}"
+        room -= len(line) + 1
+        if room < 40:
+            lines.append(f"- and {len(log.verdicts) - count} more, on the page")
+            break
+        lines.append(line)
+    if not log.verdicts:
+        lines.append("- the paper makes no claim about this sweep")
+    return "\n".join(lines) + figure

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from cppo_lab import schema
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import newest_runs
-from cppo_lab.tracking.parents import ensure_parent, nest, update_parent
+from cppo_lab.tracking.parents import SweepText, ensure_parent, nest, update_parent
 from cppo_lab.tracking.reference_curves import MAIN
-from cppo_lab.tracking.sweep_note import SweepText
-from cppo_lab.tracking.views import save_views
+from cppo_lab.tracking.ui import save_view
 
 
 def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
-    """Give the sweeps of the experiment `paper` their parents, descriptions and views. Idempotent.
+    """Give the sweeps of the experiment `paper` their parents, descriptions and view. Idempotent.
 
     `texts` are the descriptions of sweeps, by name; a sweep without one is shown by its name. A run of several sweeps
     is put under the main grid first.
@@ -34,4 +33,4 @@ def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
     for sweep, parent in parents.items():
         update_parent(client, parent, texts.get(sweep, SweepText(sweep, sweep, "")))
     if experiment_id:
-        save_views(client, experiment_id)
+        save_view(client, experiment_id)

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 
 # MLflow opens its assistant over a third of the page at the first visit.
 _SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
-# `cppo ui`, with the tests' patience, on a port that no other session of them is given.
-UI = """
-import sys
-from cppo_lab.cli import main
-from cppo_lab.tracking import page_server
-page_server.START_SECONDS = float(sys.argv[1])
-sys.exit(main(["ui", "--port", sys.argv[2]]))
-"""
 WAIT_MS = 1000 * CEILING_SECONDS  # for whatever a page has to show
 AGAIN_MS = 10_000  # until a click that has shown nothing is repeated
 
@@ -75,7 +67,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def links(store: str) -> Iterator[list[str]]:
     """The addresses that `cppo ui` prints, while it serves them."""
     with subprocess.Popen(
-        [sys.executable, "-c", UI, str(CEILING_SECONDS), str(free_port())],
+        # on a port that no other session of the tests is given
+        [sys.executable, "-m", "cppo_lab.cli", "ui", "--port", str(free_port())],
         env=os.environ | {"MLFLOW_TRACKING_URI": store},
         stdout=subprocess.PIPE,
         text=True,

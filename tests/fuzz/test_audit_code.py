@@ -26,7 +26,7 @@ EVERYBODY = "::"  # the address; ruff knows 0.0.0.0
 
 # What there is of it, with the reason; one that is no longer needed fails the test.
 REASONED = {
-    ("cppo_lab/tracking/page_server.py", "'::'"): "told apart, to be opened at this machine's own address",
+    ("cppo_lab/tracking/ui.py", "'::'"): "told apart, to be opened at this machine's own address",
 }
 
 
@@ -138,7 +138,7 @@ def test_ruff_finds_the_others() -> None:
 # Where anything listens or starts something that does, and on which address.
 LISTENERS = {
     "cppo_lab/cli/parser.py": "`cppo ui --host`, 127.0.0.1 by default",
-    "cppo_lab/tracking/page_server.py": "`cppo ui`; asks whether a port is free",
+    "cppo_lab/tracking/ui.py": "`cppo ui`; asks whether a port is free",
     "cppo_lab/cores/verl/ray_nodes.py": "Ray among the machines of an allocation, with a token; asks for a free port",
     "cppo_lab/cores/verl/ray_local.py": "Ray on this machine alone: 127.0.0.1, with a token",
     "cppo_lab/cores/verl/platform_cpu.py": "names ray.init, and starts nothing",

@@ -23,8 +23,8 @@ from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_our
 from cppo_lab.reports.saved import read_record
 from cppo_lab.store import history
 from cppo_lab.store.history import from_rows, pack, unpack
-from cppo_lab.tracking.report_log import kept_files
-from cppo_lab.tracking.views import _saved_state
+from cppo_lab.tracking.parents import kept_files
+from cppo_lab.tracking.ui import saved_state
 from tests.analysis.made_search import made_search
 from tests.analysis.test_artifacts import POSITIONS, WINDOW
 from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused, within
@@ -232,7 +232,7 @@ def test_tags(content: bytes) -> None:
     text = content.decode(errors="surrogateescape")
     with within():
         assert isinstance(kept_files({"cppo.report": text}), dict)
-        _saved_state(text)
+        saved_state(text)
 
 
 @pytest.mark.parametrize("where", ["file", "folder", "top"])

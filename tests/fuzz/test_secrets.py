@@ -4,8 +4,10 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import address
 from cppo_lab.store.address import locked
-from cppo_lab.tracking import page_server
+from cppo_lab.tracking import ui
 from cppo_lab.tracking.recorder import Recorder
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port
@@ -205,29 +207,20 @@ def test_tokens_and_passwords_are_readable_by_their_owner_alone(
 def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless asked otherwise, which is said; and its password is in no list of processes."""
     assert parse(["ui"]).host == "127.0.0.1"
-    assert page_server.is_loopback("127.0.0.1") and page_server.is_loopback("::1")
-    assert not any(map(page_server.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
-    started: list[list[str]] = []
+    assert ui.is_loopback("127.0.0.1") and ui.is_loopback("::1")
+    assert not any(map(ui.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+    commands: list[list[str]] = []
+    says = "import os; print('cannot connect to', os.environ['MLFLOW_BACKEND_STORE_URI'])"
 
-    class Server:
-        pid, returncode = 0, 1
+    def start(command: list[str], real: Any = subprocess.Popen, **options: Any) -> Any:
+        commands.append(command)
+        return real([sys.executable, "-c", says], **options)
 
-        def __init__(self, command: list[str], **options: object) -> None:
-            started.append(command)
-            environment = options["env"]
-            assert isinstance(environment, dict) and environment["MLFLOW_BACKEND_STORE_URI"] == URI
-            log = options["stdout"]
-            log.write(f"cannot connect to {URI}\n".encode())  # type: ignore[attr-defined]
-
-        def poll(self) -> int:
-            return 1
-
-    monkeypatch.setattr(subprocess, "Popen", Server)
-    monkeypatch.setattr(page_server, "_end", lambda server: None)
-    with pytest.raises(UserError, match=r"ada:\*\*\*@"), page_server.serving(URI, "127.0.0.1", 5000):
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(UserError, match=r"ada:\*\*\*@"), ui.serving(URI, "127.0.0.1", free_port()):
         pass
-    assert SECRET not in " ".join(started[0])
-    assert started[0][started[0].index("--host") + 1] == "127.0.0.1"
+    assert SECRET not in " ".join(commands[0])
+    assert commands[0][commands[0].index("--host") + 1] == "127.0.0.1"
 
 
 def test_the_servers_of_developers_are_for_this_machine() -> None:

@@ -19,7 +19,7 @@ from cppo_lab.store.client import known_attempts, open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.sync import send
-from cppo_lab.tracking.views import where_to_look
+from cppo_lab.tracking.ui import where_to_look
 from dev.servers.postgres import Postgres
 from tests.recorded import shipper_ended
 from tests.servers.test_postgres_search import files_with

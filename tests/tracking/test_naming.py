@@ -1,5 +1,6 @@
 """What runs are called: names told apart, tags that grow with the attempts, a configuration that can be read back."""
 
+import pytest
 import yaml
 
 from cppo_lab import schema
@@ -10,6 +11,8 @@ from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.naming import (
+    code,
+    escaped,
     figure_tag,
     flatten,
     merged,
@@ -112,3 +115,22 @@ def test_the_yaml_makes_the_run_again(tiny_spec: RunSpec) -> None:
     mini = resolved_yaml(tiny_spec)
     assert mini == resolved_yaml(parse_run(yaml.safe_load(mini)["run"], "test"))
     assert list(yaml.safe_load(mini)) == ["run_id", "run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain 1.0 - (x)", "plain 1.0 - (x)"),
+        ("<img src=x>", "&#60;img src=x&#62;"),
+        ("[a](javascript:b)", "&#91;a&#93;(javascript&#58;b)"),
+        ("a|b\n# c", "a&#124;b &#35; c"),
+        ("&lt;", "&#38;lt;"),
+    ],
+)
+def test_other_peoples_words_are_no_markup(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+def test_code_keeps_to_its_cell() -> None:
+    assert code("a=1") == "`a=1`"
+    assert code("a`b|c") == "a&#96;b&#124;c"

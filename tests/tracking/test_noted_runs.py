@@ -8,19 +8,16 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.tracking import parents
-from cppo_lab.tracking.parents import ensure_parent, noted_runs
+from cppo_lab.tracking.parents import SweepText, ensure_parent, noted_runs, update_parent
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.sweep_note import NotedRun
 
 SWEEP = schema.sweep_tag("s")
 
 
-def stored(mlflow_id: str, state: str, run_id: str = "r") -> Any:
+def stored(variant: str, state: str) -> Any:
     """A run as the store has it."""
-    tags = {SWEEP: "cppo", schema.TAG_RUN_ID: run_id, schema.TAG_STATUS: state}
-    return SimpleNamespace(
-        info=SimpleNamespace(run_id=mlflow_id), data=SimpleNamespace(tags=tags, metrics={}, params={})
-    )
+    tags = {SWEEP: variant, schema.TAG_RUN_ID: "r", schema.TAG_STATUS: state}
+    return SimpleNamespace(data=SimpleNamespace(tags=tags, metrics={}))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +35,25 @@ def test_the_newest_result_is_shown_or_the_newest_attempt(
 ) -> None:
     runs = [stored(*one) for one in newest_first]
     monkeypatch.setattr(parents, "experiment_runs", lambda client, experiment, tag: iter(runs))
-    [found] = noted_runs(Mock(), "cppo-mini", "s")
-    assert (found.mlflow_id, found.state) == (shown, dict(newest_first)[shown])
-    planned = NotedRun("r", "cppo", "queued", "cppo", "m", "0", "10", "", None, {})
-    [found] = noted_runs(Mock(), "cppo-mini", "s", [planned])
-    assert (found.mlflow_id, found.state) == (shown, "queued")  # the planner's word
+    noted = noted_runs(Mock(), "cppo-mini", "s")["r"]
+    assert (noted.variant, noted.state) == (shown, dict(newest_first)[shown])
+
+
+@pytest.mark.parametrize(
+    ("planned", "count"), [({}, "1 (1 done)"), ({"r": "queued", "s": "missing"}, "2 (1 queued, 1 missing)")]
+)
+def test_of_a_planned_run_the_planner_knows_the_state(
+    monkeypatch: pytest.MonkeyPatch, planned: dict[str, str], count: str
+) -> None:
+    run = stored("cppo", schema.DONE)
+    run.data.metrics[schema.validation_metric(schema.MEAN)] = 0.5
+    monkeypatch.setattr(parents, "experiment_runs", lambda client, experiment, tag: iter([run]))
+    client = Mock()
+    client.get_run.return_value.data = SimpleNamespace(tags={}, metrics={})
+    update_parent(client, "p", SweepText("s", "T", "Q?"), planned)
+    [note] = [call.args[2] for call in client.set_tag.call_args_list]
+    assert f"- runs: {count}\n" in note
+    assert client.log_batch.called == (not planned)  # the mean of its variant
 
 
 @pytest.mark.parametrize(

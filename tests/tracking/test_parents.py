@@ -1,16 +1,20 @@
-"""The parents of sweeps: one each, whoever makes them; their descriptions, and what nests below them."""
+"""The parents of sweeps: one each, whoever makes them; their descriptions, reports, and what nests below them."""
 
 import re
 import threading
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt, schema
-from cppo_lab.core_records import core_names
+from cppo_lab.core_records import core_of
+from cppo_lab.errors import UserError
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
 from cppo_lab.store.address import tracking_uri
@@ -19,15 +23,20 @@ from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import parents
-from cppo_lab.tracking.experiment_note import MARK, describe_experiment, experiment_note
-from cppo_lab.tracking.markdown import code, escaped
-from cppo_lab.tracking.parents import variant_means
-from cppo_lab.tracking.sweep_note import MOST, NotedRun, SweepText, sweep_note, verdict_of, with_verdict
-from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, _saved_state, means_key, save_views
+from cppo_lab.tracking.parents import (
+    MOST,
+    NotedRun,
+    ReportLog,
+    SweepText,
+    keep_report,
+    sweep_note,
+    variant_means,
+    verdict_markdown,
+)
 from tests.plausible import train
 from tests.waiting import CEILING_SECONDS
 
-TEXT = SweepText("s", "A title", "A question?", ("Table 1",))
+TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
 
 
 @pytest.fixture
@@ -49,22 +58,6 @@ def all_runs(uri: str) -> list:  # type: ignore[type-arg]
     return list(MlflowClient(uri).search_runs([experiment_id(uri)]))
 
 
-def noted(variant: str, seed: int = 0, state: str = "done", model: str = "m", **params: str) -> NotedRun:
-    keys = {key.replace("__", "."): value for key, value in params.items()}
-    return NotedRun(
-        f"{variant}{seed}",
-        variant,
-        state,
-        variant,
-        model,
-        str(seed),
-        "10",
-        "f" * 32,
-        0.5,
-        {"seed": str(seed), **keys},
-    )
-
-
 def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
     launch_quickstart(uri)
     parent, *others = [one for one in all_runs(uri) if schema.TAG_SWEEP_PARENT in one.data.tags]
@@ -76,10 +69,7 @@ def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
     note = parent.data.tags[schema.TAG_NOTE]
     assert note.startswith("## Quickstart\n")
     assert "runs: 2 (2 done)" in note
-    assert all(one.info.run_id in note for one in children)
-    assert (
-        experiment_note("mini") == MlflowClient(uri).get_experiment(experiment_id(uri)).tags[schema.TAG_NOTE]
-    )
+    assert MlflowClient(uri).get_experiment(experiment_id(uri)).tags[schema.TAG_NOTE] == core_of("mini").note
 
 
 def test_a_second_launch_changes_nothing_and_a_wider_one_adds(uri: str) -> None:
@@ -160,7 +150,7 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
 def test_a_tag_that_another_launcher_adds_at_once_is_no_fault(
     uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times, real = [], sweep_parents.save_views
+    times, real = [], sweep_parents.save_view
 
     def refused_once(*arguments: Any) -> None:
         times.append(1)
@@ -168,7 +158,7 @@ def test_a_tag_that_another_launcher_adds_at_once_is_no_fault(
             raise MlflowException("UNIQUE constraint failed")
         real(*arguments)
 
-    monkeypatch.setattr(sweep_parents, "save_views", refused_once)
+    monkeypatch.setattr(sweep_parents, "save_view", refused_once)
     launch_quickstart(uri, "seed=0")
     assert len(times) > 1
     assert "did not accept" not in capsys.readouterr().err
@@ -199,101 +189,128 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
     assert only.data.tags[schema.TAG_STATUS] == schema.DONE
 
 
-def test_the_note_says_what_is_compared() -> None:
-    runs = [
-        noted("a", 0, rule__name="a", rule__x="1", same="1"),
-        noted("a", 1, rule__name="a", rule__x="1", same="1"),
-        noted("b", 0, "missing", rule__name="b", same="1"),
-    ]
-    note = sweep_note(TEXT, runs, "7")
-    assert "runs: 3 (2 done, 1 missing)" in note
-    assert "| a &emsp;| `a` &emsp;| `rule.x=1` |" in note
-    assert "| b &emsp;| `b` &emsp;| - |" in note
-    assert "same" not in note
-    assert f"[50.0 %](#/experiments/7/runs/{'f' * 32}?workflowType=machine_learning)" in note
-    assert "Of the paper&#58;" not in note
-    assert "Table 1" in note
+def test_a_note_says_what_is_compared_and_is_no_longer_than_mlflow_keeps() -> None:
+    assert sweep_note(TEXT, ["done", "missing", "done"]) == (
+        "## A title\n\n**A question? &#60;b&#62;**\n\nOf the paper: Table 1.\n\n"
+        "- runs: 3 (2 done, 1 missing)\n"
+        "- to see only these runs, filter by ``tags.`cppo.sweep.quickstart` LIKE '%'``\n"
+    )
+    long = SweepText("s", "T|" * 1000, "Q<" * 1000, ("F",))
+    assert len(sweep_note(long, ["done"], "V" * 3000)) < MOST
 
 
-@pytest.mark.parametrize(("count", "whole"), [(1, True), (9, True), (400, False)])
-def test_no_note_is_longer_than_mlflow_keeps(count: int, whole: bool) -> None:
-    runs = [noted(f"variant {i}", seed, rule__x=str(i)) for i in range(count) for seed in range(3)]
-    text = SweepText("s", "T|" * 100, "Q" * 1000)
-    note = with_verdict(sweep_note(text, runs, "7"), "V" * 3000)
-    assert len(note) <= MOST
-    assert sweep_note(text, runs, "7", verdict_of(note)) == note
-    assert ("more rows are omitted" not in note) == whole
-
-
-def test_a_verdict_stays_when_the_note_is_written_anew(uri: str) -> None:
+def test_a_verdict_stays_when_the_note_is_written_anew(uri: str, tmp_path: Path) -> None:
     launch_quickstart(uri, "seed=0")
-    client = MlflowClient(uri)
-    parent = parents.ensure_parent(client, uri, experiment_id(uri), "quickstart")
-    for verdict in ("CPPO wins.", "CPPO **loses**."):
-        old = client.get_run(parent).data.tags[schema.TAG_NOTE]
-        client.set_tag(parent, schema.TAG_NOTE, with_verdict(old, verdict))
+    for reason in ("It wins.", "It **loses**."):
+        keep_report(uri, "cppo-mini", replace(log_of(tmp_path / "r"), verdicts=[("open", "CPPO", reason)]))
     launch_quickstart(uri, "seed=1")
-    note = client.get_run(parent).data.tags[schema.TAG_NOTE]
-    assert note.endswith("### Verdict\n\nCPPO **loses**.\n")
-    assert note.count("Verdict") == 1
+    note = parent_of(uri).data.tags[schema.TAG_NOTE]
+    assert note.startswith("## Quickstart\n")
+    assert "runs: 2 (2 done)" in note
+    assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
+    assert note.count("### Verdict") == note.count("CPPO.") == 1
 
 
-def test_a_report_is_kept_with_the_parent(uri: str, workspace: Path) -> None:
+FILES = {"index.html": b"<p>", "figure_curves.png": b"png", "figure_curves.svg": b"<svg>"}
+VERDICTS = (("undecided", "CPPO is best", "Open: +1.0 points | <b>"), ("supported", "The rest", "It holds."))
+
+
+def log_of(folder: Path, **files: bytes) -> ReportLog:
+    """A report, with other content of some of its files."""
+    folder.mkdir(exist_ok=True)
+    written = {**FILES, **{name.replace("__", "."): data for name, data in files.items()}}
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    digests = {name: sha256(data).hexdigest() for name, data in written.items()}
+    return ReportLog(TEXT, folder, digests, VERDICTS, "core=mini: a miniature model", "figure_curves.png")
+
+
+def parent_of(uri: str, sweep: str = "quickstart") -> Run:
+    (parent,) = [run for run in all_runs(uri) if run.data.tags.get(schema.TAG_SWEEP_PARENT) == sweep]
+    return parent
+
+
+def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) -> None:
     launch_quickstart(uri, "seed=0")
-    client = MlflowClient(uri)
-    parent = parents.ensure_parent(client, uri, experiment_id(uri), "quickstart")
-    (workspace / "figure.png").write_bytes(b"png")
-    parents.log_report(client, parent, [workspace / "figure.png"])
-    assert [one.path for one in client.list_artifacts(parent, "report")] == ["report/figure.png"]
-    shown = parents.figure(parent, "figure.png", "a [b]")
-    assert shown == f"![a &#91;b&#93;](get-artifact?path=report%2Ffigure.png&run_uuid={parent})"
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
+    parent = parent_of(uri)
+    listed = MlflowClient(uri).list_artifacts(parent.info.run_id, "report")
+    assert {artifact.path for artifact in listed} == {f"report/{name}" for name in FILES}
+    head, _, verdict = parent.data.tags[schema.TAG_NOTE].partition("\n### Verdict\n")
+    assert head.startswith("## A title\n")
+    assert "runs: 1 (1 done)" in head
+    assert verdict == (
+        "\nFrom the report (core=mini&#58; a miniature model); its page and figures are among the artifacts.\n"
+        "- **undecided**: CPPO is best. Open&#58; +1.0 points &#124; &#60;b&#62;\n"
+        "- **supported**: The rest. It holds.\n\n"
+        f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent.info.run_id})\n"
+    )
 
 
-def test_a_users_description_of_the_experiment_stays(uri: str) -> None:
-    client = MlflowClient(uri)
-    number = client.create_experiment("cppo-mini")
-    describe_experiment(client, number, "mini")
-    client.set_experiment_tag(number, schema.TAG_NOTE, f"an older one\n\n{MARK}")
-    describe_experiment(client, number, "mini")
-    assert client.get_experiment(number).tags[schema.TAG_NOTE] == experiment_note("mini")
-    client.set_experiment_tag(number, schema.TAG_NOTE, "mine")
-    describe_experiment(client, number, "mini")
-    assert client.get_experiment(number).tags[schema.TAG_NOTE] == "mine"
-
-
-@pytest.mark.parametrize("core", core_names())
-def test_the_experiments_note_has_every_metric(core: str) -> None:
-    note = experiment_note(core)
-    assert len(note) < 5000
-    assert all(f"`{metric.name.partition('/')[2]}`" in note for metric in schema.METRICS)
-
-
-def test_views_are_written_once(uri: str) -> None:
+def test_what_did_not_change_is_not_uploaded_again(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch_quickstart(uri, "seed=0")
-    client, number = MlflowClient(uri), experiment_id(uri)
-    before = client.get_experiment(number).tags
-    assert TAG_PREFIX + OVERVIEW in before
-    assert set(save_views(client, number)) == {
-        "Training runs",
-        "Sweep quickstart",
-        "Sweep quickstart, mean of each variant",
-    }
-    assert client.get_experiment(number).tags == before
-    assert all(len(value) <= 5000 for value in before.values())
-    state = _saved_state(before[TAG_PREFIX + means_key("quickstart")])
-    assert state is not None
-    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": schema.sweep_tag("quickstart")}]
-    sections = [section["name"] for section in state["compareRunSections"]]
-    assert (sections[0], sections[-1]) == ("Validation", "System metrics")
+    keep_report(uri, "cppo-mini", log_of(tmp_path / "r"))
+    before = parent_of(uri).data.tags
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_tag", None)  # nothing is written either
+        patched.setattr(MlflowClient, "log_artifact", None)
+        assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 0
+    assert parent_of(uri).data.tags == before
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r", index__html=b"<p>new")) == 1
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r"), again=True) == 3
+    for text in ("[]", "{", "null", '{"index.html": 3}'):  # tags that say nothing
+        MlflowClient(uri).set_tag(parent_of(uri).info.run_id, schema.TAG_REPORT, text)
+        assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
 
 
-def test_means_of_several_models_are_apart(uri: str) -> None:
-    launch_quickstart(uri, "seed=0", "model=mini_quick,mini_base")
-    tags = MlflowClient(uri).get_experiment(experiment_id(uri)).tags
-    state = _saved_state(tags[TAG_PREFIX + means_key("quickstart")])
-    assert state is not None
-    keys = [key["groupByData"] for key in state["groupBy"]["groupByKeys"]]
-    assert keys == [schema.sweep_tag("quickstart"), schema.TAG_MODEL]
+def test_an_interrupted_upload_is_made_up_for(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    launch_quickstart(uri, "seed=0")
+    with monkeypatch.context() as patched:
+        patched.setattr("cppo_lab.store.client.ExclusiveClient.log_artifact", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            keep_report(uri, "cppo-mini", log_of(tmp_path / "r"))
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
+
+
+def test_a_study_has_a_run_of_its_own(uri: str, tmp_path: Path) -> None:
+    launch_quickstart(uri, "seed=0")
+    study = replace(log_of(tmp_path / "r"), sweep=SweepText("study", "All", "Why <i>?"), whole_study=True)
+    keep_report(uri, "cppo-mini", study)
+    note = parent_of(uri, "study").data.tags[schema.TAG_NOTE]
+    assert note.startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n")
+    assert "The rest. It holds." in note
+
+
+def test_many_claims_do_not_outgrow_the_description(tmp_path: Path) -> None:
+    many = tuple(("undecided", f"Claim {number}", "word " * 40) for number in range(50))
+    text = verdict_markdown(replace(log_of(tmp_path / "r"), verdicts=many), "f" * 32)
+    assert len(text) < 1900
+    assert "more, on the page" in text
+    assert text.endswith(f"run_uuid={'f' * 32})")
+
+
+@pytest.mark.parametrize(
+    ("store", "experiment", "said"),
+    [
+        ("http://mia:secret@127.0.0.1:9", "cppo-mini", r"127\.0\.0\.1:9"),
+        ("", "nothing", "'nothing' is not in"),
+    ],
+)
+def test_a_store_that_does_not_take_a_report_is_named_without_its_password(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, experiment: str, said: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UserError, match=said) as error:
+        keep_report(store or uri, experiment, log_of(tmp_path / "r"))
+    assert "secret" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 OWN_SWEEP = """\
@@ -349,7 +366,7 @@ def test_the_parent_carries_the_means_of_the_variants(uri: str) -> None:
 
 
 def scored(variant: str, score: float, model: str = "mini_base") -> NotedRun:
-    return NotedRun("0" * 12, variant, schema.DONE, "cppo", model, "0", "4", score=score)
+    return NotedRun(variant, model, schema.DONE, score)
 
 
 @pytest.mark.parametrize(
@@ -380,22 +397,3 @@ def test_two_variants_or_models_have_two_metrics(one: str, other: str) -> None:
 def test_a_name_that_mlflow_takes_stays_as_it_is() -> None:
     for name in ("cppo w_min 0.8", "_", "n" * 100, "-a.b"):
         assert list(variant_means([scored(name, 0.5)])) == [f"variant_mean/mini_base/{name}"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain 1.0 - (x)", "plain 1.0 - (x)"),
-        ("<img src=x>", "&#60;img src=x&#62;"),
-        ("[a](javascript:b)", "&#91;a&#93;(javascript&#58;b)"),
-        ("a|b\n# c", "a&#124;b &#35; c"),
-        ("&lt;", "&#38;lt;"),
-    ],
-)
-def test_other_peoples_words_are_no_markup(text: str, shown: str) -> None:
-    assert escaped(text) == shown
-
-
-def test_code_keeps_to_its_cell() -> None:
-    assert code("a=1") == "`a=1`"
-    assert code("a`b|c") == "a&#96;b&#124;c"

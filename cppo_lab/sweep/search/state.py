@@ -12,6 +12,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.safe_open import open_lock, replace_file
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.search.space import Tuning, describe, tidy
@@ -37,7 +38,8 @@ class SearchState:
     def __init__(self, study: SearchStudy, uri: str) -> None:
         self.study, self.tuning = study, study.tuning
         self.client = open_client(uri)
-        self.experiment = ensure_experiment(self.client, uri, schema.experiment_name(self.tuning.core))
+        experiment, note = schema.experiment_name(self.tuning.core), core_of(self.tuning.core).note
+        self.experiment = ensure_experiment(self.client, uri, experiment, note)
         with exclusive(study.url):
             known = study.study.user_attrs.get(SEARCH_RUN)
             note = _note(self.tuning, self.tuning.study, study.trials())
