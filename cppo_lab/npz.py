@@ -1,13 +1,12 @@
-"""Arrays in an npz file that a stranger may have written: sizes, shapes and types are checked, nothing is unpickled.
+"""Arrays in an npz file that a stranger may have written: nothing is unpickled, and sizes are looked at first.
 
 Every file has one JSON object, as bytes in the array `about`, beside the arrays that its format declares. Equal arrays
-give equal bytes. Sizes are looked at before anything is unpacked.
+give equal bytes.
 """
 
 import contextlib
 import io
 import json
-import math
 import struct
 import tokenize
 import zipfile
@@ -24,25 +23,22 @@ from cppo_lab.errors import UserError
 
 ABOUT = "about"
 _MOST_ABOUT = 16 * 2**20  # bytes of JSON
-_END = struct.Struct(
-    "<4s4H2LH"
-)  # a zip's last record: the number of files and the size of their list are in it
-_LARGEST_LIST = 4096  # bytes of that list; five files need some hundred
+_LARGEST_LIST = 4096  # bytes of a zip's list of files, which is parsed at once; five files need some hundred
 # What zipfile, numpy and json raise on a file that is damaged, or that somebody else made.
 _FAULTS = (
-    ValueError,  # also: text that is no UTF-8 or no JSON, a header that numpy refuses
-    EOFError,
-    RecursionError,
-    MemoryError,  # a header nested too deep for Python's parser
-    TypeError,  # headers that numpy does not expect
-    IndexError,
-    tokenize.TokenError,
-    NotImplementedError,  # a compression that Python does not know
-    RuntimeError,  # an encrypted member
-    OSError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        EOFError,
+        OSError,
+        struct.error,
+        tokenize.TokenError,
+    ),
+    *(zipfile.BadZipFile, zlib.error),
+    RuntimeError,  # an encrypted file, an unknown compression, JSON nested too deep
+    MemoryError,  # a header nested too deep for Python's parser, or of more entries than there is memory
 )
 
 
@@ -66,60 +62,48 @@ def pack(
     return buffer.getvalue()
 
 
-def unpack(
-    data: bytes, columns: Mapping[str, Column], largest: int
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The JSON object and the arrays of a file that `pack` wrote. Call it within `refused`.
-
-    Raises ValueError, or another of the faults that `refused` knows, if it is no such file, or has more than `largest`
-    bytes unpacked.
-    """
-    found = _arrays(data, {ABOUT: Column("|u1"), **columns}, largest)
-    about = json.loads(found.pop(ABOUT).tobytes())
-    if not isinstance(about, dict):
-        raise ValueError("its description is not a JSON object")
-    return about, found
-
-
 @contextlib.contextmanager
-def refused(what: str, remedy: str) -> Iterator[None]:
-    """Turn the faults of a broken file into a UserError: `what` is its name and what it should have been."""
+def unpacked(
+    data: bytes, columns: Mapping[str, Column], version: int, largest: int, what: str, remedy: str
+) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
+    """The JSON object, whose `format` is `version`, and the arrays of a file that `pack` wrote.
+
+    Raises UserError, `WHAT (reason): REMEDY`, if the file is another one or damaged, if it or what it unpacks to has
+    more than `largest` bytes, and for what the body of the `with` statement finds wrong with its values.
+    """
     try:
-        yield
+        yield _unpacked(data, columns, version, largest)
     except _FAULTS as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UserError(f"{what} ({reason}): {remedy}") from None
 
 
-def _arrays(data: bytes, columns: Mapping[str, Column], largest: int) -> dict[str, NDArray[Any]]:
-    if len(data) < _END.size:
-        raise ValueError("it is cut off")
-    signature, *_, size, _, comment = _END.unpack(data[-_END.size :])
-    zip64 = data[-_END.size - 20 :][:4] == b"PK\x06\x07"
-    if signature != b"PK\x05\x06" or comment or zip64 or size > _LARGEST_LIST:
+def _unpacked(
+    data: bytes, columns: Mapping[str, Column], version: int, largest: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    if len(data) > largest:
+        raise ValueError(f"it has {len(data)} bytes, more than the {largest} allowed")
+    zip64, end = data[-42:-22], data[-22:]
+    if (
+        end[:4] != b"PK\x05\x06"
+        or b"PK\x06\x07" in zip64
+        or int.from_bytes(end[12:16], "little") > _LARGEST_LIST
+    ):
         raise ValueError("it is truncated, or not such an npz file")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        if sorted(members) != sorted(f"{name}.npy" for name in columns):
-            raise ValueError(f"it holds {', '.join(sorted(members))[:100] or 'nothing'}")
-        total = sum(info.file_size for info in members.values())
-        if total > largest or members[f"{ABOUT}.npy"].file_size > _MOST_ABOUT:
-            raise ValueError(f"unpacked it has {total} bytes")
-        return {
-            name: _array(name, archive.read(members[f"{name}.npy"]), column)
-            for name, column in columns.items()
+        sizes = {member.filename: member.file_size for member in archive.infolist()}
+        if sizes.keys() != {f"{name}.npy" for name in (ABOUT, *columns)}:
+            raise ValueError(f"it holds {', '.join(sizes)[:100] or 'nothing'}")
+        if sum(sizes.values()) > largest or sizes[f"{ABOUT}.npy"] > _MOST_ABOUT:
+            raise ValueError(f"unpacked it has {sum(sizes.values())} bytes")
+        arrays = {
+            name: npy.read_array(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
+            for name in (ABOUT, *columns)
         }
-
-
-def _array(name: str, content: bytes, column: Column) -> NDArray[Any]:
-    """One array; a view of `content`, so that a header cannot ask for more memory than the file has bytes."""
-    kind = np.dtype(column.kind)
-    file = io.BytesIO(content)
-    if npy.read_magic(file) != (1, 0):
-        raise ValueError(f"array {name!r} has another version")
-    shape, fortran, found = npy.read_array_header_1_0(file)
-    if found != kind or fortran or len(shape) != column.dimensions or any(side < 0 for side in shape):
-        raise ValueError(f"array {name!r} has type {found} and shape {shape}")
-    if len(content) - file.tell() != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"array {name!r} does not have the {math.prod(shape)} entries it says")
-    return np.frombuffer(content, dtype=kind, offset=file.tell()).reshape(shape)
+    for name, column in columns.items():
+        if arrays[name].dtype != np.dtype(column.kind) or arrays[name].ndim != column.dimensions:
+            raise ValueError(f"array {name!r} has type {arrays[name].dtype} and shape {arrays[name].shape}")
+    about = json.loads(arrays.pop(ABOUT).tobytes())
+    if not isinstance(about, dict) or about.get("format") != version:
+        raise ValueError(f"it is not of format {version}")
+    return about, arrays

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers import ANSWERS
-from cppo_lab.errors import UserError
-from cppo_lab.npz import Column, pack, refused, unpack
+from cppo_lab.npz import Column, pack, unpacked
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
@@ -160,12 +159,10 @@ def read(data: bytes, what: str) -> Outcomes:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
-    with refused(f"{what} has no outcomes of validations", REMEDY):
-        about, arrays = unpack(data, _COLUMNS, LARGEST)
-        if about.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
+    with unpacked(data, _COLUMNS, FORMAT, LARGEST, f"{what} has no outcomes of validations", REMEDY) as (
+        about,
+        arrays,
+    ):
         samples = about.get("samples")
         if not isinstance(samples, int) or isinstance(samples, bool):
             raise ValueError("it does not say how many answers a problem has")

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from cppo_lab.answers import ANSWERS
 from cppo_lab.answers.texts import as_text
-from cppo_lab.errors import UserError
-from cppo_lab.npz import Column, pack, refused, unpack
+from cppo_lab.npz import Column, pack, unpacked
 
 FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
@@ -171,12 +170,10 @@ def read(data: bytes, what: str) -> RecordedTokens:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
-    with refused(f"{what} has no tokens of training responses", REMEDY):
-        about, arrays = unpack(data, _COLUMNS, LARGEST)
-        if about.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
+    with unpacked(data, _COLUMNS, FORMAT, LARGEST, f"{what} has no tokens of training responses", REMEDY) as (
+        about,
+        arrays,
+    ):
         return RecordedTokens(
             step=_count(about, "step"),
             left_out=_count(about, "left_out"),

@@ -5,10 +5,10 @@ The file is an npz of five arrays, all little-endian and of one dimension: `abou
 `step`, `value` and `time_ms` [N], metric by metric, by increasing step. Equal histories give equal bytes.
 """
 
-import itertools
 import math
 import sys
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cppo_lab.errors import UserError
-from cppo_lab.npz import Column as NpzColumn
-from cppo_lab.npz import pack as pack_arrays
-from cppo_lab.npz import refused
-from cppo_lab.npz import unpack as unpack_arrays
+from cppo_lab import npz
 
 HISTORY = "history.npz"
 FORMAT = 1
@@ -28,10 +24,10 @@ LARGEST = 256 * 2**20  # bytes, of the file; sixty metrics over a thousand steps
 LARGEST_UNPACKED = 2**30  # bytes; a run of 40 million points
 REMEDY = "delete that file, or run that configuration again"
 _COLUMNS = {
-    "ends": NpzColumn("<i8"),
-    "step": NpzColumn("<i8"),
-    "value": NpzColumn("<f8"),
-    "time_ms": NpzColumn("<i8"),
+    "ends": npz.Column("<i8"),
+    "step": npz.Column("<i8"),
+    "value": npz.Column("<f8"),
+    "time_ms": npz.Column("<i8"),
 }
 _LARGEST_FLOAT = sys.float_info.max  # MLflow's databases store it for infinity
 
@@ -65,18 +61,12 @@ class History:
 
     def only(self, wanted: Callable[[str], bool]) -> "History":
         """The history of the `wanted` metrics, as a copy."""
-        kept = [(name, place) for name, place in self.points() if wanted(name)]
-
-        def column(values: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([values[place] for _, place in kept]) if kept else values[:0].copy()
-
-        lengths = [place.stop - place.start for _, place in kept]
-        return History(
-            tuple(name for name, _ in kept),
-            np.cumsum(lengths, dtype=np.int64),
-            column(self.step),
-            column(self.value),
-            column(self.time_ms),
+        return from_columns(
+            {
+                name: (self.step[place], self.value[place], self.time_ms[place])
+                for name, place in self.points()
+                if wanted(name)
+            }
         )
 
 
@@ -86,11 +76,11 @@ def from_rows(rows: Iterable[Row]) -> History:
     If several rows have a value of one metric at one step, the first counts, so that a step that is trained again after
     a kill keeps its first record.
     """
-    columns: dict[str, tuple[array[int], array[float], array[int]]] = {}
+    columns: dict[str, tuple[array[int], array[float], array[int]]] = defaultdict(
+        lambda: (array("q"), array("d"), array("q"))
+    )
     for step, time_ms, values in rows:
         for name, value in values.items():
-            if name not in columns:
-                columns[name] = (array("q"), array("d"), array("q"))
             steps, points, times = columns[name]
             steps.append(step)
             points.append(value)
@@ -100,26 +90,20 @@ def from_rows(rows: Iterable[Row]) -> History:
 
 def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
     """The history from each metric's steps, values and times, three sequences of equal length."""
-    names, steps, values, times = [], [], [], []
+    kinds = (np.int64, np.float64, np.int64)
+    names: list[str] = []
+    parts: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in kinds]
     for name in sorted(columns):
-        step = np.asarray(columns[name][0], dtype=np.int64)
-        value = np.asarray(columns[name][1], dtype=np.float64)
-        time_ms = np.asarray(columns[name][2], dtype=np.int64)
+        step, *others = (np.asarray(values, kind) for values, kind in zip(columns[name], kinds, strict=True))
         if np.any(step[1:] <= step[:-1]):
             step, first = np.unique(step, return_index=True)
-            value, time_ms = value[first], time_ms[first]
+            others = [values[first] for values in others]
         if len(step):
             names.append(name)
-            steps.append(step)
-            values.append(value)
-            times.append(time_ms)
-    return History(
-        tuple(names),
-        np.cumsum([len(step) for step in steps], dtype=np.int64),
-        np.concatenate([*steps, np.empty(0, np.int64)]),
-        np.concatenate([*values, np.empty(0, np.float64)]),
-        np.concatenate([*times, np.empty(0, np.int64)]),
-    )
+            for part, values in zip(parts, (step, *others), strict=True):
+                part.append(values)
+    ends = np.cumsum([len(step) for step in parts[0][1:]], dtype=np.int64)
+    return History(tuple(names), ends, *map(np.concatenate, parts))
 
 
 def unclipped(value: float) -> float:
@@ -130,50 +114,37 @@ def unclipped(value: float) -> float:
 def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
     """The points (step, value, time in ms) of one metric as columns; if several have the same step, the last counts."""
     by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
-    return (
-        np.fromiter(by_step, np.int64, len(by_step)),
-        np.array([value for value, _ in by_step.values()], dtype=np.float64),
-        np.array([time_ms for _, time_ms in by_step.values()], dtype=np.int64),
-    )
+    values, times = zip(*by_step.values(), strict=True) if by_step else ((), ())
+    return np.array([*by_step], np.int64), np.array(values, np.float64), np.array(times, np.int64)
 
 
 def pack(history: History) -> bytes:
     """The file's bytes."""
     about = {"format": FORMAT, "metrics": history.metrics}
-    return pack_arrays(about, {name: getattr(history, name) for name in _COLUMNS}, _COLUMNS)
+    return npz.pack(about, vars(history), _COLUMNS)
 
 
 def unpack(data: bytes, what: str) -> History:
-    """The history in a file's bytes; `what` names the file in messages. Everything in it is validated.
+    """The history in a file's bytes; `what` names the file in messages.
 
-    Raises UserError if it is too large, broken, or not such a file.
+    Raises UserError if it is broken, not such a file, or has more than LARGEST_UNPACKED bytes unpacked.
     """
-    if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
-    with refused(f"{what} is no metric history", REMEDY):
-        about, arrays = unpack_arrays(data, _COLUMNS, LARGEST_UNPACKED)
-        history = History(_metrics(about), **arrays)
+    with npz.unpacked(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, f"{what} is no metric history", REMEDY) as (
+        about,
+        arrays,
+    ):
+        history = History(tuple(about["metrics"]), **arrays)
+        if about["metrics"] != sorted({str(name) for name in history.metrics}):
+            raise ValueError("its metrics are not different names in order")
         _check(history)
     return history
 
 
-def _metrics(about: Mapping[str, Any]) -> tuple[str, ...]:
-    if about.get("format") != FORMAT:
-        raise ValueError(f"it is not of format {FORMAT}")
-    names = about.get("metrics")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("it names no metrics")
-    if any(one >= other for one, other in itertools.pairwise(names)):
-        raise ValueError("its metrics are not sorted")
-    return tuple(names)
-
-
 def _check(history: History) -> None:
-    """Raises ValueError if the columns do not fit together or are not sorted."""
-    ends, step = history.ends, history.step
-    if len(ends) != len(history.metrics) or not len(step) == len(history.value) == len(history.time_ms):
+    """Raises ValueError if the columns, whose slices go into analysis, do not fit together or are not sorted."""
+    bounds, step = np.concatenate([[0], history.ends]), history.step
+    if len(bounds) != len(history.metrics) + 1 or not len(step) == len(history.value) == len(history.time_ms):
         raise ValueError("its columns have different lengths")
-    bounds = np.concatenate([[0], ends])
     if bounds[-1] != len(step) or np.any(bounds[1:] <= bounds[:-1]):
         raise ValueError("its metrics do not cover its points")
     rising = step[1:] > step[:-1]

@@ -1,9 +1,7 @@
 """What reports read back, from a store or from this machine, is checked: it is used as it was written, or named."""
 
-import io
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
 from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
 from cppo_lab.reports.saved import read_record
-from cppo_lab.store import history
 from cppo_lab.store.history import from_rows, pack, unpack
 from cppo_lab.tracking.parents import kept_files
 from cppo_lab.tracking.ui import saved_state
@@ -92,18 +89,6 @@ def test_history(data: bytes) -> None:
         assert len(found.step) == len(found.value) == len(found.time_ms)
 
     refused(load, "history.npz of run x")
-
-
-def test_a_history_that_unpacks_to_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what its list says, before anything is unpacked."""
-    monkeypatch.setattr(history, "LARGEST_UNPACKED", 2**20)
-    with zipfile.ZipFile(io.BytesIO(HISTORY)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, bytes(2**21) if name == "value.npy" else content)
-    assert "unpacked it has" in refused(lambda: unpack(file.getvalue(), "h"), "h")
 
 
 @fuzz(80)
