@@ -16,6 +16,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
+from cppo_lab.errors import printable
 from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
@@ -374,7 +375,7 @@ def remove_checkpoints(folder: Path) -> None:
 def describe(error: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {printable(text[0])}" if text else type(error).__name__
 
 
 def prepare_process(threads: int, visible_devices: str | None) -> None:

@@ -1,9 +1,14 @@
 """The one exception whose text is meant for the user."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST = 2000  # characters of a message; the longest of ours list fifty names
+# A colour; or a control character that is no tab or end of a line, or that turns the direction of text.
+_COLOUR_OR_CONTROL = re.compile(
+    r"(\x1b\[[\d;:]*m)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class UserError(Exception):
@@ -38,6 +43,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def harmless(text: str) -> str:
+    """A program's output as a terminal may have it: its lines and colours; what else steers one becomes an escape."""
+    return _COLOUR_OR_CONTROL.sub(lambda match: match[1] or ascii(match[0])[1:-1], text)
 
 
 def message(text: str) -> str:

@@ -47,7 +47,7 @@ def test_a_run_sees_the_devices_it_was_given(
 
 @pytest.mark.parametrize(
     ("error", "line"),
-    [(ValueError("bad\nmore"), "ValueError: bad"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+    [(ValueError("\x1b[2Jbad\nmore"), r"ValueError: \x1b[2Jbad"), (KeyboardInterrupt(), "KeyboardInterrupt")],
 )
 def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
     assert describe(error) == line

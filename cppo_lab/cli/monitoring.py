@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.monitor import table
+    from cppo_lab.monitor import watch
+    from cppo_lab.sweep.columns import to_csv
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
     run_statuses, uri = _asked(options)
@@ -37,19 +38,20 @@ def status(options: argparse.Namespace) -> int:
 
         for line in repair(runs_folder(), uri, run_statuses()):
             print(line, file=sys.stderr)
-    everything = run_statuses()
-    shown = table.ordered(table.only(everything, states), options.sort and options.sort.replace("-", "_"))
+    runs = run_statuses()
+    shown = watch.ordered(runs, options.sort and options.sort.replace("-", "_"))
+    shown = [run for run in shown if not states or run.state in states]
     if options.json:
-        answer(options, table.as_values(shown, everything))
+        answer(options, watch.as_values(shown, runs))
     elif options.csv:
-        print(table.to_csv(shown), end="")
-    elif not everything:
+        print(to_csv(watch.COLUMNS, map(watch.values, shown)), end="")
+    elif not runs:
         print(f"there are no runs in {runs_folder()}: `cppo launch SWEEP` trains some")
     else:
         print(
-            table.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
+            watch.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
         )
-        print(f"\n{table.totals(everything)}")
+        print(f"\n{watch.totals(runs)}")
     return Exit.DONE
 
 
@@ -57,7 +59,7 @@ def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
-    from cppo_lab.monitor import table, watch
+    from cppo_lab.monitor import watch
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
@@ -65,14 +67,14 @@ def watch(options: argparse.Namespace) -> int:
     run_statuses, _ = _asked(options)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
-        found = watch.watch(run_statuses, options.every, out, coloured())
+        runs = watch.watch(run_statuses, options.every, out, coloured())
     if options.json:
-        answer(options, table.as_values(found, found))
+        answer(options, watch.as_values(runs, runs))
     if command is not None:
-        watch.notify(command, Path(options.sweep).stem if options.sweep else "", found)
-    if any(one.state == schema.FAILED for one in found):
+        watch.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
+    if any(run.state == schema.FAILED for run in runs):
         return Exit.RUNS_FAILED
-    return Exit.DONE if all(one.state in schema.FINISHED for one in found) else Exit.NO
+    return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -145,13 +147,14 @@ def sync(options: argparse.Namespace) -> int:
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
     from cppo_lab.monitor.cancel import cancel, candidates
+    from cppo_lab.monitor.watch import title
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = runs_folder()
     found = _asked(options)[0]() if options.sweep else _these(options.run)
     chosen = candidates(found, options.queued)
-    names = {one.run_id: f"{one.run_id} {_name(one)}" for one in found}
+    names = {one.run_id: f"{one.run_id} {title(one)}" for one in found}
     if options.dry_run and options.json:
         values = [{"run_id": one.run_id, "text": "would be cancelled", "done": False} for one in chosen]
         answer(options, {"runs": values, "dry_run": True})
@@ -243,7 +246,3 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
 
 def _lives(run_id: str) -> bool:
     return any(one.state in schema.ALIVE for one in _these([run_id]))
-
-
-def _name(one: "RunStatus") -> str:
-    return f"{one.label.name}/{one.label.model}/seed {one.label.seed}"

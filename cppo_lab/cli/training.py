@@ -46,6 +46,7 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
     from cppo_lab.sweep import listing
+    from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.plan_states import plan_states
@@ -76,7 +77,7 @@ def plan(options: argparse.Namespace) -> int:
     elif options.json:
         answer(options, listing.as_values(rows))
     elif options.csv:
-        print(listing.to_csv(rows), end="")
+        print(to_csv(list(listing.ListingRow.__dataclass_fields__), map(vars, rows.rows)), end="")
     else:
         shown = {row.run_id for row in rows.rows}
         stop = "" if found.title.endswith(("?", "!", ".")) else "."

@@ -11,7 +11,7 @@ import pyarrow
 from cppo_lab import __version__
 from cppo_lab.data.layout import content_sha256, read_rows
 from cppo_lab.data.sources import sha256_of
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, printable
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -79,7 +79,9 @@ def summary(records: dict[str, FileRecord]) -> str:
         if record.conflicts:
             rows, prompts = record.conflicting_rows_dropped, len(record.conflicts)
             left_out.append(f"{rows} rows of {prompts} prompts with several answers dropped")
-        lines.append(f"{name:15} {record.rows:6} rows ({', '.join(left_out)}) from {record.origin}")
+        lines.append(
+            f"{name:15} {record.rows:6} rows ({', '.join(left_out)}) from {printable(record.origin)}"
+        )
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from cppo_lab.doctor.core_checks import checks_of
 from cppo_lab.doctor.inputs import check_data, check_model, check_store
 from cppo_lab.doctor.machine import check_devices, check_machine
 from cppo_lab.doctor.packages import check_launcher, check_packages
+from cppo_lab.errors import printable
 from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.sweep.compose import Composed
 
@@ -47,7 +48,7 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
 
 def lines(checks: Sequence[Check]) -> list[str]:
     """The checks as lines of text."""
-    return [check.line for check in checks]
+    return [printable(check.line) for check in checks]
 
 
 def ready(checks: Sequence[Check]) -> bool:

@@ -1,32 +1,75 @@
 """Shows the training steps and output of runs, from the files where each launcher keeps it, and follows both."""
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, harmless, printable
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs, live_state
-from cppo_lab.monitor.training import training_line
 from cppo_lab.redaction import RedactedLines
 from cppo_lab.runs.batch import batches_of
+from cppo_lab.runs.events import StepEvent
 from cppo_lab.runs.folder import TRACEBACK, read_status
-from cppo_lab.runs.following import RunRows
+from cppo_lab.runs.following import RunRows, score_of
+from cppo_lab.safe_open import open_below
 from cppo_lab.sweep.find import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # interval of the check whether the run is still alive
 PIECE = 1 << 16
+_METRICS = {  # metric -> its label and format here, and a factor
+    "train/reward": ("reward {:6.3f}", 1),
+    "rule/masked_fraction": ("masked {:6.2f} %", 100),
+    "perf/step_seconds": ("seconds {:8.2f} s", 1),
+}
 
 
-@dataclass(frozen=True)
-class LogText:
-    """The output of one attempt: standard output, and standard error if it is separate."""
+@dataclass
+class LogFile:
+    """A file of output, read as it grows, with secrets masked."""
 
-    began: float  # seconds since the epoch
-    files: tuple[Path, ...]
+    folder: Path  # of a run, a batch or a submission
+    name: str  # below `folder`
+    size: int
+    changed: float  # seconds since the epoch
+    _bytes: int = 0  # that were read
+    _lines: RedactedLines = field(default_factory=RedactedLines)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+    def news(self) -> Iterator[str]:
+        """The whole lines that were added since the last call."""
+        if (file := open_below(self.folder, *self.name.split("/"))) is None:
+            return
+        with file:
+            file.seek(self._bytes)
+            while piece := file.read(PIECE):
+                self._bytes += len(piece)
+                yield self._lines.add(piece)
+
+    def rest(self) -> str:
+        """The last, unfinished line."""
+        return self._lines.rest()
+
+
+def _log_files(folder: Path, *names: str) -> list[LogFile]:
+    """Those that are plain files; a link is not followed, since a folder's files may be of another account."""
+    files = []
+    for name in names:
+        with contextlib.suppress(UserError):
+            if (file := open_below(folder, *name.split("/"))) is not None:
+                with file:
+                    stat = os.fstat(file.fileno())
+                files.append(LogFile(folder, name, stat.st_size, stat.st_mtime))
+    return files
 
 
 def run_by_beginning(runs: Path, beginning: str) -> str:
@@ -35,16 +78,16 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
     Raises UserError for a prefix that is too short or matches no run or several.
     """
     require_beginning(beginning)
-    found = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    run_ids = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
+    if not run_ids:
         raise UserError(
             f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
         )
-    raise UserError(
-        f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(found[:10])}: give more digits"
-    )
+    if len(run_ids) > 1:
+        raise UserError(
+            f"run {beginning!r} is a prefix of {len(run_ids)} ids: {', '.join(run_ids[:10])}: give more digits"
+        )
+    return run_ids[0]
 
 
 def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
@@ -53,30 +96,30 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     Raises UserError for a prefix that matches no run or several.
     """
     if beginnings:
-        return [runs / run_by_beginning(runs, one) for one in beginnings]
+        return [runs / run_by_beginning(runs, beginning) for beginning in beginnings]
     return [runs / run_id for run_id in known_runs(live_state(runs))]
 
 
-def attempts(runs: Path, run_id: str) -> list[LogText]:
-    """The output of each attempt at a run, or of its batch, the newest last.
+def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:
+    """The output of each attempt at a run, or of its batch, the newest last: standard output, and standard error if it
+    is separate.
 
     An attempt in the launcher's own process prints there.
     """
-    found = []
-    folders = [runs / run_id, *batches_of(runs, run_id)]
-    for path in (path for folder in folders for path in (folder / "attempts").glob("*_log.out")):
-        if not path.is_file():  # a link that leads nowhere, a pipe
-            continue
-        both = (path, path.with_name(path.name.removesuffix("out") + "err"))
-        found.append(LogText(path.stat().st_mtime, tuple(one for one in both if one.is_file())))
+    outputs: list[tuple[float, list[LogFile]]] = []
+    for folder in (runs / run_id, *batches_of(runs, run_id)):
+        for path in (folder / "attempts").glob("*_log.out"):
+            name = f"attempts/{path.name}"
+            if files := _log_files(folder, name, f"{name.removesuffix('out')}err"):
+                outputs.append((files[0].changed, files))
     if (runs / NAME).is_file():
         with Ledger(runs) as ledger:
             for task in ledger.tasks_of(run_id):
-                if task.job:
-                    files = sorted(ledger.folder_of(task.token).glob(f"{task.job}_*_log.*"))
-                    files = [path for path in files if path.suffix in (".out", ".err")]
-                    found.append(LogText(task.created, tuple(files)))
-    return sorted((one for one in found if one.files), key=lambda one: one.began)
+                folder = ledger.folder_of(task.token)
+                names = sorted(path.name for path in folder.glob(f"{task.job}_*_log.*") if task.job)
+                if files := _log_files(folder, *(name for name in names if name.endswith((".out", ".err")))):
+                    outputs.append((task.created, files))
+    return [files for _, files in sorted(outputs, key=itemgetter(0))]
 
 
 def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
@@ -90,48 +133,44 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     if not files and not training:
         raise UserError(f"run {run_id}: it has no output and no training step: it has not started")
     out.writelines(training)
-    files = [path for path in files if path.stat().st_size or not training]
-    for path in files:
+    files = [file for file in files if file.size or not training]
+    for file in files:
         if len(files) > 1 or training:
-            out.write(f"==> {path} <==\n")
-        with path.open("rb") as file:
-            lines = RedactedLines()
-            while piece := file.read(PIECE):
-                out.write(lines.add(piece))
-            out.write(lines.rest())
+            out.write(f"==> {printable(str(file.path))} <==\n")
+        out.writelines(map(harmless, file.news()))
+        out.write(harmless(file.rest()))
     out.flush()
 
 
-def _files(runs: Path, run_id: str, every: bool) -> list[Path]:
+def _files(runs: Path, run_id: str, every: bool) -> list[LogFile]:
     """The files with the output of the newest attempt, or of all; only non-empty ones, if there are any."""
-    found = attempts(runs, run_id)
-    files = [path for one in (found if every else found[-1:]) for path in one.files]
-    files = [path for path in files if path.stat().st_size] or files
-    trace = runs / run_id / TRACEBACK
-    return [trace] if not files and trace.is_file() else files
+    outputs = attempts(runs, run_id)
+    files = [file for output in (outputs if every else outputs[-1:]) for file in output]
+    return [file for file in files if file.size] or files or _log_files(runs / run_id, TRACEBACK)
 
 
 def as_values(runs: Path, run_id: str, every: bool) -> dict[str, Any]:
     """The same for JSON; nothing is an error here."""
-    output = []
-    for path in _files(runs, run_id, every):
-        lines = RedactedLines()
-        output.append({"path": str(path), "text": lines.add(path.read_bytes()) + lines.rest()})
+    output = [
+        {"path": str(file.path), "text": "".join(file.news()) + file.rest()}
+        for file in _files(runs, run_id, every)
+    ]
     return {"steps": [vars(row) for row in RunRows(runs / run_id).news()], "output": output}
 
 
 def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
     """Print training steps and the output of the newest and later attempts as they appear, until the run ends."""
-    read: dict[Path, _Place] = {}
+    files: dict[Path, LogFile] = {}
     rows = RunRows(runs / run_id)
     looked, lives = time.monotonic(), alive()
     while True:
-        for text in _news(attempts(runs, run_id)[-1:], read):
-            out.write(text)
+        for output in attempts(runs, run_id)[-1:]:
+            for file in output:
+                out.writelines(map(harmless, files.setdefault(file.path, file).news()))
         out.writelines(_training_news(rows))
         out.flush()
         if not lives:
-            out.write("".join(place.lines.rest() for place in read.values()))
+            out.writelines(harmless(file.rest()) for file in files.values())
             out.flush()
             return
         time.sleep(POLL_SECONDS)
@@ -143,24 +182,22 @@ def _training_news(rows: RunRows) -> Iterator[str]:
     """A line for each step that the run has recorded since the last call."""
     t_stop = read_status(rows.folder).get("t_stop")
     for row in rows.news():
-        yield training_line(row, t_stop if isinstance(t_stop, int) else None) + "\n"
+        yield _training_line(row, str(t_stop) if isinstance(t_stop, int) else "?") + "\n"
 
 
-class _Place:
-    """How far a file was read, in bytes, and the unfinished line."""
+def _training_line(row: StepEvent, last: str) -> str:
+    """`step 10/50  score  43.2 %  reward  0.412  masked   2.10 %  seconds     1.32 s`.
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.lines = RedactedLines()
-
-
-def _news(newest: Sequence[LogText], read: dict[Path, _Place]) -> Iterator[str]:
-    """The text that was added to the files since the last call; updates `read`."""
-    for one in newest:
-        for path in one.files:
-            place = read.setdefault(path, _Place())
-            with path.open("rb") as file:
-                file.seek(place.bytes)
-                while piece := file.read(PIECE):
-                    place.bytes += len(piece)
-                    yield place.lines.add(piece)
+    `score` is the mean over the benchmarks, present only if the step was validated. Metrics that were not logged are
+    omitted.
+    """
+    score = score_of(row)
+    parts = [
+        f"step {row.step:>{len(last)}}/{last}",
+        " " * 14 if score is None else f"score {100 * score:5.1f} %",
+    ]
+    metrics = _METRICS.items()
+    parts += [
+        form.format(row.metrics[name] * factor) for name, (form, factor) in metrics if name in row.metrics
+    ]
+    return "  ".join(parts).rstrip()

@@ -18,7 +18,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
-from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.errors import StoreAway, UserError, one_line
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
@@ -94,7 +94,7 @@ def fault_line(error: Exception) -> str:
     """A store's error as one short line without passwords."""
     if text := address.no_answer(error):
         return text
-    return redacted(" ".join(_BACKGROUND.sub("", str(error)).split()))[:500] or type(error).__name__
+    return redacted(one_line(_BACKGROUND.sub("", str(error))))[:500] or type(error).__name__
 
 
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:

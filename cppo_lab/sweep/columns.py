@@ -1,8 +1,13 @@
-"""Aligned columns that fit a terminal."""
+"""Rows of runs as aligned columns that fit a terminal, and as CSV."""
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.errors import one_line, printable
+from cppo_lab.runs.folder import variants_text
 
 SHORT_ID = 8  # digits of a shortened run id, if they are unique
 SHORT_REASON = 14  # characters of a reason, for which columns are left out
@@ -28,12 +33,12 @@ def aligned(
     spare: Sequence[str] = (),
     coloured: bool = False,
 ) -> str:
-    """Rows under their header; the columns in `right` are right-aligned.
+    """Rows under their header, each on one line; the columns in `right` are right-aligned.
 
     If they are wider than `width` (None: no limit), columns of `spare` are left out in order (RUN_ID is shortened),
     then lines are cut. A last column `reason` gets the remaining width. `coloured`: colour the states.
     """
-    table = [list(head), *map(list, rows)]
+    table = [list(map(one_line, row)) for row in (head, *rows)]  # names and reasons may be anybody's
     if head[-1] == REASON and not any(row[-1] for row in rows):
         table = [row[:-1] for row in table]
     left_out = [name for name in spare if name in head]
@@ -59,6 +64,19 @@ def aligned(
             _painted(line, start, row[place]) for line, row in zip(lines[1:], table[1:], strict=True)
         ]
     return "\n".join(lines)
+
+
+def to_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """One line per row below a header; `variants` as `sweep=variant`, separated by `;`."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = {**row, "variants": variants_text(row["variants"])}
+        writer.writerow(
+            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()}
+        )
+    return text.getvalue()
 
 
 def _distinct(ids: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.batch import Batch, in_batches
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, printable
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.reconcile import look_repaired
@@ -212,7 +212,7 @@ def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str
     outdated = {run_id: past for run_id, past in found.items() if past and past[0].code_version != version}
     if outdated:
         others = sorted({past[0].code_version or "unknown" for past in outdated.values()})
-        named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        named = printable(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
         fate = (
             "trained again; each is replaced once that has finished"
             if replace

@@ -1,10 +1,8 @@
 """A plan as rows, for people, spreadsheets and programs, with the same columns for all."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cppo_lab import schema
@@ -96,18 +94,6 @@ def as_values(listing: SweepListing) -> dict[str, Any]:
         "runs": [asdict(row) for row in listing.rows],
         "totals": totals,
     }
-
-
-def to_csv(listing: SweepListing) -> str:
-    """One line per run below a header line; `variants` as `sweep=variant`, separated by `;`."""
-    text = io.StringIO()
-    names = [field.name for field in fields(ListingRow)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for row in listing.rows:
-        variants = ";".join(f"{sweep}={variant}" for sweep, variant in row.variants.items())
-        writer.writerow({name: getattr(row, name) for name in names} | {"variants": variants})
-    return text.getvalue()
 
 
 def totals_line(listing: SweepListing) -> str:

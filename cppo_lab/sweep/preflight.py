@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, one_line
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
@@ -125,7 +125,7 @@ def report(kind: RunKind) -> str:
     if found is None:
         return "\n".join([*lines, "  not measured yet"])
     if found.error:
-        lines += [f"  FAILED {found.error}", f"  logs: {kind.folder / 'attempts'}"]
+        lines += [f"  FAILED {one_line(found.error)}", f"  logs: {kind.folder / 'attempts'}"]
     planned = estimate(run.spec, run.layout)
     lines += _aligned([*_times(found, planned), *_memory(found, planned), *_gap(found)])
     hours = [known for one in kind.runs if (known := kind.hours(one))]

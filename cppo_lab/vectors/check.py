@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, printable
 from cppo_lab.vectors import theory
 from cppo_lab.vectors.archive import Vectors, load
 from cppo_lab.vectors.methods import SOFT
@@ -47,8 +47,8 @@ class Report:
     def lines(self) -> list[str]:
         """One line per mismatch and per unknown key, the summary last."""
         return [
-            *(f"MISMATCH {mismatch}" for mismatch in self.mismatches),
-            *(f"UNKNOWN  {key}: not checked" for key in self.unknown),
+            *(f"MISMATCH {printable(str(mismatch))}" for mismatch in self.mismatches),
+            *(f"UNKNOWN  {printable(key)}: not checked" for key in self.unknown),
             f"{self.checked} arrays checked, {len(self.mismatches)} mismatches, {len(self.unknown)} unknown keys",
         ]
 

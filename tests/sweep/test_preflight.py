@@ -139,8 +139,8 @@ def test_the_report_names_parts_memory_and_hours(main_plan: Plan, tmp_path: Path
     assert "estimate" in text
     assert f"{len(kind.runs)} runs to the last step: " in text
     assert "GPU-hours" in text
-    replace(FOUND, error="resuming, after step 1: OutOfMemoryError: 80 GB").write(kind.folder)
-    assert "FAILED resuming, after step 1: OutOfMemoryError: 80 GB" in report(kind)
+    replace(FOUND, error="resuming, after step 1: OutOfMemoryError: 80\n\x1b[2JGB").write(kind.folder)
+    assert r"FAILED resuming, after step 1: OutOfMemoryError: 80 \x1b[2JGB" in report(kind)
     assert "to the last step" not in report(kind)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
+from cppo_lab.errors import one_line
+from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.search.space import Tuning, tidy
 from cppo_lab.sweep.search.state import best_numbers, trial_line
 from cppo_lab.sweep.search.study import REASON
@@ -68,7 +70,7 @@ class Watch:
 def _ended(trial: FrozenTrial, tuning: Tuning) -> str:
     if trial.state is TrialState.COMPLETE:
         return trial_line(trial, tuning)
-    return f"trial {trial.number}: {WORDS[trial.state]}: {trial.user_attrs.get(REASON, '')}"
+    return f"trial {trial.number}: {WORDS[trial.state]}: {one_line(str(trial.user_attrs.get(REASON, '')))}"
 
 
 def _minutes_left(tuning: Tuning, trials: Sequence[FrozenTrial]) -> float:
@@ -106,8 +108,4 @@ def table(tuning: Tuning, trials: Sequence[FrozenTrial], numbers: Sequence[int])
         if trial.number in numbers:
             values = [f"{value:.4f}" for value in trial.values]
             rows.append([str(trial.number), *values, *(str(tidy(trial.params[key])) for key in tuning.space)])
-    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    )
+    return aligned(head, rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, one_line
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
@@ -133,7 +133,7 @@ def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:
         lines += ["", f"{title}:", table(tuning, trials, best)]
     for trial in trials:
         if trial.state is TrialState.FAIL:
-            lines.append(f"trial {trial.number} FAILED: {trial.user_attrs.get(REASON, '')}")
+            lines.append(f"trial {trial.number} FAILED: {one_line(str(trial.user_attrs.get(REASON, '')))}")
     others = held_by_others(trials, folder)
     if others:
         owners = sorted({str(trial.user_attrs.get(OWNER)) for trial in others})

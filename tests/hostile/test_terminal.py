@@ -1,0 +1,97 @@
+"""What a run has printed, and what strangers have written, steers no terminal: its colours alone pass."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from cppo_lab.cli import main
+from cppo_lab.data.manifest import FileRecord, summary
+from cppo_lab.doctor import lines
+from cppo_lab.doctor.check import Check
+from cppo_lab.store.client import fault_line
+from cppo_lab.sweep.columns import aligned, to_csv
+from cppo_lab.sweep.search.progress import _ended
+from cppo_lab.sweep.search.study import REASON
+from cppo_lab.vectors.check import Mismatch, Report
+
+RUN = "0123456789ab"
+# Title, clipboard, clear, cursor, alternate screen, one of the eight-bit forms, bell, backspace, direction of text.
+STEERING = "\x1b]0;t\x07 \x1b]52;c;eA==\x1b\\ \x1b[2J \x1b[3A \x1b[?1049h \x9b2J \x07 \b \x7f \u202e"
+SHOWN = r"\x1b]0;t\x07 \x1b]52;c;eA==\x1b\ \x1b[2J \x1b[3A \x1b[?1049h \x9b2J \x07 \x08 \x7f \u202e"
+COLOURS = "\x1b[31mred\x1b[0m \x1b[1;38;5;9mbold\x1b[m \x1b[38:2:1:2:3mtrue"
+LINES = "50 %\r100 %\n\ttab, é, 漢\u3000字\n"
+
+
+def printed(workspace: Path, text: str, name: str = "1_0_log.out") -> Path:
+    path = workspace / "runs" / RUN / "attempts" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]], ids=["show", "follow"])
+@pytest.mark.parametrize("end", ["\n", ""], ids=["whole", "unfinished"])
+def test_output_has_its_lines_and_colours(
+    workspace: Path, capfd: pytest.CaptureFixture[str], follow: list[str], end: str
+) -> None:
+    printed(workspace, f"{LINES}{COLOURS}{STEERING}{end}")
+    assert main(["logs", RUN, *follow]) == 0
+    assert capfd.readouterr().out == f"{LINES}{COLOURS}{SHOWN}{end}"
+
+
+def test_a_traceback_and_the_name_of_a_file(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(workspace, "", "\x1b[2J_log.out").with_name("\x1b[2J_log.err").write_text("")
+    assert main(["logs", RUN]) == 0
+    assert capfd.readouterr().out.count(r"\x1b[2J_log") == 2
+    for path in (workspace / "runs" / RUN / "attempts").iterdir():
+        path.unlink()
+    (workspace / "runs" / RUN / "traceback.txt").write_text(STEERING)
+    assert main(["logs", RUN]) == 0
+    assert capfd.readouterr().out == SHOWN
+
+
+@pytest.mark.parametrize("options", [[], ["--all"], ["-f"], ["--json"]], ids=str)
+@pytest.mark.parametrize(
+    "place", ["attempts/2_0_log.out", "attempts/1_0_log.err", "attempts", "traceback.txt"]
+)
+def test_links_among_output_are_not_followed(
+    workspace: Path, capfd: pytest.CaptureFixture[str], place: str, options: list[str]
+) -> None:
+    secret = workspace / "elsewhere"
+    secret.mkdir()
+    for name in ("2_0_log.out", "file"):
+        (secret / name).write_text("of somebody else")
+    link = workspace / "runs" / RUN / place
+    if place == "attempts":
+        link.parent.mkdir(parents=True)
+        link.symlink_to(secret)
+    else:
+        os.utime(printed(workspace, "ours\n"), (1, 1))  # so that the link leads to newer output
+        link.symlink_to(secret / "file")
+    code = main(["logs", RUN, *options])
+    text = capfd.readouterr().out
+    assert "of somebody else" not in text
+    assert ("ours" in text) == (place != "attempts")
+    assert code == (2 if place == "attempts" and options in ([], ["--all"]) else 0)
+
+
+FAILED = create_trial(state=TrialState.FAIL, user_attrs={REASON: STEERING})
+TEXTS: dict[str, Any] = {
+    "a cell of a table": lambda: aligned(["run id"], [[STEERING]]),
+    "a cell of a CSV file": lambda: to_csv(["name", "variants"], [{"name": STEERING, "variants": {}}]),
+    "what a store answers": lambda: fault_line(ValueError(STEERING)),
+    "what a check has found": lambda: "".join(lines([Check("driver", "ok", STEERING)])),
+    "where data is from": lambda: summary({"train": FileRecord(1, 1, 0, 0, [], STEERING, "", "", "")}),
+    "why a trial failed": lambda: _ended(FAILED, None),  # type: ignore[arg-type]
+    "an array of vectors": lambda: "".join(Report(1, [], [STEERING]).lines()),
+    "a mismatch of vectors": lambda: "".join(Report(1, [Mismatch(STEERING, "", "1", "2", "")], []).lines()),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_texts_of_others(text: Any) -> None:
+    assert SHOWN in text()
+    assert text().replace("\n", "").isprintable()
