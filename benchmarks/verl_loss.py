@@ -39,7 +39,7 @@ import torch  # noqa: E402
 from baselines.clock import Clock  # noqa: E402
 from summary.form import result  # noqa: E402
 
-from cppo_lab.tracking.reference_curves import read_rows  # noqa: E402
+from cppo_lab.tracking.reference_curves import reading  # noqa: E402
 
 K = 20
 VOCABULARY = 32768
@@ -168,10 +168,11 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
 def topk_gigabytes() -> dict[str, float]:
     """Top-20 of one training step of the paper's settings, at most, by model and kinds of numbers."""
     sizes = {}
-    for row in read_rows("table_config.csv"):
-        places = int(row["prompts"]) * int(row["n"]) * int(row["t_max"]) * K
-        for kind, size in (("int32_float16", 6), ("int64_float32", 12)):
-            sizes[f"topk_gigabytes_per_step_{row['model']}_{kind}"] = places * size / 1e9
+    with reading("table_config.csv") as rows:
+        for row in rows:
+            places = int(row["prompts"]) * int(row["n"]) * int(row["t_max"]) * K
+            for kind, size in (("int32_float16", 6), ("int64_float32", 12)):
+                sizes[f"topk_gigabytes_per_step_{row['model']}_{kind}"] = places * size / 1e9
     return sizes
 
 

@@ -135,10 +135,10 @@ def test_a_command_answers_with_its_keys(
 
 
 def _no_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cppo_lab.tracking import reference, reference_parents
+    from cppo_lab.tracking import reference
 
     monkeypatch.setattr(reference, "import_reference", lambda uri, say: 0)
-    monkeypatch.setattr(reference_parents, "nest_reference", lambda uri, sweeps: None)
+    monkeypatch.setattr(reference, "nest_reference", lambda uri, sweeps: None)
     assert reporting.reference_import  # imports both by name when it is called
 
 

@@ -431,8 +431,7 @@ def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.parents import SweepText
-    from cppo_lab.tracking.reference import import_reference
-    from cppo_lab.tracking.reference_parents import nest_reference
+    from cppo_lab.tracking.reference import import_reference, nest_reference
 
     uri = address.tracking_uri()
     added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))

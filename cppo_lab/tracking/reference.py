@@ -1,20 +1,23 @@
 """The paper's own curves (`reference_curves.py`) as MLflow runs, so that one report serves the paper and our own
-sweeps: each becomes a run of the experiment `paper`.
+sweeps: each becomes a run of the experiment `paper`, under one parent for each sweep as our own runs are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
-from mlflow.entities import Metric, Run, RunStatus, RunTag
+from mlflow.entities import Metric, Run, RunTag
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.store.listing import newest_runs
 from cppo_lab.store.reader import recorded_status
-from cppo_lab.tracking.reference_curves import ARTICLE, ReferenceRun, reference_runs
+from cppo_lab.tracking.parents import SweepText, ensure_parent, nest, update_parent
+from cppo_lab.tracking.reference_curves import ARTICLE, MAIN, ReferenceRun, reference_runs
+from cppo_lab.tracking.ui import save_view
 
 BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
-
+_EXPERIMENT = schema.experiment_name(schema.PAPER)
 _EXPERIMENT_NOTE = f"""\
 # The paper's own curves
 
@@ -36,56 +39,68 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
     experiment `paper` of that store was deleted.
     """
-    wanted = reference_runs()  # before anything is written
+    curves = reference_runs()  # before anything is written
     path = address.sqlite_file(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     client = open_client(uri)
-    experiment_id = ensure_experiment(client, uri, schema.experiment_name(schema.PAPER), _EXPERIMENT_NOTE)
+    experiment_id = ensure_experiment(client, uri, _EXPERIMENT, _EXPERIMENT_NOTE)
     present = set()
-    for found in list(
-        _all_runs(client, experiment_id)
-    ):  # all pages first: deleting would shift the later ones
-        run_id = found.data.tags.get(schema.TAG_RUN_ID, "")
-        if not run_id.startswith("paper-"):
-            continue  # not written by this import
-        if recorded_status(found.data.tags) == schema.DONE:
-            present.add(run_id)
+    for run in _imported(client):
+        if recorded_status(run.data.tags) == schema.DONE:
+            present.add(run.data.tags[schema.TAG_RUN_ID])
         else:
-            client.delete_run(found.info.run_id)
-    missing = [run for run in wanted if run.run_id not in present]
-    for number, run in enumerate(missing, start=1):
-        points = _write(client, experiment_id, run)
-        progress(f"reference {number}/{len(missing)}: {run.variant} on {run.model}, {points} points")
-    progress(f"reference: {len(missing)} runs added, {len(wanted) - len(missing)} were there already")
+            client.delete_run(run.info.run_id)
+    missing = [curve for curve in curves if curve.run_id not in present]
+    for number, curve in enumerate(missing, start=1):
+        points = _write(client, experiment_id, curve)
+        progress(f"reference {number}/{len(missing)}: {curve.variant} on {curve.model}, {points} points")
+    progress(f"reference: {len(missing)} runs added, {len(curves) - len(missing)} were there already")
     return len(missing)
 
 
-def _all_runs(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
-    token = None
-    while True:
-        page = client.search_runs([experiment_id], max_results=BATCH, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+def _imported(client: MlflowClient) -> list[Run]:
+    """The runs of an import; all pages at once, since deleting would shift the later ones."""
+    return list(newest_runs(client, _EXPERIMENT, f"tags.`{schema.TAG_RUN_ID}` LIKE 'paper-%'"))
 
 
 def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
-    """Creates one run with all its points; the status tag comes last, when everything else is there."""
+    """Creates one run with all its points, whose times the paper does not give; the status tag comes last, when
+    everything else is there.
+    """
     tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
     created = client.create_run(experiment_id, tags=tags, run_name=f"{run.variant} on {run.model} (paper)")
     mlflow_id = created.info.run_id
-    metrics = list(_metrics(run))
+    points = run.points.items()
+    metrics = [Metric(name, value, 0, step) for name, curve in points for step, value in curve.items()]
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
-    client.set_terminated(mlflow_id, RunStatus.to_string(RunStatus.FINISHED))
+    client.set_terminated(mlflow_id, "FINISHED")
     client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
     return len(metrics)
 
 
-def _metrics(run: ReferenceRun) -> Iterator[Metric]:
-    """Every point, as MLflow wants it. The paper gives no times, so all of them are 0."""
-    for name, curve in run.points.items():
-        for step, value in curve.items():
-            yield Metric(name, value, 0, step)
+def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
+    """Give the sweeps of the experiment `paper` their parents, descriptions and view. Idempotent.
+
+    `texts` are the descriptions of sweeps, by name; a sweep without one is shown by its name. A run of several sweeps
+    is put under the main grid first.
+    """
+    client = open_client(uri)
+    prefix = schema.TAG_SWEEP_PREFIX
+    runs = _imported(client)
+    if not runs:
+        return
+    experiment_id = runs[0].info.experiment_id
+    sweeps = {
+        run.info.run_id: [tag.removeprefix(prefix) for tag in run.data.tags if tag.startswith(prefix)]
+        for run in runs
+    }
+    names = sorted({sweep for of_run in sweeps.values() for sweep in of_run})
+    parents = {sweep: ensure_parent(client, uri, experiment_id, sweep) for sweep in names}
+    loose = [run.info.run_id for run in runs if schema.TAG_PARENT not in run.data.tags]
+    first = {run: min(sweeps[run], key=lambda sweep: (sweep != MAIN, sweep)) for run in loose if sweeps[run]}
+    nest(client, {run: parents[sweep] for run, sweep in first.items()})
+    for sweep, parent in parents.items():
+        update_parent(client, parent, texts.get(sweep, SweepText(sweep, sweep, "")))
+    save_view(client, experiment_id)

@@ -24,6 +24,7 @@ ARTICLE = "https://arxiv.org/abs/2606.10968"
 # The curves are given to six decimals, so the same point computed in two ways can differ by the last digit.
 SAME_POINT = 2e-6
 _MEAN = schema.validation_metric(schema.MEAN)
+_FAULTS = (OSError, EOFError, zlib.error, csv.Error, ValueError, LookupError, TypeError, OverflowError)
 
 # Column `metric` of the diagnostics files -> (our metric, factor into our unit). "k" is read as 1000 tokens.
 _DIAGNOSTICS = {
@@ -69,38 +70,22 @@ class ReferenceRun:
         return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}
 
 
-def read_rows(name: str) -> Iterator[dict[str, str]]:
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[Iterator[dict[str, str]]]:
     """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed.
 
-    Raises UserError if it is damaged, also for what its reader finds wrong with a row.
+    Raises UserError if it is damaged, also for what its reader finds wrong with a row: a column or number that is not
+    there.
     """
     try:
         raw = resources.files("cppo_lab.reports").joinpath("paper", name).read_bytes()
         text = gzip.decompress(raw) if name.endswith(".gz") else raw
-        yield from csv.DictReader(io.StringIO(text.decode()))
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
-        raise _damaged(name, error) from None
-
-
-def _damaged(name: str, error: Exception) -> UserError:
-    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-    return UserError(
-        f"the paper's curves in reports/paper/{name} are damaged ({reason}): install the package again"
-    )
-
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[Iterator[dict[str, str]]]:
-    """The rows of a file, and whatever is wrong with one as a UserError."""
-    try:
-        yield read_rows(name)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-    ) as error:  # a column or number that is not there
-        raise _damaged(name, error) from None
+        yield csv.DictReader(io.StringIO(text.decode()))
+    except _FAULTS as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        raise UserError(
+            f"the paper's curves in reports/paper/{name} are damaged ({reason}): install the package again"
+        ) from None
 
 
 def reference_runs() -> list[ReferenceRun]:
@@ -110,22 +95,22 @@ def reference_runs() -> list[ReferenceRun]:
     Raises UserError if one of its files is damaged.
     """
     runs: dict[tuple[str, str], ReferenceRun] = {}
-    with _reading("table_full.csv") as rows:
+    with reading("table_full.csv") as rows:
         for row in rows:
             key = (row["model"], row["method"])
             runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
-    with _reading("validation_curves.csv") as rows:
+    with reading("validation_curves.csv") as rows:
         for row in rows:
             name = schema.validation_metric(row["benchmark"])
             runs[row["model"], row["method"]].points[name][int(row["step"])] = _score(row["avg_at_16"])
         for run in runs.values():
             run.points[_MEAN] = _mean_curve(list(run.points.values()))
-    with _reading("training_diagnostics.csv.gz") as rows:
-        for row in rows:
-            _add_diagnostic(runs[row["model"], row["method"]], row)
-    with _reading("warmup_diagnostics.csv") as rows:
-        for row in rows:
-            _add_diagnostic(runs[row["model"], "cppo"], row)
+    for file, rule in (("training_diagnostics.csv.gz", None), ("warmup_diagnostics.csv", "cppo")):
+        with reading(file) as rows:
+            for row in rows:
+                name, factor = _DIAGNOSTICS[row["metric"]]
+                points = runs[row["model"], rule or row["method"]].points[name]
+                points[int(row["step"])] = _score(row["value"]) * factor
     return _with_ablations(list(runs.values()))
 
 
@@ -136,41 +121,34 @@ def _score(text: str) -> float:
     return value
 
 
-def _add_diagnostic(run: ReferenceRun, row: dict[str, str]) -> None:
-    name, factor = _DIAGNOSTICS[row["metric"]]
-    run.points[name][int(row["step"])] = _score(row["value"]) * factor
-
-
 def _mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
     """The unweighted mean of curves at the steps that all of them have."""
     steps = [step for step in curves[0] if all(step in curve for curve in curves)]
     return {step: sum(curve[step] for curve in curves) / len(curves) for step in steps}
 
 
-def _same(one: dict[int, float], other: dict[int, float]) -> bool:
-    return one.keys() == other.keys() and all(abs(one[step] - other[step]) <= SAME_POINT for step in one)
+def _same(a: dict[int, float], b: dict[int, float]) -> bool:
+    return a.keys() == b.keys() and all(abs(a[step] - b[step]) <= SAME_POINT for step in a)
 
 
 def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
     """Adds the ablation curves: as a sweep tag where the curve is known already, else as a run."""
     curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
     t_stop = {run.model: run.t_stop for run in runs}
-    with _reading("ablation_curves.csv") as rows:
+    with reading("ablation_curves.csv") as rows:
         for row in rows:
             key = (row["ablation"], row["model"], row["variant"])
             curves[key][int(row["step"])] = _score(row["aime24_25_26_avg_at_16"])
             if row["model"] not in t_stop:
                 raise ValueError(f"model {row['model']!r} is in no table")
-    taken = {run.run_id for run in runs}
     for (sweep, model, variant), curve in curves.items():
         twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
         if twin is not None:
             twin.sweeps[sweep] = variant
             continue
         run_id = f"paper-{model}-{variant}"
-        if run_id in taken:  # a name used twice for different curves: tell them apart by the sweep
+        if any(run.run_id == run_id for run in runs):  # a name of two curves: tell them apart by the sweep
             run_id = f"paper-{model}-{sweep}-{variant}"
-        taken.add(run_id)
         run = ReferenceRun(run_id, model, variant, t_stop[model], {sweep: variant})
         run.points[_MEAN] = curve
         runs.append(run)

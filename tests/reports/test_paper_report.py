@@ -16,7 +16,7 @@ from cppo_lab.reports.discrepancies import discrepancies
 from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Discrepancy
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
-from cppo_lab.tracking.reference_curves import read_rows
+from cppo_lab.tracking.reference_curves import reading
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
@@ -87,11 +87,11 @@ def test_best_and_second_as_in_the_printed_table(main: MainTable) -> None:
 def test_steps_and_components_against_a_plain_computation(full: FullTable) -> None:
     """Exact fractions on the 1/960 grid, earliest best step; nothing shared with the code under test."""
     curves: dict[tuple[str, str], dict[int, dict[str, Fraction]]] = {}
-    for row in read_rows("validation_curves.csv"):
-        value = Fraction(round(float(row["avg_at_16"]) * 960), 960)
-        curves.setdefault((row["model"], row["method"]), {}).setdefault(int(row["step"]), {})[
-            row["benchmark"]
-        ] = value
+    with reading("validation_curves.csv") as rows:
+        for row in rows:
+            steps = curves.setdefault((row["model"], row["method"]), {})
+            value = Fraction(round(float(row["avg_at_16"]) * 960), 960)
+            steps.setdefault(int(row["step"]), {})[row["benchmark"]] = value
     stops = {row["model"]: int(row["t_stop"]) for row in printed_table("table_full")}
     checked = 0
     for block in full.blocks:

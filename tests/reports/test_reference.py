@@ -11,9 +11,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.store.exclusive import PointsClient
 from cppo_lab.tracking import reference
 from cppo_lab.tracking.parents import SweepText
-from cppo_lab.tracking.reference import import_reference
+from cppo_lab.tracking.reference import import_reference, nest_reference
 from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
-from cppo_lab.tracking.reference_parents import nest_reference
 
 
 def stored(uri: str) -> dict[str, Run]:
