@@ -1,18 +1,15 @@
-"""`cppo watch` and `cppo logs`."""
+"""`cppo watch` and `cppo sync --watch`."""
 
 import io
 import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.monitor import logs
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.monitor.watch import watch
 from cppo_lab.runs.folder import write_status
@@ -84,62 +81,6 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     for name in ("2", "3"):
         write_status(workspace / "runs" / run_id(int(name)), told("done"))
     assert main(["watch"]) == 0
-
-
-def test_logs_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = workspace / "runs"
-    first = runs / run_id(0xABCD) / "attempts"
-    first.mkdir(parents=True)
-    (first / "11_0_log.out").write_text("local\n")
-    (first / "11_0_log.err").write_text("a warning\n")
-    os.utime(first / "11_0_log.out", (1, 1))
-    with Ledger(runs) as ledger:
-        token = ledger.claim([run_id(0xABCE), run_id(0xABCD)])
-        ledger.submitted(token, 70)
-        folder = ledger.folder_of(token)
-    folder.mkdir(parents=True)
-    (folder / "70_1_0_log.out").write_text("in Slurm\n")
-    assert main(["logs", run_id(0xABCD)]) == 0
-    assert capsys.readouterr().out == "in Slurm\n"
-    assert main(["logs", run_id(0xABCD), "--all"]) == 0
-    text = capsys.readouterr().out
-    assert text.index("local") < text.index("a warning") < text.index("in Slurm")
-
-    assert main(["logs", run_id(0xABCE)]) == 2  # its job has not started
-    assert "it has no output and no training step" in capsys.readouterr().err
-    (runs / run_id(0xABCE)).mkdir()
-    (runs / run_id(0xABCE) / "traceback.txt").write_text("Traceback: here\n")
-    assert main(["logs", run_id(0xABCE)]) == 0
-    assert capsys.readouterr().out == "Traceback: here\n"
-    assert main(["logs", "00000000"]) == 2
-    assert "is a prefix of 2 ids" in capsys.readouterr().err
-    assert main(["logs", "ffff"]) == 2
-    assert "no run with this prefix" in capsys.readouterr().err
-
-
-def test_following_ends_with_the_run_and_misses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock is the test's own: a run prints while its follower sleeps."""
-    log = tmp_path / run_id(1) / "attempts" / "1_0_log.out"
-    log.parent.mkdir(parents=True)
-    pieces = [b"", b"one\n", b"tw\xc3", b"\xb6\nlast\n"]  # a character in two pieces; then the run ends
-    slept: list[float] = []
-    shown: list[str] = []
-    out = io.StringIO()
-
-    def sleep(seconds: float) -> None:
-        shown.append(out.getvalue())
-        with log.open("ab") as file:
-            file.write(pieces[len(slept)])
-        slept.append(seconds)
-
-    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
-    monkeypatch.setattr(logs, "time", clock)
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 1.5 * logs.POLL_SECONDS)  # at every other piece
-    logs.follow(tmp_path, run_id(1), lambda: len(slept) < len(pieces), out)
-    assert shown == ["", "", "one\n", "one\n"]  # a line as soon as it is whole
-    assert out.getvalue() == "one\ntwö\nlast\n"
 
 
 def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""`cppo logs`: a line for each training step, of any core, and what was printed."""
+
+import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.monitor import logs
+from cppo_lab.runs.events import Begin, StepEvent
+from cppo_lab.runs.folder import write_status
+from cppo_lab.runs.spool import open_spool
+
+RUN, OTHER = "00000000abcd", "00000000abce"
+METRICS = {"train/reward": 0.5, "rule/masked_fraction": 0.021, "perf/step_seconds": 1.25}
+
+
+def step(number: int, score: float | None = None) -> StepEvent:
+    scores = {} if score is None else {schema.validation_metric(schema.MEAN): score}
+    return StepEvent(number, 1000, (METRICS if number else {}) | scores)
+
+
+def test_a_line_for_each_step(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = workspace / "runs" / RUN
+    (folder / "attempts").mkdir(parents=True)
+    write_status(folder, {"status": "done", "t_stop": 10})
+    spool = open_spool(folder)
+    for line in (Begin("a", "cppo-verl", "a run", 1, {}, {}), step(0, 0.25), step(1), step(10, 0.4375)):
+        spool.add(line)
+    spool.close()
+    lines = [
+        "step  0/10  score  25.0 %",
+        "step  1/10                  reward  0.500  masked   2.10 %  seconds     1.25 s",
+        "step 10/10  score  43.8 %  reward  0.500  masked   2.10 %  seconds     1.25 s",
+    ]
+    path = folder / "attempts" / "7_0_log.out"
+    for text, more in (("", []), ("printed\n", [f"==> {path} <==", "printed"])):
+        path.write_text(text)
+        capsys.readouterr()
+        assert main(["logs", RUN[:9]]) == 0
+        assert capsys.readouterr().out.splitlines() == [*lines, *more]
+
+
+def test_output_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = workspace / "runs"
+    (runs / RUN / "attempts").mkdir(parents=True)
+    (runs / RUN / "attempts" / "11_0_log.out").write_text("local\n")
+    (runs / RUN / "attempts" / "11_0_log.err").write_text("a warning\n")
+    os.utime(runs / RUN / "attempts" / "11_0_log.out", (1, 1))
+    with Ledger(runs) as ledger:
+        token = ledger.claim([OTHER, RUN])
+        ledger.submitted(token, 70)
+        folder = ledger.folder_of(token)
+    folder.mkdir(parents=True)
+    (folder / "70_1_0_log.out").write_text("in Slurm\n")
+    assert main(["logs", RUN]) == 0
+    assert capsys.readouterr().out == "in Slurm\n"
+    assert main(["logs", RUN, "--all"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("local") < text.index("a warning") < text.index("in Slurm")
+    for prefix, said in (
+        (OTHER, "it has no output and no training step"),  # its job has not started
+        (RUN[:8], "is a prefix of 2 ids"),
+        ("ffff", "no run with this prefix"),
+    ):
+        assert main(["logs", prefix]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_following_ends_with_the_run_and_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is the test's own: a run prints and trains while its follower sleeps."""
+    log = tmp_path / RUN / "attempts" / "1_0_log.out"
+    log.parent.mkdir(parents=True)
+    write_status(tmp_path / RUN, {"status": "running", "t_stop": 3})
+    spool = open_spool(tmp_path / RUN)
+    spool.add(Begin("a", "cppo-exact", "a run", 1, {}, {}))
+    pieces = [b"", b"one\n", b"tw\xc3", b"\xb6\nlast\n"]  # a character in two pieces; then the run ends
+    slept: list[float] = []
+    shown: list[str] = []
+    out = io.StringIO()
+
+    def sleep(seconds: float) -> None:
+        shown.append(out.getvalue())
+        with log.open("ab") as file:
+            file.write(pieces[len(slept)])
+        spool.add(StepEvent(len(slept), 1000, {}))
+        slept.append(seconds)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 1.5 * logs.POLL_SECONDS)  # at every other piece
+    logs.follow(tmp_path, RUN, lambda: len(slept) < len(pieces), out)
+    first = "step 0/3\none\nstep 1/3\n"  # a line as soon as it is whole
+    assert shown == ["", "step 0/3\n", first, f"{first}step 2/3\n"]
+    assert out.getvalue() == f"{first}step 2/3\ntwö\nlast\nstep 3/3\n"
