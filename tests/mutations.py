@@ -506,8 +506,8 @@ LAUNCH = (
     Fault(
         "attempts from another machine's folder are ended",
         "cppo_lab/launch/reconcile.py",
-        'if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):',
-        'if one.status != "RUNNING" or is_held(folder):',
+        "if one.status != schema.RUNNING or one.folder != folder_tag(folder) or is_held(folder):",
+        "if one.status != schema.RUNNING or is_held(folder):",
         "tests/launch/test_looks.py",
     ),
     Fault(
@@ -834,8 +834,8 @@ ANALYSIS = (
     Fault(
         "a claim holds if one of its comparisons does",
         "analysis/statistics/verdicts.py",
-        "if outcomes == {VerdictOutcome.SUPPORTED} else",
-        "if VerdictOutcome.SUPPORTED in outcomes else",
+        "for outcome in worst_first if",
+        "for outcome in reversed(worst_first) if",
         "tests/analysis/statistics/test_verdicts.py",
     ),
     Fault(
