@@ -96,8 +96,7 @@ class Sbatch:
 
 def by_cppo(runs: int, folder: Path) -> float:
     """Seconds of launching that many jobs."""
-    from cppo_lab.launch.slurm.settings import SlurmSpec
-    from cppo_lab.launch.slurm.submit import launch_slurm
+    from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 
     spec = SlurmSpec(
         name="slurm",

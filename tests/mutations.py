@@ -414,14 +414,14 @@ LAUNCH = (
     ),
     Fault(
         "a job that sacct still lists as running is recorded as ended by RUNNING",
-        "cppo_lab/launch/slurm/reconcile.py",
+        "cppo_lab/launch/slurm/queue.py",
         "ended if ended and ended not in WAITING | ACTIVE else LEFT",
         "ended or LEFT",
         "tests/launch/test_slurm_answers.py",
     ),
     Fault(
         "an array that enters the queue after its launcher gave up is not cancelled",
-        "cppo_lab/launch/slurm/reconcile.py",
+        "cppo_lab/launch/slurm/queue.py",
         "cancel([task.job for task in hollow] if tasks else [number])",
         "cancel([task.job for task in hollow])",
         "tests/launch/test_slurm_answers.py",

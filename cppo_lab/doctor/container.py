@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Iterator
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
-from cppo_lab.launch.slurm.container_settings import ContainerSpec
+from cppo_lab.launch.slurm.container import ContainerSpec
 from cppo_lab.launch.slurm.queue import command_output
-from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.launch.slurm.submit import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
 
 WAIT_SECONDS = 10  # for a node; longer than a cycle of the scheduler

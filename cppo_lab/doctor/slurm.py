@@ -8,7 +8,7 @@ from pathlib import Path
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
 from cppo_lab.doctor.container import check_container
 from cppo_lab.launch.slurm.queue import command_output
-from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.launch.slurm.submit import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun")

@@ -82,10 +82,10 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
                 "slurm",
                 "Slurm",
                 function="cppo_lab.launch.slurm.submit:launch_slurm",
-                settings="cppo_lab.launch.slurm.settings:SlurmSpec",
-                check="cppo_lab.launch.slurm.parameters:check_time",
+                settings="cppo_lab.launch.slurm.submit:SlurmSpec",
+                check="cppo_lab.launch.slurm.submit:check_time",
                 doctor="cppo_lab.doctor.slurm:check_slurm",
-                queue="cppo_lab.launch.slurm.reconcile:in_queue",
+                queue="cppo_lab.launch.slurm.queue:in_queue",
                 one_machine=False,
                 submitit=True,
                 search_workers=4,  # more parallel trials would learn less from each other

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
-from cppo_lab.launch.slurm.view import SlurmView
+from cppo_lab.launch.slurm.queue import SlurmView
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.spool import newest_record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.launch.run_state import Facts, RunFolder, RunState, state_of, with_slurms_reasons
-from cppo_lab.launch.slurm.view import SlurmView, view_or_warn
+from cppo_lab.launch.slurm.queue import SlurmView, view_or_warn
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.queue import queued
 from cppo_lab.store.read_only import open_reader

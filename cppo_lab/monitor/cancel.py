@@ -14,9 +14,8 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
-from cppo_lab.launch.slurm.queue import ACTIVE
+from cppo_lab.launch.slurm.queue import ACTIVE, refresh
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
-from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.batch import in_living_batch

@@ -8,7 +8,7 @@ from cppo_lab.core_records import core_names
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
-from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.launch.slurm.queue import refresh
 from cppo_lab.launch.snapshot import look_at
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs.folder import read_status, write_status

@@ -23,7 +23,7 @@ from cppo_lab.launch.run_state import (
     state_of,
     with_slurms_reasons,
 )
-from cppo_lab.launch.slurm.view import SlurmView, view
+from cppo_lab.launch.slurm.queue import SlurmView, view
 from cppo_lab.launch.snapshot import past_attempts
 from cppo_lab.runs.folder import CONFIG, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.lock import holder

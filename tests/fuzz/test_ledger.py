@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
-from cppo_lab.launch.slurm.view import view
+from cppo_lab.launch.slurm.queue import view
 from tests.fuzz.mangling import damaged, fuzz, refused
 
 RUNS = [f"{number:012x}" for number in range(30)]

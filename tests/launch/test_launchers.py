@@ -6,7 +6,7 @@ from cppo_lab import PARTS_FOLDER
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, load_launcher
-from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.launch.slurm.submit import SlurmSpec
 
 
 def test_records_names_and_files_agree() -> None:

@@ -20,8 +20,7 @@ from cppo_lab.launch.run_state import (
     with_slurms_reasons,
 )
 from cppo_lab.launch.slurm.ledger import LedgerTask
-from cppo_lab.launch.slurm.queue import QueuedJob
-from cppo_lab.launch.slurm.view import SlurmView
+from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
 from cppo_lab.runs.events import End
 from cppo_lab.store.records import AttemptRecord
 

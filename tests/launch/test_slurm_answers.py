@@ -15,12 +15,11 @@ from submitit.helpers import DelayedSubmission
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import job as job_module
-from cppo_lab.launch.slurm import queue, reconcile
+from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
 from cppo_lab.launch.slurm.job import PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import ended_as, jobs_of
-from cppo_lab.launch.slurm.reconcile import LEFT, SETTLING_SECONDS, in_queue, refresh
+from cppo_lab.launch.slurm.queue import LEFT, SETTLING_SECONDS, ended_as, in_queue, jobs_of, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
@@ -86,7 +85,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ANSWERS", str(folder))
-    monkeypatch.setattr(reconcile, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
     (folder / "sbatch.txt").write_text("99")
     answers = Slurm(folder)
     answers.shows()
@@ -271,9 +270,9 @@ def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
             slept.append(seconds)
             slurm.shows(f"17;PENDING;0:00;{token}")  # meanwhile sbatch has come through
 
-        monkeypatch.setattr(reconcile, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
+        monkeypatch.setattr(queue, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
         monkeypatch.setattr(
-            reconcile, "time", SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
+            queue, "time", SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
         )
         assert [job.job for job in refresh(ledger).values()] == ["17"]
         assert slept == [pytest.approx(SETTLING_SECONDS * 3 / 4)]
@@ -315,7 +314,7 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
     slurm: Slurm, theirs: Ledger, runs: Path, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs.submitted(theirs.unanswered()[0], 17)
-    monkeypatch.setattr(reconcile, "shows_others", lambda: not hidden)
+    monkeypatch.setattr(queue, "shows_others", lambda: not hidden)
     found = in_queue(runs)
     if not hidden:
         assert found == {}

@@ -18,8 +18,7 @@ from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import reconcile, snapshot
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
-from cppo_lab.launch.slurm.queue import QueuedJob
-from cppo_lab.launch.slurm.view import SlurmView
+from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
 from cppo_lab.launch.snapshot import run_states
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held

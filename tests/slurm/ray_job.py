@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import Allocation, Resources
-from cppo_lab.launch.slurm.container_settings import NO_CONTAINER, ContainerSpec
-from cppo_lab.launch.slurm.settings import SlurmSpec
-from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec
+from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
 from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS

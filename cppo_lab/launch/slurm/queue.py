@@ -1,6 +1,7 @@
-"""The state of our jobs in Slurm: one `squeue` for all of them, and `sacct` if the cluster has accounting.
+"""Our jobs in Slurm's queue, and what that says of the runs in the ledger.
 
-Nothing depends on accounting alone, since many clusters have none. `squeue` forgets a job some minutes after its end.
+One `squeue` for all of them, and `sacct` for jobs that it has forgotten, some minutes after their end. Nothing depends
+on accounting alone, since many clusters have none.
 """
 
 import contextlib
@@ -10,10 +11,14 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 
 PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
@@ -33,6 +38,11 @@ _CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
+
+SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
+LEFT = "left Slurm's queue"
+_ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
+_UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
     fields = "|".join(_FIELDS)
     # --all: otherwise squeue omits jobs in hidden partitions, even the user's own.
     options = ("--all", "--noheader", "--array", "--states=all")
-    text = _ask("squeue", f"--user={users}", *options, f"--format={mark}{fields}")
+    text = _answer("squeue", f"--user={users}", *options, f"--format={mark}{fields}")
     return [job for record in text.split(mark)[1:] if (job := _parse(record)) is not None]
 
 
@@ -82,12 +92,16 @@ def shows_others() -> bool:
     """Whether the cluster shows the jobs of other users to this one (PrivateData); False if it does not say."""
     if os.getuid() == 0:
         return True
+    said = configured("PrivateData")
+    return said is not None and not {"jobs", "all"} & set(said.lower().split(","))
+
+
+def configured(name: str) -> str | None:
+    """A setting of the cluster; None if it does not say."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = re.search(
-            r"^PrivateData\s*=\s*(.*)$", command_output("scontrol", "show", "config").stdout, re.M
-        )
-        return said is not None and not {"jobs", "all"} & set(said[1].strip().lower().split(","))
-    return False
+        said = re.search(rf"^{name}\s*=(.*)$", command_output("scontrol", "show", "config").stdout, re.M)
+        return said[1].strip() if said else None
+    return None
 
 
 def _is_account(number: int) -> bool:
@@ -119,17 +133,9 @@ def ended_as(jobs: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for start in range(0, len(wanted), SACCT_JOBS):
         some = ",".join(wanted[start : start + SACCT_JOBS])
-        command = [
-            "sacct",
-            "--noheader",
-            "--allocations",
-            "--parsable2",
-            "--format=JobID,State",
-            "--jobs",
-            some,
-        ]
+        options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State")
         try:
-            done = command_output(*command)
+            done = command_output("sacct", *options, "--jobs", some)
         except subprocess.TimeoutExpired:  # its server hangs
             return {}
         if done.returncode:  # accounting is off, or its server does not answer
@@ -146,7 +152,7 @@ def cancel(jobs: Sequence[str]) -> None:
     Raises UserError if the controller does not answer.
     """
     if jobs:
-        _ask("scancel", "--quiet", *jobs)
+        _answer("scancel", "--quiet", *jobs)
 
 
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
@@ -191,9 +197,10 @@ def _seconds(text: str) -> int:
     return total
 
 
-def _ask(*command: str) -> str:
+def ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    """The same, also if it fails. Raises UserError if it cannot be started or does not answer."""
     try:
-        done = command_output(*command)
+        return command_output(*command)
     except OSError as error:
         require_slurm()
         raise UserError(
@@ -203,9 +210,189 @@ def _ask(*command: str) -> str:
         raise UserError(
             f"{command[0]}: Slurm's controller did not answer within {PATIENCE_SECONDS:.0f} s: try again later"
         ) from None
+
+
+def _answer(*command: str) -> str:
+    """The output of a command. Raises UserError if it fails as well."""
+    done = ask(*command)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[
-            0
-        ]
-        raise UserError(f"{command[0]}: {said}: check that Slurm's controller is up (`scontrol ping`)")
+        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
+        raise UserError(f"{command[0]}: {said[0]}: check that Slurm's controller is up (`scontrol ping`)")
     return done.stdout
+
+
+def _query(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
+    """The queue's jobs of the accounts that submitted `tasks`, and the tasks that are in it, by name.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    jobs = jobs_of({task.owner for task in tasks if task.owner is not None})
+    return jobs, _in_queue(tasks, jobs)
+
+
+def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Which of the tasks are in the queue, by name.
+
+    If the cluster hides the jobs of other users, those count as pending: only their owner can see that they have ended.
+    """
+    live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
+    here = {task.name: live[task.job] for task in tasks if task.job in live}
+    unseen = [task for task in tasks if task.name not in here and not task.is_mine]
+    if unseen and not shows_others():
+        for task in unseen:
+            assert task.owner is not None
+            why = f"a job of {name_of(task.owner)}, which Slurm does not show to you"
+            here[task.name] = QueuedJob(task.job, task.owner, "PENDING", why, 0, "", task.token)
+    return here
+
+
+def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
+    """Update the ledger; returns the queue's view of the runs that are in it, by name.
+
+    The caller holds the ledger's lock. Raises UserError if Slurm's controller does not answer.
+    """
+    tasks = ledger.open_tasks()
+    if not tasks:
+        return {}
+    lost = [task.created for task in tasks if task.job_id is None]
+    if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
+        time.sleep(min(wait, SETTLING_SECONDS))
+    jobs, _ = _query(tasks)
+    _adopt(ledger, jobs)
+    tasks = ledger.open_tasks()
+    here = _in_queue(tasks, jobs)
+    _end(ledger, [task for task in tasks if task.name not in here], jobs)
+    return here
+
+
+def in_queue(runs: Path) -> Mapping[str, QueuedJob]:
+    """The part of the ledger that is in Slurm's queue, by name. Writes nothing.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    seen = view(runs)
+    if seen.silent:
+        raise UserError(seen.silent)
+    return seen.here
+
+
+def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
+    """Find the jobs of launchers that died before they recorded the job id, by the token in the comment.
+
+    submitit stores a task's function after sbatch has returned, so tasks without one could only fail. They are
+    cancelled, and their runs can be submitted again. So is a whole array that entered the queue after it had been given
+    up. This account cannot cancel those of another account; they fail as soon as they start.
+    """
+    by_token = {job.comment: job for job in jobs}
+    for token in by_token.keys() & set(ledger.unanswered()):
+        number = by_token[token].job.partition("_")[0]
+        ledger.submitted(token, int(number))
+        if by_token[token].owner != os.getuid():
+            continue
+        tasks = ledger.open_tasks_of(token)
+        hollow = [task for task in tasks if not _function(ledger, task).exists()]
+        cancel([task.job for task in hollow] if tasks else [number])
+        ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
+
+
+def _function(ledger: Ledger, task: LedgerTask) -> Path:
+    """The file from which submitit's job loads its function."""
+    from submitit.core.utils import JobPaths  # read-only commands do not need submitit
+
+    return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
+
+
+def _end(ledger: Ledger, gone: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> None:
+    """Record that tasks have left the queue, and why, if that is known."""
+    remembered = {job.job: job.state for job in jobs}
+    unknown = [task.job for task in gone if task.job and task.job not in remembered]
+    known = remembered | ended_as(unknown)
+    for task in gone:
+        ended = known.get(task.job, "")
+        # Accounting lags some seconds behind the queue: jobs that it still reports as running have left it.
+        ledger.end([task], ended if ended and ended not in WAITING | ACTIVE else LEFT)
+
+
+@dataclass(frozen=True)
+class SlurmView:
+    """`tasks`: the newest of each run. `here`: those in the queue, by run.
+
+    `ended`: Slurm's final state of jobs that have left it recently, by job. `silent`: why the queue could not be
+    queried.
+    """
+
+    tasks: Mapping[str, LedgerTask] = field(default_factory=dict)
+    here: Mapping[str, QueuedJob] = field(default_factory=dict)
+    ended: Mapping[str, str] = field(default_factory=dict)
+    silent: str = ""
+
+    def job_of(self, run_id: str) -> str:
+        """The newest job of a run, as Slurm's commands write it; empty if it had none."""
+        if run_id in self.here:
+            return self.here[run_id].job
+        return self.tasks[run_id].job if run_id in self.tasks else ""
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether its job has nodes."""
+        return run_id in self.here and self.here[run_id].state in ACTIVE
+
+    def is_ending(self, run_id: str) -> bool:
+        """Whether Slurm is releasing its nodes."""
+        return run_id in self.here and self.here[run_id].state == "COMPLETING"
+
+    def waiting(self, run_id: str) -> str | None:
+        """Why its job has not started; None if it is not known to be pending."""
+        if job := self.here.get(run_id):
+            if job.state in ACTIVE:
+                return None
+            why = f", {job.reason}" if job.reason else ""
+            return f"Slurm job {job.job}: {job.state.lower()}{why}"
+        task = self.tasks.get(run_id)
+        if task is None or task.ended is not None:
+            return None
+        if task.job_id is None:
+            return "is being submitted" if time.time() - task.created < _ANSWER_SECONDS else None
+        return f"not known now: {self.silent}" if self.silent else None
+
+    def words(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """Slurm's final states of the jobs of runs, where informative: OUT_OF_MEMORY, TIMEOUT, ..."""
+        tasks = [self.tasks[run_id] for run_id in run_ids if run_id in self.tasks and run_id not in self.here]
+        unknown = [
+            task.job
+            for task in tasks
+            if task.ended in (None, LEFT) and task.job and task.job not in self.ended
+        ]
+        known = {**(ended_as(unknown) if not self.silent else {}), **self.ended}
+        found = {}
+        for task in tasks:
+            word = task.ended if task.ended not in (None, LEFT) else known.get(task.job, "")
+            if word not in _UNEVENTFUL:
+                found[task.name] = str(word)
+        return found
+
+
+def view(runs: Path) -> SlurmView:
+    """The state of everything that was submitted for the runs in folder `runs`. Writes nothing."""
+    if not (runs / NAME).is_file():
+        return SlurmView()
+    with Ledger(runs) as ledger:
+        tasks = ledger.newest_tasks()
+    if all(task.ended is not None for task in tasks.values()):
+        return SlurmView(tasks)
+    try:
+        jobs, here = _query([task for task in tasks.values() if task.ended is None])
+    except UserError as error:
+        return SlurmView(tasks, silent=str(error))
+    live = {job.job for job in here.values()}
+    return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
+
+
+def view_or_warn(runs: Path) -> SlurmView:
+    """The same. If Slurm or the ledger does not answer, prints a warning and continues without it."""
+    try:
+        found = view(runs)
+    except UserError as error:  # the ledger cannot be read
+        found = SlurmView(silent=str(error))
+    if found.silent:
+        print(f"cppo: the state of Slurm's queue is unknown: {found.silent}", file=sys.stderr)
+    return found

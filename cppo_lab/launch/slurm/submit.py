@@ -1,34 +1,39 @@
-"""Submits runs to Slurm: equal ones as one array. A run has at most one job, even if the launcher is killed."""
+"""Submits runs to Slurm: equal ones as one array. A run has at most one job, even if the launcher is killed.
+
+The settings of the launcher, and from a job's resources to its batch script, are here too.
+"""
 
 import contextlib
+import json
+import math
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
-from submitit import SlurmExecutor
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from pydantic import Field, model_validator
 
 from cppo_lab.batch import Batch
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.launch.slurm.container import after, before
-from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.parameters import groups
-from cppo_lab.launch.slurm.queue import command_output, require_slurm
-from cppo_lab.launch.slurm.reconcile import refresh
-from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm
 from cppo_lab.safe_open import replace_file
+from cppo_lab.spec import ResourcesSpec
 
-SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
-LARGEST_ARRAY = 1000  # if the cluster does not report its limit
-REASON_TRIES, REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
+
+_EARLY_SECONDS = 30  # Slurm checks limits at this interval: its warning may come that much too early
+_START_SECONDS = 15  # until a job receives the warning
+_SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
+_LARGEST_ARRAY = 1000  # if the cluster does not report its limit
+_REASON_TRIES, _REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
 # Reasons of pending jobs that could never start, whatever the nodes' states.
 _NEVER = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
 _AWAY = re.compile(
@@ -36,7 +41,147 @@ _AWAY = re.compile(
     r"|Communication connection failure",
     re.I,
 )
-SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
+_SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
+
+
+# Options of sbatch that the launcher sets: values from another source would be silently overridden.
+OURS = {
+    "array": "one array is made of equal runs",
+    "clusters": "jobs are looked for on this cluster",
+    "comment": "it names the submission",
+    "cpus-per-task": "set resources.cpus",
+    "error": "see `cppo logs`",
+    "gpus-per-node": "set layout.devices_per_node",
+    "job-name": "it is cppo",
+    "mem": "set resources.memory_gb",
+    "nodes": "set layout.nodes",
+    "ntasks": "one task runs on each node",
+    "ntasks-per-node": "one task runs on each node",
+    "open-mode": "output is appended to",
+    "output": "see `cppo logs`",
+    "parsable": "sbatch's answer is read",
+    "quiet": "sbatch's answer is read",
+    "requeue": "set launcher.requeues",
+    "no-requeue": "set launcher.requeues",
+    "signal": "set launcher.grace_seconds",
+    "tasks-per-node": "one task runs on each node",
+    "test-only": "`cppo plan` submits nothing",
+    "time": "set resources.hours",
+    "partition": "set resources.partition",
+    "account": "set resources.account",
+    "qos": "set resources.qos",
+    "constraint": "set resources.constraint",
+    "wait": "`cppo launch` does not wait",
+    "wckey": "clusters that check it refuse unknown ones",
+    "wrap": "a run is what is submitted",
+}
+_WHOLE = {"gpus"}  # allowed, although it is a prefix of an option above
+
+# A name of sbatch's.
+_Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
+
+
+class SlurmSpec(LauncherSpec):
+    """How runs become Slurm jobs.
+
+    `sbatch` holds options of sbatch that `resources` and `layout` do not cover; `setup` shell lines to run before
+    Python starts (modules, environments); `python` the command that starts it, inside the image if there is one.
+    """
+
+    requeues: Annotated[int, Field(ge=0, le=1000)]  # after preemption, time limit, or a node's failure
+    grace_seconds: Annotated[int, Field(ge=10, le=3600)]  # from Slurm's warning to the time limit
+    python: Line | None
+    setup: tuple[Line, ...]
+    srun: tuple[Line, ...]
+    sbatch: dict[_Option, Line | int | bool]
+    container: ContainerSpec = NO_CONTAINER
+
+    @property
+    def contained(self) -> bool:
+        """Whether runs are in a container."""
+        return self.container.runtime is not None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, value in self.sbatch.items():
+            # sbatch accepts any unambiguous prefix of a long option.
+            ours = [
+                option
+                for option in OURS
+                if option == name or (option.startswith(name) and name not in _WHOLE)
+            ]
+            if ours:
+                raise ValueError(f"sbatch.{name}={value!r} must not be set here: {OURS[ours[0]]}")
+        return self
+
+
+def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
+    """Keyword arguments of `SlurmExecutor.update_parameters`, and `python`, the command that starts it on a node.
+
+    None stands for the cluster's default. Raises UserError for a job whose folders cannot be mounted in its container.
+    """
+    taken = job.resources
+    wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
+    srun = [
+        *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
+        *(wrapped.srun if wrapped else ()),
+        *spec.srun,
+    ]
+    values: dict[str, Any] = {
+        "job_name": "cppo",
+        "nodes": job.nodes,
+        "ntasks_per_node": 1,
+        "gpus_per_node": job.gpus or None,
+        "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
+        "signal_delay_s": spec.grace_seconds,
+        "python": wrapped.python if wrapped else spec.python,
+        # The cluster may not pass on the variable that `cppo` sets for its children (SBATCH_EXPORT).
+        "setup": [*spec.setup, *(wrapped.setup if wrapped else ()), "export PYTHONSAFEPATH=1"],
+        # If one of several tasks fails, the job ends.
+        "srun_args": srun or None,
+        "stderr_to_stdout": True,
+        "wckey": None,  # unset submitit's own, which clusters that check keys refuse
+        # Whether Slurm may requeue a job that is preempted or whose node fails.
+        "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
+    }
+    if taken is None:
+        values["time"] = 0  # no limit, where submitit would set five minutes
+    else:
+        values |= {
+            "time": _minutes(taken.hours, spec.grace_seconds),
+            "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
+            "partition": taken.partition,
+            "account": taken.account,
+            "qos": taken.qos,
+            "constraint": taken.constraint,
+        }
+    return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+
+
+def check_time(spec: SlurmSpec, resources: ResourcesSpec) -> None:
+    """Raises UserError for a time limit whose warning would precede any progress."""
+    _minutes(resources.hours, spec.grace_seconds)
+
+
+def _minutes(hours: float, grace_seconds: int) -> int:
+    """The time limit in minutes, as Slurm counts it. Raises UserError if its warning would precede any progress."""
+    minutes = max(1, math.ceil(hours * 60))
+    if minutes * 60 < grace_seconds + _EARLY_SECONDS + _START_SECONDS:
+        raise UserError(
+            f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
+            f"{grace_seconds} before it and up to {_EARLY_SECONDS} s earlier, and a run starts in {_START_SECONDS} s: "
+            "it would make no progress; set resources.hours higher or launcher.grace_seconds lower"
+        )
+    return minutes
+
+
+def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
+    """Jobs grouped by their parameters, in order: each group can be one array."""
+    found: dict[str, tuple[dict[str, Any], list[J]]] = {}
+    for job in jobs:
+        values = parameters(job, spec)
+        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(job)
+    return list(found.values())
 
 
 def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
@@ -69,6 +214,11 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     names = [_names(job) for job in jobs]
     places = [place for place, own in enumerate(names) for _ in own]
     token = ledger.claim([name for own in names for name in own], places)
+    # Read-only commands load the settings above, and do not need submitit.
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    from cppo_lab.launch.slurm.job import SlurmTask
+
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
     try:
         with _warning_if_slow(), executor.batch():
@@ -100,9 +250,9 @@ def _without(job: J, busy: Collection[str]) -> J | None:
 def _warning_if_slow() -> Iterator[None]:
     """Print a warning if sbatch is slow: it retries for minutes, silently, if the controller accepts no more jobs."""
     timer = threading.Timer(
-        SLOW_SECONDS,
+        _SLOW_SECONDS,
         lambda: print(
-            f"cppo: sbatch has not answered for {SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
+            f"cppo: sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
             "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing",
             file=sys.stderr,
             flush=True,
@@ -116,7 +266,11 @@ def _warning_if_slow() -> Iterator[None]:
         timer.cancel()
 
 
-def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int) -> SlurmExecutor:
+def _executor(
+    folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int
+) -> "SlurmExecutor":
+    from submitit import SlurmExecutor
+
     options = dict(values)
     executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
@@ -157,17 +311,15 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
     # Replaced, since the file of a killed launcher of another account could not be overwritten.
     replace_file(script, text)
-    deadline = time.monotonic() + SETTLING_SECONDS
+    deadline = time.monotonic() + _SETTLING_SECONDS
     try:
-        done = _ask("sbatch", "--test-only", str(script))
+        done = ask("sbatch", "--test-only", str(script))
         # A controller that has just started knows no nodes yet, and refuses jobs that need one.
         while (
-            done.returncode
-            and time.monotonic() < deadline
-            and "unknown" in _ask("sinfo", "-h", "-o%T").stdout
+            done.returncode and time.monotonic() < deadline and "unknown" in ask("sinfo", "-h", "-o%T").stdout
         ):
             time.sleep(1.0)
-            done = _ask("sbatch", "--test-only", str(script))
+            done = ask("sbatch", "--test-only", str(script))
         refusal = done.stderr if done.returncode else ""
         if refusal and _AWAY.search(refusal) is None:
             refusal = _refused_for_ever(script, refusal)
@@ -190,31 +342,22 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
         "--output=/dev/null",
         "--error=/dev/null",
     ]
-    done = _ask("sbatch", *trial, str(script))
+    done = ask("sbatch", *trial, str(script))
     if done.returncode:
         return done.stderr
     job = done.stdout.strip().partition(";")[0]
     try:
         reason = "None"
-        for _ in range(REASON_TRIES):
-            reason = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
+        for _ in range(_REASON_TRIES):
+            reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
             if reason == "BeginTime":  # the scheduler has set this in place of the reason that is needed
-                _ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+                ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             elif reason != "None":
                 break
-            time.sleep(REASON_SECONDS)
+            time.sleep(_REASON_SECONDS)
     finally:
-        _ask("scancel", "--quiet", job)
+        ask("scancel", "--quiet", job)
     return f"{refusal}\nit would never start ({reason})" if reason in _NEVER else ""
-
-
-def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
-    try:
-        return command_output(*command)
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{command[0]}: Slurm's controller did not answer within 60 s: try again later"
-        ) from None
 
 
 def _refused(said: str) -> UserError:
@@ -237,8 +380,5 @@ def _refused(said: str) -> UserError:
 
 def _largest_array() -> int:
     """How many tasks the cluster allows in an array."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = command_output("scontrol", "show", "config").stdout
-        if found := re.search(r"MaxArraySize\s*=\s*(\d+)", said):
-            return max(1, int(found[1]) - 1)
-    return LARGEST_ARRAY
+    largest = configured("MaxArraySize") or ""
+    return max(1, int(largest) - 1) if largest.isdecimal() else _LARGEST_ARRAY

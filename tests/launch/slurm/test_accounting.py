@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.slurm import reconcile
+from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import QueuedJob
-from cppo_lab.launch.slurm.reconcile import LEFT, in_queue, refresh
+from cppo_lab.launch.slurm.queue import LEFT, QueuedJob, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.conftest import ROOT
@@ -48,7 +47,7 @@ def ends(
             return {job.name: ledger.tasks_of(job.name)[0].ended for job in jobs}
 
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "jobs_of", nothing)
+        patch.setattr(queue, "jobs_of", nothing)
         return refreshed()
 
 

@@ -8,7 +8,7 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.reconcile import in_queue, refresh
+from cppo_lab.launch.slurm.queue import in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Noted, begun, ended, most_at_once, slurm_spec, takes

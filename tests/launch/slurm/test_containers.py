@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm import submit
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.queue import cancel, jobs_of
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import cancel, in_queue, jobs_of
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes

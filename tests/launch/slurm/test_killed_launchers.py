@@ -14,9 +14,9 @@ import pytest
 from submitit import SlurmExecutor
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from cppo_lab.launch.slurm import reconcile, submit
+from cppo_lab.launch.slurm import queue, submit
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Noted
@@ -40,7 +40,7 @@ Hook = Callable[[Die], None]
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sbatch is on its way that a test does not know of."""
-    monkeypatch.setattr(reconcile, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
 
 
 def before(owner: object, name: str) -> Hook:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.slurm import reconcile
+from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.ledger import NAME
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
@@ -43,7 +43,7 @@ def test_a_launcher_is_killed_at_random(
 ) -> None:
     print(f"CPPO_SEED={SEED}")
     chance = random.Random(SEED)
-    monkeypatch.setattr(reconcile, "SETTLING_SECONDS", 0.5)  # at times shorter than sbatch takes
+    monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.5)  # at times shorter than sbatch takes
     jobs = [Noted(tmp_path, f"job{number}") for number in range(2 + KILLS + KILLS // 10)]
     launchers = []
     began = time.monotonic()

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.reconcile import in_queue
-from cppo_lab.launch.slurm.settings import OURS
-from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.launch.slurm.queue import in_queue
+from cppo_lab.launch.slurm.submit import OURS, launch_slurm
 from dev.slurm.cluster import PATH, Cluster
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes

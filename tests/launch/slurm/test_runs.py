@@ -11,7 +11,7 @@ from mlflow.entities import Run
 
 from cppo_lab.cli import main
 from cppo_lab.launch.run_state import RunState
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep

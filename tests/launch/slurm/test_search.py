@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.sweep.search import tune
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import find_trials

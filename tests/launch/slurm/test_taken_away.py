@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Long, begun, notes, slurm_spec, takes
