@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from submitit import Job as Process
 from submitit import LocalExecutor
+from submitit.core.utils import environment_variables
 
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec, run_masked
+from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, run_masked
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.signals import blocked
 
@@ -57,7 +58,8 @@ def _submit(job: Job) -> Process[None]:
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes by default, and silently accepts misspelt names.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
-    return executor.submit(run_masked, job)
+    with environment_variables(**AGREED):
+        return executor.submit(run_masked, job)
 
 
 def _end(processes: Sequence[Process[None]]) -> None:

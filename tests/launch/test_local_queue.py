@@ -1,12 +1,13 @@
-"""How many jobs the local launcher has going at a time, with processes that only count."""
+"""How many jobs the local launcher has going at a time, and in what environment."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cppo_lab.launch import local
+from cppo_lab.launch import base, local
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.local import launch_local
 
@@ -62,3 +63,29 @@ def test_as_many_as_there_are_workers_and_no_more(
     launch_local(jobs, LauncherSpec(name="local", workers=workers, threads=1), report)
     assert most == min(workers, len(jobs))
     assert sorted(ended) == [job.name for job in jobs]
+
+
+@dataclass(frozen=True)
+class Telling(Paper):
+    """Writes down what it finds in its environment."""
+
+    def run(self) -> None:
+        """The variables that launcher and job agree on."""
+        found = {name: os.environ.get(name) for name in base.AGREED}
+        (self.folder / "environment").write_text(repr(found))
+
+
+def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = {"SUBMITIT_PREEMPT_SIGNAL": "HUP", "PYTHONSAFEPATH": ""}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
+    launch_local(
+        [Telling(tmp_path, "a")], LauncherSpec(name="local", workers=1, threads=1), lambda event: None
+    )
+    assert (tmp_path / "environment").read_text() == repr(
+        {"PYTHONSAFEPATH": "1", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
+    )
+    assert {name: os.environ[name] for name in shell} == shell

@@ -1,6 +1,7 @@
 """What is made of the answers of Slurm's commands, without a cluster: stand-ins for them answer what they are told."""
 
 import os
+import shlex
 import signal
 import subprocess
 from collections import Counter
@@ -25,7 +26,7 @@ from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.runs.lock import AlreadyRunning
 from cppo_lab.signals import Interrupted
-from tests.launch.slurm.jobs import Noted, notes, slurm_spec
+from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
 # `squeue` fills the format that it is asked for with each line of a file; `sacct` has one state for every job;
 # `sbatch` numbers the jobs, or refuses them; `scancel` keeps what it is given.
@@ -44,6 +45,8 @@ printf '%s\\n' "$jobs" | tr ',' '\\n' | sed "s/\\$/|$(cat "$ANSWERS/sacct.txt")/
 """,
     "sbatch": """
 case "$*" in *--test-only*) exit 0;; esac
+env > "$ANSWERS/environment"
+cp "$1" "$ANSWERS/script"
 if [ -e "$ANSWERS/refuses" ]; then echo "sbatch: error: Batch job submission failed: no" >&2; exit 1; fi
 echo "Submitted batch job $(($(cat "$ANSWERS/sbatch.txt") + $(echo x >> "$ANSWERS/taken"; wc -l < "$ANSWERS/taken")))"
 """,
@@ -67,6 +70,17 @@ class Slurm:
     def remembers(self, state: str) -> None:
         """`sacct` has every job as `state`."""
         (self.folder / "sacct.txt").write_text(state)
+
+    @property
+    def script(self) -> list[str]:
+        """The lines of the batch script that was submitted last."""
+        return (self.folder / "script").read_text().splitlines()
+
+    @property
+    def environment(self) -> set[str]:
+        """The names of the variables with which it was submitted."""
+        lines = (self.folder / "environment").read_text().splitlines()
+        return {line.partition("=")[0] for line in lines}
 
     @property
     def cancelled(self) -> list[str]:
@@ -210,6 +224,61 @@ def test_runs_that_slurm_refuses_are_free_to_be_launched_again(slurm: Slurm, run
     launch_slurm([job], slurm_spec(), lambda event: None)
     with Ledger(runs) as ledger:
         assert [(task.name, task.job) for task in ledger.open_tasks()] == [("a", "100")]
+
+
+# Variable -> whether it reaches sbatch, where `resources` leaves all to the cluster, and where it sets what it can.
+SHELL = {
+    "SBATCH_TIMELIMIT": (False, False),
+    "SBATCH_CLUSTERS": (False, False),
+    "SBATCH_ARRAY_INX": (False, False),
+    "SBATCH_SIGNAL": (False, False),
+    "SBATCH_WAIT": (False, False),
+    "SBATCH_NO_REQUEUE": (False, False),
+    "SBATCH_RESERVATION": (True, False),
+    "SBATCH_ACCOUNT": (True, False),
+    "SBATCH_PARTITION": (True, False),
+    "SBATCH_MEM_PER_NODE": (True, False),
+    "SBATCH_MEM_PER_CPU": (True, False),
+    "SBATCH_EXPORT": (True, True),
+    "SBATCH_LICENSES_X": (True, True),
+    "SUBMITIT_PREEMPT_SIGNAL": (False, False),
+    "SUBMITIT_EXECUTOR": (False, False),
+    "SLURM_JOB_ID": (False, False),
+    "SLURM_EXPORT_ENV": (False, False),
+    "SRUN_CPUS_PER_TASK": (False, False),
+    "SCONTROL_ALL": (False, False),
+    "SLURM_CONF": (True, True),
+    "SLURM_CLUSTERS": (True, True),
+}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: bool
+) -> None:
+    for name in SHELL:
+        monkeypatch.setenv(name, "x")
+    wanted = takes(account="a", partition="p", memory_gb=1) if asked else takes()
+    spec = slurm_spec(sbatch={"reservation": "spring"} if asked else {})
+    launch_slurm([Noted(runs, "a", resources=wanted)], spec, lambda event: None)
+    passed = {name: name in slurm.environment for name in SHELL}
+    assert passed == {name: cases[asked] for name, cases in SHELL.items()}
+    assert all(os.environ[name] == "x" for name in SHELL)
+    said = capsys.readouterr().err.strip()
+    dropped = [name for name in SHELL if name.startswith("SBATCH_") and not passed[name]]
+    assert said.startswith(f"cppo: {', '.join(sorted(dropped))}: ignored, since") and "\n" not in said
+
+
+def test_launcher_and_job_agree_on_the_signal_and_the_variables(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever submitit took from the shell when it was loaded, and whatever of the shell the cluster passes on."""
+    monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
+    launch_slurm([Noted(runs, "a")], slurm_spec(srun=("--export=ALL,X=1",)), lambda event: None)
+    assert "#SBATCH --signal=USR2@120" in slurm.script
+    [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
+    assert start.index("--export=ALL") < start.index("--export=ALL,X=1")  # srun takes the last
+    assert "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2" in slurm.script
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2, 3])

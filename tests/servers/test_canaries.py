@@ -48,6 +48,7 @@ def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
 ) -> None:
     for name, value in (SECRETS | {address.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
     job = Careless(tmp_path, "careless")
     launch_local([job], slurm_spec(), lambda event: None)
     assert found_in(tmp_path) == []

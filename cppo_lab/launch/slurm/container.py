@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError
 from cppo_lab.hub import hub_cache
-from cppo_lab.launch.base import Job
+from cppo_lab.launch.base import AGREED, Job
 from cppo_lab.spec import Spec
 
 OUTSIDE = "CPPO_OUTSIDE"  # set only inside: the file that carries a request to the batch script
@@ -25,7 +25,7 @@ GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # the request
 # Variables of Python with paths of the machine that are missing, or different, in the image.
 _OF_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "VIRTUAL_ENV")
 # The image's project takes precedence over a checkout in the working folder and packages in the home folder.
-_IN_THE_IMAGE = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+_IN_THE_IMAGE = AGREED | {"PYTHONNOUSERSITE": "1"}
 # Text without line breaks, since it becomes part of a line of the batch script.
 Line = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$", max_length=4096)]
 

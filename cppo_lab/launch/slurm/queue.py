@@ -32,9 +32,12 @@ _FIELDS = (
     "%r",
     "%k",
 )  # the comment comes last, since it may hold any character, even line breaks
-# Environment variables that add the user's options to commands whose output is parsed here. `SBATCH_*` stays, since it
-# is how the user wants jobs submitted.
-_CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\Z|SLURM_BITSTR_LEN\Z")
+# Variables of the user's shell, or of a job that this process runs in, that would change what Slurm's commands answer
+# or what a job is. Not those that say which cluster, and who asks. `SBATCH_*`: `submit.py`.
+_FOREIGN = re.compile(
+    r"(?!SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)\Z)"
+    r"(SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL|SRUN|SUBMITIT|SLURMD?)_"
+)
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
@@ -156,19 +159,23 @@ def cancel(jobs: Sequence[str]) -> None:
 
 
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """The output of one of Slurm's commands, without the user's environment options; undecodable bytes are replaced.
+    """The output of one of Slurm's commands in `environment()`; undecodable bytes are replaced.
 
     Raises FileNotFoundError and subprocess.TimeoutExpired.
     """
-    plain = {name: value for name, value in os.environ.items() if not _CHANGES_ANSWERS.match(name)}
     return subprocess.run(
         command,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
         timeout=PATIENCE_SECONDS if seconds is None else seconds,
-        env=plain,
+        env=environment(),
     )
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process without options of Slurm's commands and of a job that it may run in."""
+    return {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
 
 
 def _parse(record: str) -> QueuedJob | None:

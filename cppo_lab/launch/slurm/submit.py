@@ -19,10 +19,10 @@ from pydantic import Field, model_validator
 
 from cppo_lab.batch import Batch
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm
+from cppo_lab.launch.slurm.queue import ask, configured, environment, refresh, require_slurm
 from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import ResourcesSpec
 
@@ -76,6 +76,19 @@ OURS = {
     "wrap": "a run is what is submitted",
 }
 _WHOLE = {"gpus"}  # allowed, although it is a prefix of an option above
+# Those that variables of the user's shell may set (SBATCH_ACCOUNT) where `resources` leaves them to the cluster.
+_OF_THE_SHELL = {"partition", "account", "qos", "constraint", "mem"}
+# Variables of sbatch that are not called like their option, or that another option excludes.
+_OPTIONS_OF = {
+    "SBATCH_ARRAY_INX": {"array"},
+    "SBATCH_TIMELIMIT": {"time"},
+    "SBATCH_MEM_PER_NODE": {"mem"},
+    "SBATCH_MEM_PER_CPU": {"mem-per-cpu", "mem"},
+    "SBATCH_MEM_PER_GPU": {"mem-per-gpu", "mem"},
+    "SBATCH_GPUS": {"gpus", "gpus-per-node"},
+    "SBATCH_GPUS_PER_TASK": {"gpus-per-task", "gpus-per-node"},
+    "SBATCH_GRES": {"gres", "gpus-per-node"},
+}
 
 # A name of sbatch's.
 _Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
@@ -123,6 +136,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     taken = job.resources
     wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
     srun = [
+        "--export=ALL",  # of the batch script, also where SBATCH_EXPORT keeps those of the shell from it
         *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
         *(wrapped.srun if wrapped else ()),
         *spec.srun,
@@ -133,16 +147,23 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "ntasks_per_node": 1,
         "gpus_per_node": job.gpus or None,
         "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
-        "signal_delay_s": spec.grace_seconds,
         "python": wrapped.python if wrapped else spec.python,
-        # The cluster may not pass on the variable that `cppo` sets for its children (SBATCH_EXPORT).
-        "setup": [*spec.setup, *(wrapped.setup if wrapped else ()), "export PYTHONSAFEPATH=1"],
+        "setup": [
+            *spec.setup,
+            *(wrapped.setup if wrapped else ()),
+            f"export {' '.join(f'{name}={value}' for name, value in AGREED.items())}",
+        ],
         # If one of several tasks fails, the job ends.
-        "srun_args": srun or None,
+        "srun_args": srun,
         "stderr_to_stdout": True,
         "wckey": None,  # unset submitit's own, which clusters that check keys refuse
-        # Whether Slurm may requeue a job that is preempted or whose node fails.
-        "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
+        "additional_parameters": {
+            # Whether Slurm may requeue a job that is preempted or whose node fails.
+            "requeue" if spec.requeues else "no-requeue": True,
+            # In place of submitit's, which is as the shell was when submitit was loaded.
+            "signal": f"{AGREED['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
+            **spec.sbatch,
+        },
     }
     if taken is None:
         values["time"] = 0  # no limit, where submitit would set five minutes
@@ -195,7 +216,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         return
     runs = jobs[0].folder.parent
     _require_plain(runs)
-    with _outside_of_jobs(), submitting(runs), Ledger(runs) as ledger:
+    with _without_foreign_variables(), submitting(runs), Ledger(runs) as ledger:
         refresh(ledger)
         busy = {task.name for task in ledger.open_tasks()}
         todo = groups([left for job in jobs if (left := _without(job, busy)) is not None], spec)
@@ -292,15 +313,35 @@ def _require_plain(runs: Path) -> None:
 
 
 @contextlib.contextmanager
-def _outside_of_jobs() -> Iterator[None]:
-    """Remove the variables of a Slurm job that this process may run in: they do not apply to new jobs."""
-    hidden = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
-    for name in hidden.keys() - {"SLURM_CONF", "SLURM_CLUSTERS"}:
+def _without_foreign_variables() -> Iterator[None]:
+    """Remove what `environment()` leaves out: submitit passes this process' variables on to sbatch."""
+    before = dict(os.environ)
+    for name in before.keys() - environment().keys():
         del os.environ[name]
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        os.environ.update(before)
+
+
+def _remove_overriding(script: str) -> None:
+    """Remove the variables that override what a batch script sets, or that the launcher relies on, and say which."""
+    ours = {*re.findall(r"^#SBATCH --([a-z-]+)", script, re.M), *(OURS.keys() - _OF_THE_SHELL)}
+    names = [
+        name
+        for name in sorted(os.environ)
+        if name.startswith("SBATCH_")
+        and not ours.isdisjoint(_OPTIONS_OF.get(name, {name[len("SBATCH_") :].lower().replace("_", "-")}))
+    ]
+    for name in names:
+        del os.environ[name]
+    if names:
+        print(
+            f"cppo: {', '.join(names)}: ignored, since `launcher`, `resources` and `layout` set what "
+            f"{'it sets' if len(names) == 1 else 'they set'} (docs/slurm.md)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
@@ -309,6 +350,7 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
+    _remove_overriding(text)
     # Replaced, since the file of a killed launcher of another account could not be overwritten.
     replace_file(script, text)
     deadline = time.monotonic() + _SETTLING_SECONDS

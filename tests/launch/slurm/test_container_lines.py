@@ -108,7 +108,7 @@ def test_the_whole_machine_is_not_mounted(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_command_in_the_image(work: Path) -> None:
-    plain = "env PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1"
+    plain = "env PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2 PYTHONNOUSERSITE=1"
     assert wrapping(Placed(work, "job"), spec(), None).python == f"{plain} python"
     given = spec(environment=("A=b c", "B"))
     assert wrapping(Placed(work, "job"), given, "/opt/x/python -X dev").python == (
@@ -163,10 +163,11 @@ def test_the_settings_reach_the_parameters(work: Path) -> None:
         container=spec().model_dump(), srun=("--mpi=pmix",), setup=("module load x",), python="py"
     )
     values = parameters(Placed(work, "job", nodes=2), settings)
-    assert values["srun_args"][0] == "--kill-on-bad-exit=1" and values["srun_args"][-1] == "--mpi=pmix"
+    assert "--kill-on-bad-exit=1" in values["srun_args"] and values["srun_args"][-1] == "--mpi=pmix"
     assert "--container-image=lab/image:1" in values["srun_args"]
-    assert (values["setup"][0], values["setup"][-1]) == ("module load x", "export PYTHONSAFEPATH=1")
-    assert parameters(Placed(work, "job"), slurm_spec())["setup"] == ["export PYTHONSAFEPATH=1"]
+    agreed = "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2"
+    assert (values["setup"][0], values["setup"][-1]) == ("module load x", agreed)
+    assert parameters(Placed(work, "job"), slurm_spec())["setup"] == [agreed]
     assert values["python"].endswith(" py")
     jobs = [Placed(work, "one"), Placed(work, "two", gpus=1), Placed(work, "three")]
     apptainer = slurm_spec(container=spec("apptainer").model_dump())

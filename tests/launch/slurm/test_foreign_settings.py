@@ -10,7 +10,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.queue import cancel, in_queue, jobs_of
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
-from tests.launch.slurm.jobs import Noted, slurm_spec, takes
+from tests.launch.slurm.conftest import ROOT
+from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -73,6 +74,19 @@ def test_variables_of_the_shell(bare_slurm: Cluster, tmp_path: Path, monkeypatch
     for name in VARIABLES:
         monkeypatch.delenv(name)
     until("they have left the queue", lambda: not bare_slurm.call("squeue", "-h"))
+
+
+def test_a_shell_whose_variables_jobs_do_not_get(
+    bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables of the batch script reach the task all the same, and the job is this cluster's."""
+    shell = {"SBATCH_EXPORT": "NONE", "SBATCH_CLUSTERS": "other", "SUBMITIT_PREEMPT_SIGNAL": "HUP"}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    settings = slurm_spec(setup=(f"export PYTHONPATH={ROOT}",))
+    launch_slurm([Noted(tmp_path, "one")], settings, lambda event: None)
+    until("it has run", lambda: not in_queue(tmp_path))
+    assert notes(tmp_path) == [("one", "begin"), ("one", "end")]
 
 
 def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
