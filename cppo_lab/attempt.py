@@ -297,7 +297,7 @@ def resources_of(job: Training) -> Resources:
         threads=job.threads,
         layout=job.layout,
         paths=job.paths,
-        memory_gb=job.resources.memory_gb if job.resources else None,
+        memory_gb=(job.resources.memory_gb or None) if job.resources else None,
         allocation=job.allocation,
     )
 

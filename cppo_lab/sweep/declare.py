@@ -11,8 +11,8 @@ from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
 from cppo_lab.spec import Count, Spec
-from cppo_lab.spec.base import Name, Positive
-from cppo_lab.spec.resources import Features, Hours, Word
+from cppo_lab.spec.base import Name
+from cppo_lab.spec.resources import Features, GpuType, Hours, Memory, Word
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 from cppo_lab.sweep.hypotheses import Hypotheses, Pairing, check_hypotheses, statement
 from cppo_lab.sweep.rule_files import read_rules
@@ -116,7 +116,8 @@ class ResourceRule(Spec):
     gpus: Count | None = None  # of each node
     hours: Hours | None = None
     cpus: Count | None = None
-    memory_gb: Positive | None = None
+    memory_gb: Memory | None = None
+    gpu_type: GpuType | None = None
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None

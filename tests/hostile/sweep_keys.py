@@ -174,7 +174,7 @@ CONDITIONS = [
     sweep("resources: [{qos: '`touch x`'}]\n", f": resources.0.qos='`touch x`': {WORD}"),
     sweep('resources: [{constraint: "a\'b"}]\n', ': resources.0.constraint="a\'b": must match ^[A-Za-z0-9'),
     sweep("resources: [{cpus: 2.5}]\n", ": resources.0.cpus=2.5: must be a whole number in [1, 1000000000]"),
-    sweep("resources: [{memory_gb: -1}]\n", ": resources.0.memory_gb=-1: must be in (0, inf)"),
+    sweep("resources: [{memory_gb: -1}]\n", ": resources.0.memory_gb=-1: must be in [0, inf)"),
     sweep("resources: [{layout: moon}]\n", ": resources.0.layout='moon': unknown layout 'moon': valid: cpu"),
     sweep(
         "resources: [{for: {variant: x}, hours: 1}]\n",

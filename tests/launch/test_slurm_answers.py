@@ -281,6 +281,33 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
     assert "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2" in slurm.script
 
 
+@pytest.mark.parametrize(
+    ("gpus", "settings", "resources", "there", "missing"),
+    [
+        (0, {"threads": 2}, {}, ["cpus-per-task=2", "srun=--cpus-per-task=2"], ["gpus-per-node", "mem"]),
+        (0, {}, {"cpus": 6}, ["cpus-per-task=6", "srun=--cpus-per-task=6"], []),
+        (2, {}, {}, ["gpus-per-node=2"], ["cpus-per-task", "srun=--cpus-per-task"]),
+        (2, {}, {"gpu_type": "a100"}, ["gpus-per-node=a100:2"], []),
+        (0, {}, {"gpu_type": "a100"}, [], ["gpus-per-node"]),
+        (0, {}, {"memory_gb": 0}, ["mem=0M"], []),
+        (0, {}, {"memory_gb": 1.5}, ["mem=1536M"], []),
+        (0, {"sbatch": {"exclusive": True, "nice": 0}}, {}, ["exclusive", "nice=0"], []),
+        (0, {"sbatch": {"exclusive": False, "hold": None}}, {}, [], ["exclusive", "hold"]),
+    ],
+)
+def test_the_options_of_a_job(
+    slurm: Slurm, runs: Path, gpus: int, settings: dict[str, object], resources: dict[str, object],
+    there: list[str], missing: list[str],
+) -> None:  # fmt: skip
+    job = Noted(runs, "a", gpus=gpus, resources=takes(**resources))
+    launch_slurm([job], slurm_spec(**settings), lambda event: None)
+    options = [line.removeprefix("#SBATCH --") for line in slurm.script if line.startswith("#SBATCH")]
+    [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
+    options += [f"srun={word}" for word in start if word.startswith("--")]
+    assert set(there) <= set(options)
+    assert not {option.rpartition("=")[0] or option for option in options} & set(missing)
+
+
 @pytest.mark.parametrize("restarts", [0, 1, 2, 3])
 def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int

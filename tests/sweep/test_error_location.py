@@ -189,8 +189,9 @@ MINI = {
     "resources_key": (
         sweep(more="resources: [{hourz: 3}]"),
         ": unknown key 'resources.0.hourz': did you mean 'resources.0.hours'? valid: resources.0.account, "
-        "resources.0.constraint, resources.0.cpus, resources.0.for, resources.0.gpus, resources.0.hours, "
-        "resources.0.layout, resources.0.memory_gb, resources.0.nodes, resources.0.partition, resources.0.qos",
+        "resources.0.constraint, resources.0.cpus, resources.0.for, resources.0.gpu_type, resources.0.gpus, "
+        "resources.0.hours, resources.0.layout, resources.0.memory_gb, resources.0.nodes, resources.0.partition, "
+        "resources.0.qos",
     ),
     "resources_range": (
         sweep(more="resources: [{hours: 0}]"),

@@ -106,7 +106,7 @@ class SlurmSpec(LauncherSpec):
     python: Line | None
     setup: tuple[Line, ...]
     srun: tuple[Line, ...]
-    sbatch: dict[_Option, Line | int | bool]
+    sbatch: dict[_Option, Line | int | bool | None]  # false and null leave the option out
     container: ContainerSpec = NO_CONTAINER
 
     @property
@@ -135,8 +135,11 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     """
     taken = job.resources
     wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
+    cpus = (taken.cpus if taken else None) or (None if job.gpus else spec.threads)
+    gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
     srun = [
         "--export=ALL",  # of the batch script, also where SBATCH_EXPORT keeps those of the shell from it
+        *([f"--cpus-per-task={cpus}"] if cpus else []),  # srun does not take it from the job
         *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
         *(wrapped.srun if wrapped else ()),
         *spec.srun,
@@ -145,8 +148,8 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "job_name": "cppo",
         "nodes": job.nodes,
         "ntasks_per_node": 1,
-        "gpus_per_node": job.gpus or None,
-        "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
+        "gpus_per_node": f"{gpu_type}{job.gpus}" if job.gpus else None,
+        "cpus_per_task": cpus,
         "python": wrapped.python if wrapped else spec.python,
         "setup": [
             *spec.setup,
@@ -162,7 +165,9 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             "requeue" if spec.requeues else "no-requeue": True,
             # In place of submitit's, which is as the shell was when submitit was loaded.
             "signal": f"{AGREED['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
-            **spec.sbatch,
+            **{
+                name: value for name, value in spec.sbatch.items() if value is not False and value is not None
+            },
         },
     }
     if taken is None:
@@ -170,7 +175,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     else:
         values |= {
             "time": _minutes(taken.hours, spec.grace_seconds),
-            "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
+            "mem": None if taken.memory_gb is None else f"{math.ceil(taken.memory_gb * 1024)}M",
             "partition": taken.partition,
             "account": taken.account,
             "qos": taken.qos,
@@ -324,9 +329,9 @@ def _without_foreign_variables() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _remove_overriding(script: str) -> None:
+def _remove_overriding(script: str, spec: SlurmSpec) -> None:
     """Remove the variables that override what a batch script sets, or that the launcher relies on, and say which."""
-    ours = {*re.findall(r"^#SBATCH --([a-z-]+)", script, re.M), *(OURS.keys() - _OF_THE_SHELL)}
+    ours = {*re.findall(r"^#SBATCH --([a-z-]+)", script, re.M), *(OURS.keys() - _OF_THE_SHELL), *spec.sbatch}
     names = [
         name
         for name in sorted(os.environ)
@@ -350,7 +355,7 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
-    _remove_overriding(text)
+    _remove_overriding(text, spec)
     # Replaced, since the file of a killed launcher of another account could not be overwritten.
     replace_file(script, text)
     deadline = time.monotonic() + _SETTLING_SECONDS
