@@ -429,8 +429,8 @@ LAUNCH = (
     Fault(
         "a full array omits its last run",
         "cppo_lab/launch/slurm/submit.py",
-        "some = equal[start : start + largest]",
-        "some = equal[start : start + largest - 1]",
+        "some = equal[:size]",
+        "some = equal[: size - 1]",
         "tests/launch/test_slurm_answers.py",
     ),
     Fault(

@@ -44,7 +44,15 @@ for word; do jobs="$word"; done
 printf '%s\\n' "$jobs" | tr ',' '\\n' | sed "s/\\$/|$(cat "$ANSWERS/sacct.txt")/"
 """,
     "sbatch": """
-case "$*" in *--test-only*) exit 0;; esac
+says() { echo "sbatch: error: $1" >&2; exit 1; }
+last=$(sed -nE 's/^#SBATCH --array=0-([0-9]+).*/\\1/p' "$1")
+tasks=$(($(cat "$ANSWERS/tasks" 2>/dev/null || echo 0) + ${last:-0} + 1))
+full="$(cat "$ANSWERS/full" 2>/dev/null)"
+case "$*" in *--test-only*) [ "$full" != 0 ] || says QOSMaxSubmitJobPerUserLimit; exit 0;; esac
+[ "${last:-0}" -lt "$(cat "$ANSWERS/longest" 2>/dev/null || echo 99)" ] || says "Invalid job array specification"
+[ "$tasks" -le "${full:-99}" ] || says QOSMaxSubmitJobPerUserLimit
+if grep -q partition=refused "$1"; then says "no such partition"; fi
+echo "$tasks" > "$ANSWERS/tasks"
 env > "$ANSWERS/environment"
 cp "$1" "$ANSWERS/script"
 if [ -e "$ANSWERS/refuses" ]; then echo "sbatch: error: Batch job submission failed: no" >&2; exit 1; fi
@@ -211,6 +219,66 @@ def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: P
     assert sorted(task.name for task in tasks) == sorted(events)
     assert all(task.job_id is not None for task in tasks)
     assert max(Counter(task.job_id for task in tasks).values()) <= 4  # MaxArraySize
+
+
+def launched(runs: Path, *groups: Noted) -> list[str]:
+    """The names of the jobs that are in the queue after a launch of these."""
+    launch_slurm(groups, slurm_spec(), lambda event: None)
+    with Ledger(runs) as ledger:
+        return sorted(task.name for task in ledger.open_tasks())
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "sizes"),
+    [
+        ("MaxArraySize = 1001\nSchedulerParameters = max_array_tasks=3,bf_continue", 3, [3, 3, 2]),
+        ("MaxArraySize = 3\nSchedulerParameters = bf_continue,max_array_tasks=5", 2, [2, 2, 2, 2]),
+        (
+            "MaxArraySize = 1001\nSchedulerParameters = (null)",
+            3,
+            [2, 2, 2, 2],
+        ),  # a limit that it does not say
+        ("MaxArraySize = 1001", 1, [1] * 8),
+    ],
+)
+def test_arrays_are_as_long_as_the_cluster_allows(
+    slurm: Slurm, runs: Path, config: str, longest: int, sizes: list[int]
+) -> None:
+    (slurm.folder / "config").write_text(config)
+    (slurm.folder / "scontrol").write_text('#!/bin/sh\ncat "$ANSWERS/config"; echo is UP\n')
+    (slurm.folder / "longest").write_text(str(longest))
+    assert len(launched(runs, *(Noted(runs, f"run{number}") for number in range(8)))) == 8
+    with Ledger(runs) as ledger:
+        arrays = Counter(task.job_id for task in ledger.open_tasks())
+    assert [arrays[number] for number in sorted(arrays, key=str)] == sizes
+
+
+def test_what_fits_is_submitted_and_what_does_not_is_named(
+    slurm: Slurm, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [Noted(runs, f"run{number}", resources=takes(qos=f"q{number // 3}")) for number in range(6)]
+    (slurm.folder / "full").write_text("4")
+    assert launched(runs, *jobs) == ["run0", "run1", "run2", "run3"]
+    line = "cppo: Slurm takes no more jobs now (QOSMaxSubmitJobPerUserLimit): not submitted: "
+    assert capsys.readouterr().err.endswith(f"{line}run4, run5: launch again when others have ended\n")
+    slurm.shows(*(f"{job};PENDING;0:00;x" for job in ("100_0", "100_1", "100_2", "101")))
+    assert len(launched(runs, *jobs)) == 4
+    (slurm.folder / "full").write_text("9")
+    assert len(launched(runs, *jobs)) == 6
+
+
+def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path) -> None:
+    (slurm.folder / "full").write_text("0")
+    with pytest.raises(
+        UserError, match=r"takes no more jobs now \(QOSMax.*\): not submitted: a: launch again"
+    ):
+        launched(runs, Noted(runs, "a"))
+    (slurm.folder / "full").unlink()
+    bad = Noted(runs, "bad", resources=takes(partition="refused"))
+    with pytest.raises(UserError, match=r"no such partition: nothing was submitted; check resources"):
+        launched(runs, bad)
+    with pytest.raises(UserError, match=r"no such partition: 2 other runs were submitted; check resources"):
+        launched(runs, Noted(runs, "a"), Noted(runs, "b"), bad)
 
 
 def test_runs_that_slurm_refuses_are_free_to_be_launched_again(slurm: Slurm, runs: Path) -> None:

@@ -41,6 +41,9 @@ _AWAY = re.compile(
     r"|Communication connection failure",
     re.I,
 )
+# Limits on the number of jobs in the queue, and of tasks in an array that the settings do not say.
+_TOO_LONG = "Invalid job array specification"
+_FULL = re.compile(rf"(QOS|Assoc)\w*Submit\w*Limit|{_TOO_LONG}")
 _SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
 
 
@@ -227,16 +230,32 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         todo = groups([left for job in jobs if (left := _without(job, busy)) is not None], spec)
         for values, _ in todo:
             _rehearse(values, runs, spec)
-        largest = _largest_array()
+        sent, left, full = 0, [], ""
         for values, equal in todo:
-            for start in range(0, len(equal), largest):
-                some = equal[start : start + largest]
-                _submit(some, values, ledger, spec)
+            size = _largest_array()
+            while equal and size:
+                some = equal[:size]
+                if limit := _submit(some, values, ledger, spec, sent):
+                    full, size = limit, len(some) // 2
+                    continue
+                equal = equal[size:]
                 for job in some:
+                    sent += len(_names(job))
                     report(Event("submitted", job))
+            left += [name for job in equal for name in _names(job)]
+    if left:
+        shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        line = f"Slurm takes no more jobs now ({full}): not submitted: {shown}: launch again when others have ended"
+        if not (sent or busy):
+            raise UserError(line)
+        print(f"cppo: {line}", file=sys.stderr, flush=True)
 
 
-def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec) -> None:
+def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, sent: int) -> str:
+    """Submit an array; returns the limit that forbids so many jobs, or an empty text.
+
+    `sent`: how many runs this launch has submitted before. Raises UserError if Slurm refuses them for another reason.
+    """
     names = [_names(job) for job in jobs]
     places = [place for place, own in enumerate(names) for _ in own]
     token = ledger.claim([name for own in names for name in own], places)
@@ -251,13 +270,16 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
             submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
     except FailedJobError as error:
         ledger.end(ledger.open_tasks_of(token), "not submitted")
-        raise _refused(str(error)) from None
+        if (limit := _FULL.search(str(error))) and (len(jobs) > 1 or limit[0] != _TOO_LONG):
+            return limit[0]
+        raise _refused(str(error), sent) from None
     except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch checks
         said = " ".join(str(error).split())
         raise UserError(
             f"{said}: launch again; if this persists, check which `sbatch` this is (`type sbatch`)"
         ) from None
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
+    return ""
 
 
 def _names(job: Job) -> tuple[str, ...]:
@@ -368,6 +390,8 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
             time.sleep(1.0)
             done = ask("sbatch", "--test-only", str(script))
         refusal = done.stderr if done.returncode else ""
+        if _FULL.search(refusal):
+            refusal = ""  # not for ever
         if refusal and _AWAY.search(refusal) is None:
             refusal = _refused_for_ever(script, refusal)
     finally:
@@ -407,8 +431,9 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
     return f"{refusal}\nit would never start ({reason})" if reason in _NEVER else ""
 
 
-def _refused(said: str) -> UserError:
-    """What sbatch objects to, on one line."""
+def _refused(said: str, sent: int = 0) -> UserError:
+    """What sbatch objects to, on one line, and whether `sent` runs were submitted before."""
+    before = f"{sent} other runs were submitted" if sent else "nothing was submitted"
     lines = [
         line.strip().removeprefix("sbatch: ").removeprefix("error: ")
         for line in said.splitlines()
@@ -416,16 +441,18 @@ def _refused(said: str) -> UserError:
     ]
     if _AWAY.search(said):
         return UserError(
-            f"Slurm's controller does not answer ({'; '.join(lines)}): nothing was submitted; see that it is up "
+            f"Slurm's controller does not answer ({'; '.join(lines)}): {before}; see that it is up "
             "(`scontrol ping`), and launch again"
         )
     return UserError(
-        f"Slurm rejects these jobs: {'; '.join(lines) or 'it gave no reason'}: check resources.*, layout.* and "
-        "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run requests)"
+        f"Slurm rejects these jobs: {'; '.join(lines) or 'it gave no reason'}: {before}; check resources.*, layout.* "
+        "and launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run requests)"
     )
 
 
 def _largest_array() -> int:
     """How many tasks the cluster allows in an array."""
     largest = configured("MaxArraySize") or ""
-    return max(1, int(largest) - 1) if largest.isdecimal() else _LARGEST_ARRAY
+    most = re.search(r"\bmax_array_tasks=(\d+)", configured("SchedulerParameters") or "")
+    size = int(largest) - 1 if largest.isdecimal() else _LARGEST_ARRAY
+    return max(1, min(size, int(most[1])) if most else size)
