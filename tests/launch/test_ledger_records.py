@@ -96,20 +96,22 @@ def test_the_lock_of_a_launcher_keeps_out_all_others_until_it_is_done(tmp_path: 
     assert free(fcntl.LOCK_EX)
 
 
-def test_a_record_of_an_older_version_learns_who_submitted(tmp_path: Path) -> None:
+def test_a_record_of_an_older_version_learns_who_submitted_and_where(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     with sqlite3.connect(tmp_path / NAME) as database:
-        database.execute("ALTER TABLE submission DROP COLUMN owner")
+        for column in ("owner", "cluster"):
+            database.execute(f"ALTER TABLE submission DROP COLUMN {column}")
         database.execute("INSERT INTO submission VALUES (?, 1.0, 17)", ("0" * 16,))
         database.execute("INSERT INTO task VALUES ('a', ?, 0, NULL)", ("0" * 16,))
     database.close()
     with Ledger(tmp_path) as ledger:
-        assert [(task.name, task.owner) for task in ledger.open_tasks()] == [("a", None)]
-        ledger.submitted(ledger.claim(["b"]), 18)
+        assert [(task.name, task.owner, task.cluster) for task in ledger.open_tasks()] == [("a", None, None)]
+        ledger.submitted(ledger.claim(["b"], cluster="north"), 18)
     with Ledger(tmp_path) as ledger:
         ledger.claim(["c"])
-        found = {task.name: (task.owner, task.is_mine) for task in ledger.open_tasks()}
-    assert found == {"a": (None, True), "b": (os.getuid(), True), "c": (os.getuid(), True)}
+        found = {task.name: (task.owner, task.is_mine, task.cluster) for task in ledger.open_tasks()}
+    me = os.getuid()
+    assert found == {"a": (None, True, None), "b": (me, True, "north"), "c": (me, True, None)}
 
 
 def test_the_fault_is_said_that_made_the_database_take_a_claim_back(ledger: Ledger) -> None:

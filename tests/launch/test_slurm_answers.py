@@ -20,7 +20,7 @@ from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
 from cppo_lab.launch.slurm.job import PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import LEFT, SETTLING_SECONDS, ended_as, in_queue, jobs_of, refresh
+from cppo_lab.launch.slurm.queue import LEFT, SETTLING_SECONDS, ended_as, in_queue, jobs_of, refresh, view
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
@@ -70,6 +70,10 @@ class Slurm:
     """What the stand-ins answer, and what they were told to do."""
 
     folder: Path
+
+    def answers(self, command: str, text: str) -> None:
+        """A stand-in's shell script from now on."""
+        (self.folder / command).write_text(f"#!/bin/sh\n{text}\n")
 
     def shows(self, *jobs: str) -> None:
         """`squeue` shows these from now on: job;state;time;comment."""
@@ -387,6 +391,52 @@ def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
         return
     with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
         task.checkpoint()
+
+
+@pytest.mark.parametrize("state", [*THERE, *GONE, ""])
+def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, state: str) -> None:
+    answer = (
+        f"echo JobId=101 ArrayJobId=100 JobState={state} Reason=x"
+        if state
+        else "echo Invalid job id >&2; exit 1"
+    )
+    slurm.answers("scontrol", f'case "$*" in *job*100) {answer};; *) echo is UP;; esac')
+    jobs = [Noted(runs, "a"), Noted(runs, "b")]
+    launch_slurm(jobs, slurm_spec(), lambda event: None)
+    events: list[object] = []
+    if state in THERE:
+        with pytest.raises(
+            UserError, match="squeue shows none of your jobs, and `scontrol show job 100` one"
+        ):
+            launch_slurm(jobs, slurm_spec(), events.append)
+        assert (view(runs).waiting("a") or "").startswith("not known now: squeue shows none of your jobs")
+    else:
+        launch_slurm(jobs, slurm_spec(), events.append)
+    assert len(events) == (0 if state in THERE else 2)
+
+
+def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.answers("scontrol", 'echo "ClusterName = $CLUSTER"; echo is UP')
+    monkeypatch.setenv("CLUSTER", "north")
+    launch_slurm([Noted(runs, "a")], slurm_spec(), lambda event: None)
+    slurm.shows("100;PENDING;0:00;x")
+    assert list(in_queue(runs)) == ["a"]
+    monkeypatch.setenv("CLUSTER", "south")
+    line = "jobs of these runs are on the cluster north, and Slurm's commands ask south: set SLURM_CONF"
+    with Ledger(runs) as ledger:
+        for ask in (
+            lambda: in_queue(runs),
+            lambda: refresh(ledger),
+            lambda: launch_slurm([Noted(runs, "a")], slurm_spec(), lambda event: None),
+            lambda: cancel(runs, [RunStatus("a", Label("mini", "cppo", "m", 0), schema.QUEUED)], False),
+        ):
+            with pytest.raises(UserError, match=line):
+                ask()
+        assert [task.job for task in ledger.open_tasks()] == ["100"]
+    assert slurm.cancelled == []
+    assert (view(runs).waiting("a") or "").startswith(f"not known now: {line}")
 
 
 @pytest.mark.parametrize("queued_only", [True, False])

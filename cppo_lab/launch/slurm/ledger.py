@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS submission (
     token TEXT PRIMARY KEY,
     created REAL NOT NULL,
     job_id INTEGER,           -- of the array; NULL between the claim and the answer of sbatch
-    owner INTEGER             -- the user's number who submitted it; NULL in records of older versions: whoever looks
+    owner INTEGER,            -- the user's number who submitted it; NULL in records of older versions: whoever looks
+    cluster TEXT              -- Slurm's name of the cluster; NULL in records of older versions: whichever is asked
 ) STRICT;
 CREATE TABLE IF NOT EXISTS task (
     name TEXT NOT NULL,        -- of the launcher's job: the id of a run, mostly
@@ -44,6 +45,8 @@ CREATE TABLE IF NOT EXISTS task (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
 """
+# Columns that databases of older versions lack.
+_ADDED = {"owner": "INTEGER", "cluster": "TEXT"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class LedgerTask:
     created: float  # seconds since the epoch
     ended: str | None = None
     owner: int | None = None  # the uid of the user who submitted it, if known
+    cluster: str | None = None  # which Slurm has the job, if known
 
     @property
     def is_mine(self) -> bool:
@@ -90,7 +94,7 @@ class Ledger:
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             self._database.executescript(_TABLES)
             columns = [row[1] for row in self._database.execute("PRAGMA table_info(submission)")]
-        self._has_owners = "owner" in columns
+        self._lacking = {name: kind for name, kind in _ADDED.items() if name not in columns}
 
     def __enter__(self) -> "Ledger":
         return self
@@ -102,24 +106,27 @@ class Ledger:
         """Close the database."""
         self._database.close()
 
-    def claim(self, names: Sequence[str], positions: Sequence[int] | None = None) -> str:
+    def claim(
+        self, names: Sequence[str], positions: Sequence[int] | None = None, cluster: str | None = None
+    ) -> str:
         """Record that one array is about to be submitted for these jobs; returns its token.
 
-        `positions`: the place of each in the array, for jobs of several runs; None: one after the other.
+        `positions`: the place of each in the array, for jobs of several runs; None: one after the other. `cluster`: the
+        name of the cluster, if known.
 
         Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
         """
         token = secrets.token_hex(8)
         with self._transaction():
-            if not self._has_owners:
-                self._database.execute("ALTER TABLE submission ADD COLUMN owner INTEGER")
-                self._has_owners = True
+            for name, kind in self._lacking.items():
+                self._database.execute(f"ALTER TABLE submission ADD COLUMN {name} {kind}")
+            self._lacking = {}
             taken = [name for name in names if self._open(name)]
             if taken:
                 raise ValueError(f"{', '.join(taken)} are in the queue already")
             self._database.execute(
-                "INSERT INTO submission (token, created, owner) VALUES (?, ?, ?)",
-                (token, time.time(), os.getuid()),
+                "INSERT INTO submission (token, created, owner, cluster) VALUES (?, ?, ?, ?)",
+                (token, time.time(), os.getuid(), cluster),
             )
             self._database.executemany(
                 "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
@@ -173,10 +180,10 @@ class Ledger:
         return self.path.parent / FOLDER / token
 
     def _tasks(self, where: str, *values: object) -> list[LedgerTask]:
-        owner = "owner" if self._has_owners else "NULL"
+        added = ", ".join("NULL" if name in self._lacking else name for name in _ADDED)
         with self._naming_faults():
             rows = self._database.execute(
-                f"SELECT task.name, task.token, job_id, position, size, created, ended, {owner} FROM task "  # noqa: S608  `owner` and `where` are literals of this class
+                f"SELECT task.name, task.token, job_id, position, size, created, ended, {added} FROM task "  # noqa: S608  `added` and `where` are literals of this class
                 "JOIN submission USING (token) "
                 "JOIN (SELECT token, COUNT(DISTINCT position) AS size FROM task GROUP BY token) USING (token) "
                 f"{where} ORDER BY created DESC, position",
@@ -233,6 +240,7 @@ def _is_ours(task: LedgerTask) -> bool:
         and isinstance(task.created, int | float)
         and isinstance(task.ended, str | None)
         and isinstance(task.owner, int | None)
+        and isinstance(task.cluster, str | None)
     )
 
 

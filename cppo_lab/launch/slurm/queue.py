@@ -231,10 +231,31 @@ def _answer(*command: str) -> str:
 def _query(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
     """The queue's jobs of the accounts that submitted `tasks`, and the tasks that are in it, by name.
 
-    Raises UserError if Slurm's controller does not answer.
+    Raises UserError if Slurm's controller does not answer, or if its answer cannot be that of these tasks' queue.
     """
+    clusters = {task.cluster for task in tasks} - {None}
+    if clusters and (cluster := configured("ClusterName")) and (others := clusters - {cluster}):
+        raise UserError(
+            f"jobs of these runs are on the cluster {', '.join(sorted(map(str, others)))}, and Slurm's commands ask "
+            f"{cluster}: set SLURM_CONF (or SLURM_CLUSTERS) as when they were submitted, or work in another folder"
+        )
     jobs = jobs_of({task.owner for task in tasks if task.owner is not None})
+    if not jobs:
+        _require_none({task.job_id for task in tasks if task.job_id is not None})
     return jobs, _in_queue(tasks, jobs)
+
+
+def _require_none(job_ids: Iterable[int]) -> None:
+    """Raises UserError if one of these jobs is in the queue, although `squeue` has shown no job at all."""
+    if shutil.which("scontrol") is None:
+        return
+    for job_id in sorted(job_ids):
+        states = set(re.findall(r"\bJobState=(\w+)", ask("scontrol", "show", "job", str(job_id)).stdout))
+        if states & (WAITING | ACTIVE):
+            raise UserError(
+                f"squeue shows none of your jobs, and `scontrol show job {job_id}` one: nothing is known of the queue; "
+                "try again later, and check which squeue this is (`type squeue`)"
+            )
 
 
 def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:

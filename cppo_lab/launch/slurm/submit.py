@@ -258,7 +258,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     """
     names = [_names(job) for job in jobs]
     places = [place for place, own in enumerate(names) for _ in own]
-    token = ledger.claim([name for own in names for name in own], places)
+    token = ledger.claim([name for own in names for name in own], places, configured("ClusterName"))
     # Read-only commands load the settings above, and do not need submitit.
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
