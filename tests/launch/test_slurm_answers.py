@@ -33,8 +33,9 @@ from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 COMMANDS = {
     "squeue": """
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
-while IFS=';' read -r job state seconds comment; do
-    filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,None,; s,%k,$comment,"
+while IFS=';' read -r job state seconds comment reason; do
+    filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,${reason:-None},"
+    filled="$filled; s,%k,$comment,"
     printf '%s\\n' "$format" | sed "$filled"
 done < "$ANSWERS/squeue.txt"
 """,
@@ -76,7 +77,7 @@ class Slurm:
         (self.folder / command).write_text(f"#!/bin/sh\n{text}\n")
 
     def shows(self, *jobs: str) -> None:
-        """`squeue` shows these from now on: job;state;time;comment."""
+        """`squeue` shows these from now on: job;state;time;comment, and a reason if there is one."""
         (self.folder / "squeue.txt").write_text("".join(f"{job}\n" for job in jobs))
 
     def remembers(self, state: str) -> None:
@@ -391,6 +392,34 @@ def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
         return
     with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
         task.checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "held"),
+    [
+        ("PENDING", "launch failed requeued held", True),
+        ("PENDING", "launch_failed_requeued_held", True),
+        ("PENDING", "job requeued in held state", True),
+        ("PENDING", "JobHeldUser", True),
+        ("PENDING", "JobHeldAdmin", True),
+        ("PENDING", "JobHoldMaxRequeue", True),
+        ("REQUEUE_HOLD", "", True),
+        ("SPECIAL_EXIT", "", True),
+        ("PENDING", "Resources", False),
+        ("PENDING", "AssocMaxJobsLimit", False),
+        ("REQUEUED", "", False),
+    ],
+)
+def test_a_job_that_slurm_holds_says_how_it_is_released(
+    slurm: Slurm, runs: Path, state: str, reason: str, held: bool
+) -> None:
+    with Ledger(runs) as ledger:
+        submitted(ledger, ["a", "b"], 17)
+    slurm.shows(f"17_0;RUNNING;0:07;x;{reason}", f"17_1;{state};0:00;x;{reason}")
+    why = f", {reason}" if reason else ""
+    end = ": `scontrol release 17_1` lets it start" if held else ""
+    assert view(runs).waiting("b") == f"Slurm job 17_1: {state.lower()}{why}{end}"
+    assert view(runs).waiting("a") is None
 
 
 @pytest.mark.parametrize("state", [*THERE, *GONE, ""])

@@ -45,6 +45,8 @@ ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNAL
 SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 LEFT = "left Slurm's queue"
 _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
+# Slurm's states and reasons of jobs that it does not start by itself: by their user, an administrator, or a failed node.
+_HELD = re.compile(r"held|JobHold|REQUEUE_HOLD|SPECIAL_EXIT", re.I)
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 
@@ -374,6 +376,8 @@ class SlurmView:
             if job.state in ACTIVE:
                 return None
             why = f", {job.reason}" if job.reason else ""
+            if _HELD.search(f"{job.state} {job.reason}"):
+                why += f": `scontrol release {job.job}` lets it start"
             return f"Slurm job {job.job}: {job.state.lower()}{why}"
         task = self.tasks.get(run_id)
         if task is None or task.ended is not None:
