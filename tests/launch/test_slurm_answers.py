@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,9 @@ from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 COMMANDS = {
     "squeue": """
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
-while IFS=';' read -r job state seconds comment reason; do
+while IFS=';' read -r job state seconds comment reason name; do
     filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,${reason:-None},"
-    filled="$filled; s,%k,$comment,"
+    filled="$filled; s,%j,${name:-cppo},; s,%k,$comment,"
     printf '%s\\n' "$format" | sed "$filled"
 done < "$ANSWERS/squeue.txt"
 """,
@@ -77,7 +78,7 @@ class Slurm:
         (self.folder / command).write_text(f"#!/bin/sh\n{text}\n")
 
     def shows(self, *jobs: str) -> None:
-        """`squeue` shows these from now on: job;state;time;comment, and a reason if there is one."""
+        """`squeue` shows these from now on: job;state;time;comment, and a reason and a name if there are."""
         (self.folder / "squeue.txt").write_text("".join(f"{job}\n" for job in jobs))
 
     def remembers(self, state: str) -> None:
@@ -466,6 +467,32 @@ def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(
         assert [task.job for task in ledger.open_tasks()] == ["100"]
     assert slurm.cancelled == []
     assert (view(runs).waiting("a") or "").startswith(f"not known now: {line}")
+
+
+@pytest.mark.parametrize("comment", [None, "project 7|x", 0])
+def test_a_submission_is_found_whatever_comment_the_site_demands(
+    slurm: Slurm, runs: Path, comment: object
+) -> None:
+    launch_slurm([Noted(runs, "a")], slurm_spec(sbatch={"comment": comment}), lambda event: None)
+    with Ledger(runs) as ledger:
+        [task] = ledger.open_tasks()
+        options = {
+            name: shlex.split(value)[0]
+            for line in slurm.script
+            for name, _, value in [line.removeprefix("#SBATCH --").partition("=")]
+            if name in ("comment", "job-name")
+        }
+        token = task.token
+        wanted = {"comment": token, "job-name": "cppo"}
+        if comment is not None:
+            wanted = {"comment": str(comment), "job-name": f"cppo-{token}"}
+        assert options == wanted
+        # As if its launcher had died before sbatch answered.
+        with sqlite3.connect(runs / "slurm.db") as database:
+            database.execute("UPDATE submission SET job_id = NULL")
+        database.close()
+        slurm.shows(f"100;PENDING;0:00;{options['comment']};;{options['job-name']}")
+        assert [job.job for job in refresh(ledger).values()] == ["100"]
 
 
 @pytest.mark.parametrize("queued_only", [True, False])

@@ -30,6 +30,7 @@ _FIELDS = (
     "%M",
     "%N",
     "%r",
+    "%j",
     "%k",
 )  # the comment comes last, since it may hold any character, even line breaks
 # Variables of the user's shell, or of a job that this process runs in, that would change what Slurm's commands answer
@@ -42,10 +43,11 @@ _FOREIGN = re.compile(
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 
+NAMED = "cppo-"  # the name of a job whose comment is the user's: this and its token
 SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 LEFT = "left Slurm's queue"
 _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
-# Slurm's states and reasons of jobs that it does not start by itself: by their user, an administrator, or a failed node.
+# Slurm's states and reasons of jobs that a user, an administrator or a failed node holds: it does not start them.
 _HELD = re.compile(r"held|JobHold|REQUEUE_HOLD|SPECIAL_EXIT", re.I)
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
@@ -54,7 +56,7 @@ _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 class QueuedJob:
     """A job, or one task of an array, as the queue shows it. `state` is Slurm's, `seconds` its run time so far.
 
-    `owner` is the uid of its user.
+    `owner` is the uid of its user, `comment` its token if it is ours.
     """
 
     job: str
@@ -185,12 +187,12 @@ def _parse(record: str) -> QueuedJob | None:
     fields = record.removesuffix("\n").split("|", len(_FIELDS) - 1)
     if len(fields) < len(_FIELDS):
         return None
-    job, owner, state, seconds, node, reason, comment = fields
+    job, owner, state, seconds, node, reason, name, comment = fields
     if not (owner.isascii() and owner.isdecimal()):
         return None
-    return QueuedJob(
-        job, int(owner), state, "" if reason == "None" else reason, _seconds(seconds), node, comment
-    )
+    token = name.removeprefix(NAMED) if name.startswith(NAMED) else comment
+    reason = "" if reason == "None" else reason
+    return QueuedJob(job, int(owner), state, reason, _seconds(seconds), node, token)
 
 
 def _seconds(text: str) -> int:

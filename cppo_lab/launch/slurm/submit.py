@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import ask, configured, environment, refresh, require_slurm
+from cppo_lab.launch.slurm.queue import NAMED, ask, configured, environment, refresh, require_slurm
 from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import ResourcesSpec
 
@@ -51,7 +51,7 @@ _SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller ac
 OURS = {
     "array": "one array is made of equal runs",
     "clusters": "jobs are looked for on this cluster",
-    "comment": "it names the submission",
+    "comment": "write the whole word, sbatch.comment",
     "cpus-per-task": "set resources.cpus",
     "error": "see `cppo logs`",
     "gpus-per-node": "set layout.devices_per_node",
@@ -78,7 +78,7 @@ OURS = {
     "wckey": "clusters that check it refuse unknown ones",
     "wrap": "a run is what is submitted",
 }
-_WHOLE = {"gpus"}  # allowed, although it is a prefix of an option above
+_WHOLE = {"gpus", "comment"}  # allowed, although prefixes of an option above are not
 # Those that variables of the user's shell may set (SBATCH_ACCOUNT) where `resources` leaves them to the cluster.
 _OF_THE_SHELL = {"partition", "account", "qos", "constraint", "mem"}
 # Variables of sbatch that are not called like their option, or that another option excludes.
@@ -121,12 +121,8 @@ class SlurmSpec(LauncherSpec):
     def _check(self) -> Self:
         for name, value in self.sbatch.items():
             # sbatch accepts any unambiguous prefix of a long option.
-            ours = [
-                option
-                for option in OURS
-                if option == name or (option.startswith(name) and name not in _WHOLE)
-            ]
-            if ours:
+            ours = [option for option in OURS if option.startswith(name)]
+            if ours and name not in _WHOLE:
                 raise ValueError(f"sbatch.{name}={value!r} must not be set here: {OURS[ours[0]]}")
         return self
 
@@ -323,6 +319,8 @@ def _executor(
     executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
         options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
+    if "comment" in options["additional_parameters"]:  # a site may demand one: the token is in the name
+        options["job_name"] = f"{NAMED}{token}"
     executor.update_parameters(**options, comment=token, array_parallelism=spec.workers or size)
     return executor
 
@@ -409,7 +407,6 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
     trial = [
         "--parsable",
         "--begin=now+1hour",
-        "--comment=rehearsal",
         "--output=/dev/null",
         "--error=/dev/null",
     ]

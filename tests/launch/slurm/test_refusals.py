@@ -82,13 +82,15 @@ def test_it_is_refused_however_late_the_answer_is_read(
     assert bare_slurm.call("squeue", "-h") == ""
 
 
-@pytest.mark.parametrize("name", [*sorted(OURS), "part", "no-re"])
+@pytest.mark.parametrize("name", [*sorted(OURS.keys() - {"comment"}), "part", "no-re", "comm"])
 def test_options_of_ours_cannot_be_set_twice(name: str) -> None:
     with pytest.raises(ValidationError, match="must not be set here"):
         slurm_spec(sbatch={name: "x"})
 
 
-@pytest.mark.parametrize("name", ["gpus", "exclusive", "mem-per-cpu", "hold", "licenses", "export"])
+@pytest.mark.parametrize(
+    "name", ["gpus", "comment", "exclusive", "mem-per-cpu", "hold", "licenses", "export"]
+)
 def test_other_options_can_be_set(name: str) -> None:
     assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}
 
