@@ -5,8 +5,8 @@ Guarantees of this package:
 - `address.py`: which store is used (`tracking.uri`, MLFLOW_TRACKING_URI, `mlflow.db`). Passwords are not printed.
 - `artifact_hosts.py`: a password goes to the tracking server alone, wherever a run's artifacts are said to be.
 - `create.py`: a new SQLite store is complete or absent, whenever the process is killed.
-- `client.py`: every write goes through its client. Writers of one SQLite file take turns, and a signal does not
-  interrupt a transaction (`exclusive.py`).
+- `client.py`: every write goes through its client, which is MLflow's. What must exist once is created by one process at
+  a time, and a signal does not interrupt a transaction if its handler writes to the store (`exclusive.py`).
 - `reader.py`, `read_only.py`: for commands that only read; a SQLite file is read without importing MLflow.
   `records.py`: the attempts at a run.
 - `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.

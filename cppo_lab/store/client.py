@@ -23,7 +23,7 @@ from cppo_lab.redaction import redacted
 from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
 from cppo_lab.store.database import require_answer
-from cppo_lab.store.exclusive import ExclusiveClient, exclusive
+from cppo_lab.store.exclusive import deferred_for, exclusive
 from cppo_lab.store.listing import ClientReader
 from cppo_lab.store.records import AttemptRecord, attempts_at
 
@@ -58,7 +58,7 @@ def open_client(uri: str) -> MlflowClient:
             if (database := address.sqlite_file(uri)) is not None and is_new(database):
                 with exclusive(uri):
                     create_atomically(database, _make_tables)
-            client = ExclusiveClient(uri)
+            client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
         # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
@@ -135,8 +135,9 @@ def known_attempts_of(
     """All attempts at several runs, by run id; see `known_attempts`."""
     try:
         _require_answer(uri)
-        reader = ClientReader(open_client(uri))
-        return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
+        with deferred_for(uri):
+            reader = ClientReader(open_client(uri))
+            return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
     except (*STORE_FAULTS, UserError) as error:
         said = f"tracking store does not answer, using the run's folder: {fault_line(error)}"
         print(said, file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.store.exclusive import PointsClient
 from cppo_lab.tracking import reference
 from cppo_lab.tracking.parents import SweepText
 from cppo_lab.tracking.reference import import_reference, nest_reference
@@ -100,15 +99,15 @@ def test_a_killed_import_is_finished_by_the_next(
     uri = empty_uri
     monkeypatch.setattr(reference, "reference_runs", small_reference)
     monkeypatch.setattr(reference, "BATCH", 10)
-    real, calls = PointsClient.log_batch, iter(range(100))
+    real, calls = MlflowClient.log_batch, iter(range(100))
 
-    def killed(client: PointsClient, *args: object, **more: object) -> None:
+    def killed(client: MlflowClient, *args: object, **more: object) -> None:
         if next(calls) == calls_before_the_kill:
             raise KeyboardInterrupt
         real(client, *args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PointsClient, "log_batch", killed)
+        patched.setattr(MlflowClient, "log_batch", killed)
         with pytest.raises(KeyboardInterrupt):
             import_reference(uri)
     whole = calls_before_the_kill // 3

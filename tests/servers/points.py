@@ -10,7 +10,6 @@ from tests.servers.forked import Point
 
 _SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.shipping"
 _CLIENT, _ARTIFACTS = "mlflow:MlflowClient", "cppo_lab.tracking.artifacts:Artifacts"
-_BATCHES = "cppo_lab.store.exclusive:PointsClient"  # overrides log_batch
 
 
 def _begins(spool: Spool, line: Line) -> bool:
@@ -56,12 +55,12 @@ WHILE_IT_TRAINS = {
     "when the MLflow run is made": Point(_CLIENT, "create_run", True),
     "before the MLflow run goes on": Point(_CLIENT, "update_run"),
     "when the MLflow run goes on": Point(_CLIENT, "update_run", True),
-    "before its parameters are sent": Point(_BATCHES, "log_batch", meant=_has("params")),
-    "when its parameters are sent": Point(_BATCHES, "log_batch", True, _has("params")),
-    "before its tags are sent": Point(_BATCHES, "log_batch", meant=_has("tags")),
-    "when its tags are sent": Point(_BATCHES, "log_batch", True, _has("tags")),
-    "before points are sent": Point(_BATCHES, "log_batch", meant=_has("metrics")),
-    "when points are sent": Point(_BATCHES, "log_batch", True, _has("metrics")),
+    "before its parameters are sent": Point(_CLIENT, "log_batch", meant=_has("params")),
+    "when its parameters are sent": Point(_CLIENT, "log_batch", True, _has("params")),
+    "before its tags are sent": Point(_CLIENT, "log_batch", meant=_has("tags")),
+    "when its tags are sent": Point(_CLIENT, "log_batch", True, _has("tags")),
+    "before points are sent": Point(_CLIENT, "log_batch", meant=_has("metrics")),
+    "when points are sent": Point(_CLIENT, "log_batch", True, _has("metrics")),
     "before it is noted what was sent": Point(_SHIPPING, "save_shipped"),
     "while it is noted what was sent": Point("pathlib:Path", "replace", meant=_is_memory),
     "when it is noted what was sent": Point(_SHIPPING, "save_shipped", True),

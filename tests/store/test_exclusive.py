@@ -1,28 +1,28 @@
-"""Writers of one SQLite store take turns: nobody's write fails because another one writes."""
+"""Writers of one SQLite store wait for each other, what must exist once is made once, and an interruption leaves the
+file to those who handle it.
+"""
 
 import contextlib
-import re
 import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Metric, RunTag
+from mlflow.entities import Metric
 from sqlalchemy import Engine, event
 
-from cppo_lab import PARTS_FOLDER
 from cppo_lab.signals import deferred
 from cppo_lab.store import address
-from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.store.database import database_runs
-from cppo_lab.store.exclusive import WRITES, exclusive
+from cppo_lab.store.client import ensure_experiment, known_attempts, open_client
+from cppo_lab.store.exclusive import deferred_for, exclusive
 from cppo_lab.sweep.search.storage import open_storage
+from cppo_lab.tracking.parents import ensure_parent
+from cppo_lab.tracking.registration import register
 from tests.waiting import CEILING_SECONDS, until
 
 
@@ -31,66 +31,58 @@ def uri(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
-CALLS: dict[str, Callable[[MlflowClient, str, str], Any]] = {
-    "create_experiment": lambda client, experiment, run: client.create_experiment("other"),
-    "create_run": lambda client, experiment, run: client.create_run(experiment),
-    "delete_run": lambda client, experiment, run: client.delete_run(run),
-    "delete_tag": lambda client, experiment, run: client.delete_tag(run, "a"),
-    # With a tag it goes through MLflow; points alone do not (test_points.py).
-    "log_batch": lambda client, experiment, run: client.log_batch(
-        run, metrics=[Metric("a", 1.0, 1, 1)], tags=[RunTag("a", "b")]
-    ),
-    "log_inputs": lambda client, experiment, run: client.log_inputs(run, []),
-    "log_metric": lambda client, experiment, run: client.log_metric(run, "a", 1.0),
-    "set_experiment_tag": lambda client, experiment, run: client.set_experiment_tag(experiment, "a", "b"),
-    "set_tag": lambda client, experiment, run: client.set_tag(run, "a", "b"),
-    "set_terminated": lambda client, experiment, run: client.set_terminated(run),
-    "update_run": lambda client, experiment, run: client.update_run(run, status="KILLED"),
+def _ended(threads: list[threading.Thread]) -> bool:
+    for thread in threads:
+        thread.join(timeout=CEILING_SECONDS)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_a_write_waits_for_another_writer_of_the_file(uri: str, tmp_path: Path) -> None:
+    """By SQLite's own lock, which MLflow lets it wait for."""
+    client = open_client(uri)
+    run = client.create_run(ensure_experiment(client, uri, "mini")).info.run_id
+    points = [Metric("a", 1.0, 1, step) for step in range(1000)]
+    writer = threading.Thread(target=client.log_batch, args=(run, points))
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writer.start()
+        writer.join(timeout=0.5)
+        assert writer.is_alive()
+        other.rollback()
+    assert _ended([writer])
+    assert len(client.get_metric_history(run, "a")) == 1000
+
+
+MAKERS: dict[str, Callable[[MlflowClient, str, str], object]] = {
+    "experiment": lambda client, uri, number: ensure_experiment(client, uri, "another"),
+    "parent": lambda client, uri, number: ensure_parent(client, uri, number, "main"),
 }
 
 
-def test_each_write_waits_for_its_turn(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the methods, while somebody else has the store."""
-    waiting, locked = [], address.locked
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_several_make_at_once_is_made_once(name: str, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = open_client(uri)
+    number = ensure_experiment(client, uri, "mini")
+    waiting, locked, made = list[Path](), address.locked, list[object]()
 
     def seen(path: Path) -> contextlib.AbstractContextManager[None]:
         waiting.append(path)
         return locked(path)
 
-    client = open_client(uri)
-    experiment = ensure_experiment(client, uri, "mini")
-    assert set(CALLS) == set(WRITES)
-    runs = {name: client.create_run(experiment, tags={"a": "b"}).info.run_id for name in CALLS}
-    threads = {
-        name: threading.Thread(target=call, args=(client, experiment, runs[name]))
-        for name, call in CALLS.items()
-    }
+    threads = [
+        threading.Thread(target=lambda: made.append(MAKERS[name](client, uri, number))) for _ in range(3)
+    ]
     with exclusive(uri):
         monkeypatch.setattr(address, "locked", seen)
-        for thread in threads.values():
+        for thread in threads:
             thread.start()
-        until("each has got to the lock", lambda: len(waiting) == len(CALLS))
-        assert all(thread.is_alive() for thread in threads.values())
-        with exclusive(uri):  # nested: no thread waits for itself
-            client.set_tag(runs["set_tag"], "c", "d")
-    for thread in threads.values():
-        thread.join(timeout=CEILING_SECONDS)
-    assert not any(thread.is_alive() for thread in threads.values())
+        until("each has got to the lock", lambda: len(waiting) == len(threads))
+        assert made == []
+    assert _ended(threads)
+    assert len(made) == 3 and len(set(made)) == 1
 
 
-def test_no_module_makes_another_client_to_write_with() -> None:
-    """`store/listing.py` has one of its own, to read."""
-    made = re.compile(r"(?<!Exclusive)MlflowClient\(\w")
-    makers = {
-        str(path.relative_to(PARTS_FOLDER))
-        for room in ("cppo_lab", "analysis", "reports")
-        for path in (PARTS_FOLDER / room).rglob("*.py")
-        if made.search(path.read_text())
-    }
-    assert makers == {"cppo_lab/store/listing.py"}
-
-
-def _is_locked(database: Path) -> bool:
+def is_locked(database: Path) -> bool:
     with contextlib.closing(sqlite3.connect(database, timeout=0)) as connection:
         try:
             connection.execute("BEGIN EXCLUSIVE")
@@ -123,29 +115,38 @@ def _interrupted_everywhere(database: Path, call: Callable[[], object]) -> int:
             try:
                 call()
             except KeyboardInterrupt:
-                assert not _is_locked(database), sent
+                assert not is_locked(database), sent
             else:
                 assert len(sent) < statement
                 return len(sent)
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    "name", ["log_batch", "set_tag", "set_terminated", "get_run", "search_runs", "log_artifact", "tables"]
-)
-def test_an_interrupted_call_leaves_the_file_free(name: str, uri: str, tmp_path: Path) -> None:
-    """Whoever handles the interruption writes to the store: how it ended."""
+@pytest.mark.parametrize("name", ["deferred", *MAKERS, "registration", "attempts"])
+def test_an_interrupted_action_leaves_the_file_free(name: str, uri: str, tmp_path: Path) -> None:
+    """Whoever handles the interruption writes to the store: how a run or a trial ended."""
     client = open_client(uri)
-    experiment = ensure_experiment(client, uri, "mini")
-    run = client.create_run(experiment, tags={"a": "b"}).info.run_id
-    reads: dict[str, Callable[[], object]] = {
-        "get_run": lambda: client.get_run(run),
-        "search_runs": lambda: client.search_runs([experiment]),
-        "log_artifact": lambda: client.log_artifact(client.create_run(experiment).info.run_id, __file__),
-        "tables": lambda: list(database_runs(uri, experiment)),
+    number = ensure_experiment(client, uri, "mini")
+    parent = ensure_parent(client, uri, number, "main")
+
+    def whole() -> None:
+        with deferred_for(uri):
+            client.set_tag(parent, "a", "b")
+
+    call: dict[str, Callable[[], object]] = {
+        "deferred": whole,
+        "registration": lambda: register(client, uri, parent, ("{}", "digest"), "", "none"),
+        "attempts": lambda: known_attempts(uri, "mini", "0123"),
     }
-    call = reads.get(name) or (lambda: CALLS[name](client, experiment, run))
-    assert _interrupted_everywhere(tmp_path / "mlflow.db", call) > 2
+    make = MAKERS.get(name)
+    action = call[name] if make is None else lambda: make(client, uri, number)
+    assert _interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
+
+
+def test_an_interruption_does_not_wait_for_a_server() -> None:
+    with pytest.raises(KeyboardInterrupt), deferred_for("http://host:5000"), exclusive("http://host:5000"):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError
 
 
 def test_an_interrupted_study_leaves_its_file_free(tmp_path: Path) -> None:

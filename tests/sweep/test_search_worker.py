@@ -1,6 +1,7 @@
 """Whole searches, from the command line to MLflow; the curves are made up, but in the last tests."""
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import optuna
 import pytest
 from mlflow.entities import Run
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import Engine, event
 
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
@@ -24,8 +26,9 @@ from cppo_lab.store.listing import ClientReader
 from cppo_lab.store.records import attempts
 from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
-from cppo_lab.tracking.search_record import Point
+from cppo_lab.tracking.search_record import Point, TrialRecord
 from tests.servers.forked import Gate
+from tests.store.test_exclusive import is_locked
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.terminals import ForkedRuns
 from tests.waiting import until
@@ -392,3 +395,31 @@ def test_every_sampler_goes_with_every_pruner(
     assert TrialState.COMPLETE in ended
     assert ended <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert (TrialState.PRUNED in ended) == (pruner != "none")
+
+
+def test_ctrl_c_while_a_trial_is_recorded_leaves_the_store_free_for_its_end(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up(monkeypatch, constant)
+    write_search(search_values())
+    sent, locked, pause = list[str](), list[bool](), TrialRecord.pause
+
+    def behind(connection: object, cursor: object, text: str, *_: object) -> None:
+        if text.startswith("INSERT INTO params"):
+            sent.append(text)
+            if len(sent) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    def seen(record: TrialRecord) -> None:
+        locked.append(is_locked(Path("mlflow.db")))
+        pause(record)
+
+    monkeypatch.setattr(TrialRecord, "pause", seen)
+    event.listen(Engine, "after_cursor_execute", behind)
+    try:
+        assert main(TUNE) == 130
+    finally:
+        event.remove(Engine, "after_cursor_execute", behind)
+    assert locked and not any(locked)
+    assert main(TUNE) == 0
+    assert [trial.state for trial in trials()] == [TrialState.COMPLETE] * 4

@@ -273,7 +273,7 @@ def test_an_interrupted_upload_is_made_up_for(
 
     launch_quickstart(uri, "seed=0")
     with monkeypatch.context() as patched:
-        patched.setattr("cppo_lab.store.client.ExclusiveClient.log_artifact", interrupted)
+        patched.setattr("mlflow.MlflowClient.log_artifact", interrupted)
         with pytest.raises(KeyboardInterrupt):
             keep_report(uri, "cppo-mini", log_of(tmp_path / "r"))
     assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3

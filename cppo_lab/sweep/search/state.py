@@ -15,6 +15,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.safe_open import open_lock, replace_file
 from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.store.exclusive import deferred_for
 from cppo_lab.sweep.search.space import Tuning, describe, tidy
 from cppo_lab.sweep.search.storage import exclusive
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SEARCH_RUN, SearchStudy
@@ -36,11 +37,11 @@ class SearchState:
     """The search in MLflow, as updated by one worker. `client` is open; `mlflow_id` is the run of the study."""
 
     def __init__(self, study: SearchStudy, uri: str) -> None:
-        self.study, self.tuning = study, study.tuning
+        self.study, self.tuning, self.uri = study, study.tuning, uri
         self.client = open_client(uri)
         experiment, note = schema.experiment_name(self.tuning.core), core_of(self.tuning.core).note
         self.experiment = ensure_experiment(self.client, uri, experiment, note)
-        with exclusive(study.url):
+        with exclusive(study.url), deferred_for(uri):
             known = study.study.user_attrs.get(SEARCH_RUN)
             note = _note(self.tuning, self.tuning.study, study.trials())
             self.mlflow_id = open_search(self.client, self.experiment, self.tuning.study, note, known)
@@ -56,7 +57,8 @@ class SearchState:
             path = self.study.folder / FILE
             replace_file(path, json.dumps(content, indent=1) + "\n")
             note = _note(self.tuning, self.tuning.study, trials)
-            update_search(self.client, self.mlflow_id, note, path, ended=is_over(self.tuning, trials))
+            with deferred_for(self.uri):
+                update_search(self.client, self.mlflow_id, note, path, ended=is_over(self.tuning, trials))
 
 
 def is_over(tuning: Tuning, trials: Sequence[FrozenTrial]) -> bool:

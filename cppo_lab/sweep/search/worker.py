@@ -14,6 +14,7 @@ from cppo_lab.attempt import Attempt
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.store import address
+from cppo_lab.store.exclusive import deferred_for
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.search.objectives import running_mean, values_of
 from cppo_lab.sweep.search.progress import Watch
@@ -125,8 +126,9 @@ class _Work:
         self.tuning, self.client = worker.tuning, state.client
         known = claim.trial.user_attrs.get(MLFLOW_ID)
         search = (self.tuning.study, state.mlflow_id)
-        self.record = TrialRecord.open(self.client, state.experiment, search, claim.number, known)
-        self.trial.set_user_attr(MLFLOW_ID, self.record.mlflow_id)
+        with deferred_for(worker.uri):
+            self.record = TrialRecord.open(self.client, state.experiment, search, claim.number, known)
+            self.trial.set_user_attr(MLFLOW_ID, self.record.mlflow_id)
         self.number = claim.number
         self.noted = study.curve(claim.number)
 
@@ -134,30 +136,34 @@ class _Work:
         """Draw the point, train, and record the result."""
         try:
             point = self.study.draw(self.trial)
-            runs = [self._run(point, seed) for seed in self.tuning.seeds]
-            run_ids = [run.attempt.spec.run_id for run in runs]
-            self.trial.set_user_attr(RUN_IDS, run_ids)
-            self.record.describe(point, run_ids)
+            with deferred_for(self.worker.uri):
+                runs = [self._run(point, seed) for seed in self.tuning.seeds]
+                run_ids = [run.attempt.spec.run_id for run in runs]
+                self.trial.set_user_attr(RUN_IDS, run_ids)
+                self.record.describe(point, run_ids)
             self._conclude(self._train(runs))
         except Pruned as ending:
             self._end(TrialState.PRUNED, schema.PRUNED, str(ending))
         except TrainingFailed as failure:
             self._end(TrialState.FAIL, schema.FAILED, str(failure))
         except BaseException:
-            self.record.pause()
+            with deferred_for(self.worker.uri):
+                self.record.pause()
             raise
 
     def _conclude(self, curves: Sequence[Sequence[Point]]) -> None:
         names, run = self.tuning.search.search.objectives, self.tuning.base.run
         pairs = [[(point.step, point.score) for point in curve] for curve in curves]
         values = values_of(names, pairs, self.tuning.t_stop, run.validation.every)
-        self.record.finish(schema.DONE, dict(zip(names, values, strict=True)))
-        self.study.study.tell(self.trial, values)
+        with deferred_for(self.worker.uri):
+            self.record.finish(schema.DONE, dict(zip(names, values, strict=True)))
+            self.study.study.tell(self.trial, values)
 
     def _end(self, state: TrialState, status: str, reason: str) -> None:
-        self.record.finish(status, {}, reason)
-        self.trial.set_user_attr(REASON, reason)
-        self.study.study.tell(self.trial, state=state)
+        with deferred_for(self.worker.uri):
+            self.record.finish(status, {}, reason)
+            self.trial.set_user_attr(REASON, reason)
+            self.study.study.tell(self.trial, state=state)
 
     def _run(self, point: Mapping[str, Scalar], seed: int) -> Run:
         """The training run of one seed, as a launch would start it."""
@@ -186,11 +192,12 @@ class _Work:
         )
 
         def finished() -> list[Point] | None:
-            done = search_record.finished_id(self.client, spec)
-            if done is None:
-                return None
-            search_record.tag_finished(self.client, done, wanted)
-            return search_record.recorded_curve(self.client, done, metric)
+            with deferred_for(worker.uri):
+                done = search_record.finished_id(self.client, spec)
+                if done is None:
+                    return None
+                search_record.tag_finished(self.client, done, wanted)
+                return search_record.recorded_curve(self.client, done, metric)
 
         return Run(attempt, finished, lambda: search_record.live_curve(attempt.folder, metric))
 
@@ -218,7 +225,8 @@ class _Work:
         try:
             return train(run, see)
         except Pruned as ending:
-            search_record.give_reason(self.client, run.attempt.spec, str(ending))
+            with deferred_for(self.worker.uri):
+                search_record.give_reason(self.client, run.attempt.spec, str(ending))
             raise
 
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
@@ -237,7 +245,8 @@ class _Work:
             new.append(Point(step, mean, point.time_ms))
             self.noted[step] = mean
         if new:
-            self.record.scores(new)
-            for one in new:
-                self.study.score(self.trial, one.step, one.score)
+            with deferred_for(self.worker.uri):
+                self.record.scores(new)
+                for one in new:
+                    self.study.score(self.trial, one.step, one.score)
         return bool(new)
