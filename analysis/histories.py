@@ -2,16 +2,14 @@
 
 A run that has ended has its whole history in the artifact `history.npz`: one file instead of one request per metric. A
 metric is taken from it if its last point is the last one in the store. All others, and the metrics of unfinished runs,
-are queried from the store one by one. Results that did not come from a file on this machine are cached under the run's
-version, i.e. its state and its last points.
+are queried from the store one by one.
 """
 
-import hashlib
 import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +21,6 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
@@ -35,7 +32,6 @@ from cppo_lab.store.history import (
     History,
     from_columns,
     last_of_each_step,
-    pack,
     unclipped,
     unpack,
 )
@@ -67,7 +63,7 @@ def read_points(client: MlflowClient, uri: str, runs: Sequence[Run], wanted: Wan
             )
     else:
         frame = points_frame((run.info.run_id, source.read(run)) for run in runs)
-    source.finish()
+    source.warn()
     return frame
 
 
@@ -77,67 +73,46 @@ class _Source:
     def __init__(self, client: MlflowClient, uri: str, wanted: Wanted | None) -> None:
         self._client, self._uri = client, uri
         self._wanted = wanted if wanted is not None else lambda _: True
-        self._cache = HistoryCache(uri)
         self._broken: list[str] = []
-        self._written = False
 
     def read(self, run: Run) -> History:
         """The wanted metrics of one run."""
-        latest = _latest(run)
+        latest = {point.key: (point.step, unclipped(point.value)) for point in run.data.to_proto().metrics}
         names = [name for name in sorted(latest) if self._wanted(name)]
-        found: Columns = {}
+        packed = self._packed(run) if names and recorded_status(run.data.tags) != schema.RUNNING else {}
+        return from_columns(
+            {
+                name: packed[name]
+                if name in packed and _ends_at(packed[name], latest[name])
+                else _query(self._client, run.info.run_id, name)
+                for name in names
+            }
+        )
+
+    def _packed(self, run: Run) -> Columns:
+        """The metrics of the run's artifact; none if it has none, or one that cannot be used."""
         folder = address.artifact_folder(run.info.artifact_uri)
-        local = None if folder is None else folder / HISTORY
-        if _has_ended(run) and local is not None and names:
-            found, _ = self._from_artifact(lambda: _read_local(local), run, latest)
-        if any(name not in found for name in names):
-            found |= self._cached_or_queried(run, latest, [name for name in names if name not in found])
-        return from_columns({name: found[name] for name in names if name in found})
-
-    def _cached_or_queried(
-        self, run: Run, latest: Mapping[str, tuple[int, float]], names: Sequence[str]
-    ) -> Columns:
-        """The metrics `names`, possibly with others, from the cache or the store."""
-        mlflow_id, version = run.info.run_id, _version(run)
-        kept = self._cache.get(mlflow_id, version)
-        found = _by_metric(kept) if kept is not None else {}
-        if all(name in found for name in names):
-            return found
-        packed = None
-        if _has_ended(run) and urlsplit(run.info.artifact_uri).scheme in _SERVED:
-            fetched, packed = self._from_artifact(lambda: self._fetch(run), run, latest)
-            found |= fetched
-        missing = [name for name in names if name not in found]
-        found |= {name: _query(self._client, mlflow_id, name) for name in missing}
-        if missing or kept is not None or packed is None:
-            packed = pack(from_columns(found))
-        self._cache.put(mlflow_id, version, packed)
-        self._written = True
-        return found
-
-    def _from_artifact(
-        self, load: Callable[[], bytes | None], run: Run, latest: Mapping[str, tuple[int, float]]
-    ) -> tuple[Columns, bytes | None]:
-        """The metrics of the run's artifact whose last point agrees with the store; and the artifact itself if all of
-        them agree.
-        """
         try:
-            data = load()
+            data = self._fetch(run) if folder is None else _read_local(folder / HISTORY)
             if data is None:
-                return {}, None
-            columns = _by_metric(unpack(data, f"{HISTORY} of MLflow run {run.info.run_id}"))
+                return {}
+            history = unpack(data, f"{HISTORY} of MLflow run {run.info.run_id}")
         except UserError as error:
             self._broken.append(str(error))
-            return {}, None
+            return {}
         except (MlflowException, OSError) as error:  # OSError includes the HTTP client's errors
             reason = redacted(str(error).partition("\n")[0])
             self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({reason})")
-            return {}, None
-        agreed = {name: column for name, column in columns.items() if _ends_at(column, latest.get(name))}
-        return agreed, data if len(agreed) == len(columns) else None
+            return {}
+        return {
+            name: (history.step[place], history.value[place], history.time_ms[place])
+            for name, place in history.points()
+        }
 
     def _fetch(self, run: Run) -> bytes | None:
-        """The artifact from the server; None if the run has none."""
+        """The artifact from the server; None if the run has none there."""
+        if urlsplit(run.info.artifact_uri).scheme not in _SERVED:
+            return None
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one bar per run
         repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
         # The listed size is checked first, so that an oversized file is not downloaded at all.
@@ -147,12 +122,8 @@ class _Source:
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
             return _read_local(Path(repository.download_artifacts(HISTORY, folder)))
 
-    def finish(self) -> None:
-        """Prune the cache if it has grown, and log which artifacts could not be used: nothing is lost, but reading
-        takes longer.
-        """
-        if self._written:
-            self._cache.prune()
+    def warn(self) -> None:
+        """Log which artifacts could not be used: nothing is lost, but reading takes longer."""
         if self._broken:
             runs = "run" if len(self._broken) == 1 else "runs"
             _log.warning(
@@ -160,42 +131,14 @@ class _Source:
             )
 
 
-def _has_ended(run: Run) -> bool:
-    return recorded_status(run.data.tags) != schema.RUNNING
-
-
-def _latest(run: Run) -> dict[str, tuple[int, float]]:
-    """Step and value of the last point of each metric, as the store has them."""
-    return {point.key: (point.step, unclipped(point.value)) for point in run.data.to_proto().metrics}
-
-
-def _version(run: Run) -> str:
-    """A key that changes with the run's state and with the last point of any metric."""
-    points = sorted(
-        (point.key, point.step, point.timestamp, repr(point.value)) for point in run.data.to_proto().metrics
-    )
-    content = repr((run.info.run_id, recorded_status(run.data.tags), run.info.end_time, points))
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _by_metric(history: History) -> Columns:
-    return {
-        name: (history.step[place], history.value[place], history.time_ms[place])
-        for name, place in history.points()
-    }
-
-
-def _ends_at(column: Column, last: tuple[int, float] | None) -> bool:
-    if last is None:
-        return False
+def _ends_at(column: Column, last: tuple[int, float]) -> bool:
     step, value = int(column[0][-1]), float(column[1][-1])
     return step == last[0] and (value == last[1] or (math.isnan(value) and math.isnan(last[1])))
 
 
 def _query(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """One metric from the store, which orders points by time. If a step was logged twice, the last value counts."""
-    with address.no_collection():
-        points = client.get_metric_history(mlflow_id, metric)
+    points = client.get_metric_history(mlflow_id, metric)
     return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
 
 

@@ -94,9 +94,7 @@ def measure(call: Callable[[], float], times: int) -> tuple[float, float]:
 
 
 def report_again(folder: Path, before: Path, words: list[str]) -> float:
-    """The report once more, in a `folder` as it was `before`: a new run is new once. The folder keeps its name, by
-    which the histories of its store are cached.
-    """
+    """The report once more, in a `folder` as it was `before`: a new run is new once."""
     shutil.rmtree(folder)
     shutil.copytree(before, folder)
     return cppo(folder, "report", *words)

@@ -783,13 +783,6 @@ ANALYSIS = (
         "tests/analysis/test_histories.py",
     ),
     Fault(
-        "a run's cache key lacks the step",
-        "analysis/histories.py",
-        "(point.key, point.step, point.timestamp, repr(point.value))",
-        "(point.key, repr(point.value))",
-        "tests/analysis/test_history_versions.py",
-    ),
-    Fault(
         "infinity is read as the largest number that a database holds",
         "cppo_lab/store/history.py",
         "by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}",

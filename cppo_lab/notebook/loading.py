@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.run_source import open_source
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.notebook.declared import declared_runs, override_text
 from cppo_lab.notebook.paper import PaperSource, paper_runs
@@ -51,6 +50,10 @@ def load(
         return Results(name, "the paper's curves", paper_runs(name), PaperSource())
     if source != RUNS:
         raise unknown("source", source, [RUNS, PAPER])
+    from cppo_lab.analysis.run_source import (
+        StoreSource,
+    )  # imports MLflow, which the paper's curves do without
+
     declared = load_sweep(name)
     if isinstance(declared, Search):
         raise UserError(
@@ -64,7 +67,7 @@ def load(
         plan.name,
         f"experiment {experiment} of {redacted(store)}",
         declared_runs(plan, texts),
-        open_source(store, experiment),
+        StoreSource(store, experiment),
     )
     if (found.runs["state"] == schema.MISSING).all():
         command = " ".join(["cppo launch", name, *texts])

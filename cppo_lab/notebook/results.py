@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -12,13 +12,15 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.curves import ValidationCurves, validation_curves
 from cppo_lab.analysis.newest import run_id_of
-from cppo_lab.analysis.run_source import RunSource
 from cppo_lab.analysis.selection import Choice, SelectionState, choose, state_in_store
 from cppo_lab.analysis.window import late_curve
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.notebook.declared import DeclaredRun
 from cppo_lab.store.reader import StoredRun
+
+if TYPE_CHECKING:  # it imports MLflow, which the paper's curves do without
+    from cppo_lab.analysis.run_source import RunSource
 
 HISTORY_COLUMNS = ("run_id", "metric", "step", "value")
 OUTCOME_COLUMNS = ("run_id", "step", "benchmark", "problem", "samples", "right", "cut_off", "length")
@@ -37,7 +39,7 @@ class Results:
     name: str
     place: str
     _declared: Sequence[DeclaredRun]
-    _source: RunSource
+    _source: "RunSource"
 
     def __repr__(self) -> str:
         states = self.runs.drop_duplicates("run_id")["state"].value_counts()

@@ -9,7 +9,7 @@ Guarantees of this package:
   a time, and a signal does not interrupt a transaction if its handler writes to the store (`exclusive.py`).
 - `reader.py`, `read_only.py`: for commands that only read; a SQLite file is read without importing MLflow.
   `records.py`: the attempts at a run.
-- `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.
+- `listing.py`: the runs of an experiment, page by page.
 - `history.py`: the metric history of a run as one file, `history.npz`, with equal bytes for equal histories.
 
 Begin with `address.py` and `client.py`. `cppo_lab.tracking` decides what is written, and when.

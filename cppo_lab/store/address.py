@@ -3,14 +3,12 @@
 import contextlib
 import errno
 import fcntl
-import gc
 import hashlib
 import importlib.util
 import logging
 import os
 import re
 import sqlite3
-import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -342,32 +340,3 @@ def require_place(uri: str) -> str:
         if named
         else ""
     )
-
-
-class _Collection:
-    """The number of threads that have suspended garbage collection, and whether it was enabled before."""
-
-    lock = threading.Lock()
-    users = 0
-    was = True
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Suspend garbage collection in this block; several threads may do so at once.
-
-    A page of 1,000 runs creates a hundred thousand SQLAlchemy objects, and garbage collection takes two thirds of the
-    time to read it.
-    """
-    with _Collection.lock:
-        if not _Collection.users:
-            _Collection.was = gc.isenabled()
-            gc.disable()
-        _Collection.users += 1
-    try:
-        yield
-    finally:
-        with _Collection.lock:
-            _Collection.users -= 1
-            if not _Collection.users and _Collection.was:
-                gc.enable()

@@ -22,9 +22,8 @@ from cppo_lab.errors import StoreAway, UserError, one_line
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
-from cppo_lab.store.database import require_answer
 from cppo_lab.store.exclusive import deferred_for, exclusive
-from cppo_lab.store.listing import ClientReader
+from cppo_lab.store.listing import ClientReader, require_answer
 from cppo_lab.store.records import AttemptRecord, attempts_at
 
 HEALTH_SECONDS = 5.0

@@ -16,12 +16,11 @@ from mlflow.entities import ViewType
 
 from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS
-from cppo_lab.store.database import search_runs
 from cppo_lab.store.exclusive import exclusive
+from cppo_lab.store.listing import search_runs
 from cppo_lab.tracking.code_version import code_version
 
 FOLDER = "hypotheses"
-PAGE = 1000  # runs in one answer of the store
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
         return {}
     starts: dict[str, int] = {}
     condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"
-    for run in search_runs(client, found.experiment_id, condition, False, PAGE, ViewType.DELETED_ONLY):
+    for run in search_runs(client, found.experiment_id, condition, view=ViewType.DELETED_ONLY):
         starts.setdefault(run.data.tags[schema.TAG_RUN_ID], run.info.start_time)  # the oldest comes first
     return starts
 

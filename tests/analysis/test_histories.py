@@ -1,5 +1,5 @@
-"""Histories in bulk from a real SQLite store: by the file that a run left, by the cache, or point by point, the
-result is what the store would say of each metric.
+"""Histories in bulk from a real SQLite store: by the file that a run left, or point by point, the result is
+what the store would say of each metric.
 """
 
 import logging
@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis import histories, history_cache
+from cppo_lab.analysis import histories
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.points import METRIC_COLUMNS, points_frame
 from cppo_lab.store.history import HISTORY, Row, from_rows, pack
@@ -33,13 +33,6 @@ Writer = Callable[..., str]
 def uri(empty_store: Path, tmp_path: Path) -> str:
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the test's own."""
-    monkeypatch.setattr(history_cache, "FOLDER", tmp_path / "histories")
-    return tmp_path / "histories"
 
 
 @pytest.fixture
@@ -114,13 +107,12 @@ def expected(*ids: str, rows: list[Row] = ROWS) -> list[tuple[str, str, int, str
 
 
 def test_a_run_that_has_ended_is_one_file(
-    client: MlflowClient, uri: str, write: Writer, asked: Counter[str], cache: Path
+    client: MlflowClient, uri: str, write: Writer, asked: Counter[str]
 ) -> None:
     ids = [write(pack(from_rows(ROWS))), write(pack(from_rows(ROWS)), "FAILED")]
     frame = read(client, uri, *ids)
     assert as_points(frame) == expected(*ids)
     assert not asked
-    assert not cache.exists() or not any(cache.iterdir())  # a copy of a file of this machine
     assert as_points(read(client, uri, *ids, wanted="train/reward".__eq__)) == [
         point for point in expected(*ids) if point[1] == "train/reward"
     ]
@@ -177,9 +169,6 @@ def test_metrics_that_the_file_lacks_or_ends_elsewhere_come_from_the_store(
     log(client, mlflow_id, [more])
     assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id, rows=[*ROWS, more])
     assert set(asked) == {"train/reward", "val/a/avg_at_16"}
-    asked.clear()
-    read(client, uri, mlflow_id)
-    assert not asked
 
 
 def test_a_file_that_says_otherwise_at_the_same_step_does_not_count(
@@ -228,46 +217,23 @@ def test_a_run_that_goes_on_is_asked_of_the_store_whatever_lies_beside_it(
     assert len(asked) == 3
 
 
-def test_an_unchanged_run_is_asked_for_once_and_a_changed_one_again(
-    client: MlflowClient, uri: str, write: Writer, asked: Counter[str]
-) -> None:
-    mlflow_id = write(None, None)
-    assert as_points(read(client, uri, mlflow_id)) == as_points(read(client, uri, mlflow_id))
-    assert set(asked.values()) == {1}
-    more: Row = (4, 1004, {"train/loss": 0.75})
-    log(client, mlflow_id, [more])
-    assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id, rows=[*ROWS, more])
-    assert set(asked.values()) == {2}
-    log(
-        client, mlflow_id, [(4, 1005, {"train/loss": 0.875})]
-    )  # of a step that was logged twice the last counts
-    again = expected(mlflow_id, rows=[*ROWS, (4, 1005, {"train/loss": 0.875})])
-    assert as_points(read(client, uri, mlflow_id)) == again
-    client.set_terminated(mlflow_id, "KILLED")
-    asked.clear()
-    assert as_points(read(client, uri, mlflow_id)) == again
-    assert set(asked.values()) == {1}
+def test_what_has_come_since_is_read(client: MlflowClient, uri: str, write: Writer) -> None:
+    mlflow_id, more = write(None, None), list[Row]()
+    # Of a step that was logged twice the last counts; the same value at a later step is a point, too.
+    for row in [
+        (4, 1004, {"train/loss": 0.75}),
+        (4, 1005, {"train/loss": 0.875}),
+        (5, 1005, {"train/loss": 0.875}),
+    ]:
+        log(client, mlflow_id, [row])
+        more = [*(old for old in more if old[0] != row[0]), row]
+        assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id, rows=[*ROWS, *more])
 
 
-def test_only_what_is_wanted_is_asked_for_and_what_is_missing_is_added(
+def test_only_what_is_wanted_is_asked_for(
     client: MlflowClient, uri: str, write: Writer, asked: Counter[str]
 ) -> None:
     mlflow_id = write()
-    read(client, uri, mlflow_id, wanted="train/loss".__eq__)
+    frame = read(client, uri, mlflow_id, wanted="train/loss".__eq__)
+    assert as_points(frame) == [point for point in expected(mlflow_id) if point[1] == "train/loss"]
     assert asked == {"train/loss": 1}
-    assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id)
-    assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id)
-    assert set(asked.values()) == {1}
-
-
-def test_a_broken_cache_is_asked_for_again(
-    client: MlflowClient, uri: str, write: Writer, asked: Counter[str], cache: Path
-) -> None:
-    mlflow_id = write()
-    read(client, uri, mlflow_id)
-    (path,) = cache.glob("*/*")
-    path.write_bytes(path.read_bytes()[:-10])
-    assert as_points(read(client, uri, mlflow_id)) == expected(mlflow_id)
-    assert set(asked.values()) == {2}
-    read(client, uri, mlflow_id)
-    assert set(asked.values()) == {2}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 
-from cppo_lab.analysis import artifacts, history_cache
+from cppo_lab.analysis import artifacts
 from cppo_lab.analysis.fields import Fields
-from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.search_file import parse_search
 from cppo_lab.cli.unchanged import unchanged
 from cppo_lab.file_cache import FileCache
@@ -89,24 +88,6 @@ def test_history(data: bytes) -> None:
         assert len(found.step) == len(found.value) == len(found.time_ms)
 
     refused(load, "history.npz of run x")
-
-
-@fuzz(80)
-@given(content=damaged(b"v1\n" + HISTORY))
-def test_kept_history(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.getbasetemp() / "cache"
-        patch.setenv("XDG_CACHE_HOME", str(home))
-        patch.setattr(history_cache, "FOLDER", Path("histories"))
-        cache = HistoryCache("sqlite:////data/x.db")
-        cache.put("ab", "v1", HISTORY)
-        [path] = [path for path in home.rglob("*") if path.is_file()]
-        path.write_bytes(content)
-        with within():
-            cache.get("ab", "v1")
-        cache.put("ab", "v1", HISTORY)
-        found = cache.get("ab", "v1")
-        assert found is not None and pack(found) == HISTORY
 
 
 MAKERS: dict[str, Callable[[Path], object]] = {

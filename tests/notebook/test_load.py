@@ -1,4 +1,4 @@
-"""`cppo_lab.load`: frames of a store without MLflow, equal to those of MLflow's client; the paper's curves."""
+"""`cppo_lab.load`: frames of a store; the paper's curves, without MLflow."""
 
 import json
 import math
@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import cppo_lab
 from cppo_lab import schema
-from cppo_lab.analysis.store_source import StoreSource
+from cppo_lab.analysis.run_source import StoreSource
 from cppo_lab.errors import UserError
 from cppo_lab.notebook.declared import override_text
 from tests.answers import made
@@ -40,10 +39,11 @@ def test_importing_the_package_imports_nothing_else(tmp_path: Path) -> None:
     assert "numpy" not in names
 
 
-def test_a_sqlite_store_is_read_without_mlflow(trained: Path) -> None:
-    code = "import cppo_lab\ns = cppo_lab.load('quickstart', variant='cppo')\n"
-    code += "assert len(s.history()) and len(s.outcomes()) and len(s.runs)"
-    names = in_a_process(code, trained)
+def test_the_paper_is_read_without_mlflow(tmp_path: Path) -> None:
+    code = (
+        "import cppo_lab\ns = cppo_lab.load('main', source='paper')\nassert len(s.history()) and len(s.runs)"
+    )
+    names = in_a_process(code, tmp_path)
     assert "pandas" in names
     assert not {"mlflow", "sqlalchemy", "torch", "matplotlib"} & set(names)
 
@@ -122,23 +122,6 @@ def test_history_is_long_and_chosen_by_name(in_trained: Path) -> None:
     assert len(study.history(runs=study.runs["run_id"][1])) == 0  # nobody has trained it
 
 
-def test_mlflow_s_client_reads_the_same(in_trained: Path) -> None:
-    study = cppo_lab.load("quickstart")
-    ids = study.runs["run_id"].tolist()
-    client = StoreSource(f"sqlite:///{in_trained / 'mlflow.db'}", "cppo-mini")
-    runs = client.find(ids)
-    tables = study._source.find(ids)
-    assert runs == tables
-    assert len(runs) == 4
-    assert client.metric_names(runs) == frozenset(study.metrics)
-    wanted = ("train/", "val/")
-    pd.testing.assert_frame_equal(
-        client.points(runs, lambda name: name.startswith(wanted)),
-        study._source.points(runs, lambda name: name.startswith(wanted)),
-    )
-    assert client.outcomes(runs).keys() == study._source.outcomes(runs).keys()
-
-
 def test_outcomes_have_a_row_for_each_problem_and_validation(in_trained: Path) -> None:
     study = cppo_lab.load("quickstart")
     rows = study.outcomes()
@@ -174,10 +157,7 @@ def test_points_are_as_they_were_logged(tmp_path: Path) -> None:
     run = client.create_run(client.create_experiment("x"), tags={schema.TAG_RUN_ID: run_id}).info.run_id
     values = [(0, math.nan, 1), (1, math.inf, 2), (2, -math.inf, 3), (3, 0.25, 4), (3, 0.5, 5), (4, 1.0, 6)]
     client.log_batch(run, metrics=[Metric("a", value, time, step) for step, value, time in values])
-    from cppo_lab.analysis.run_source import SqliteSource, open_source
-
-    source = open_source(uri, "x")
-    assert isinstance(source, SqliteSource)
+    source = StoreSource(uri, "x")
     points = source.points(source.find([run_id]), lambda name: True)
     assert points["step"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(points["value"], [math.nan, math.inf, -math.inf, 0.5, 1.0])

@@ -1,7 +1,6 @@
-"""Where the artifacts of a run are; who waits for a lock; when garbage is not collected."""
+"""Where the artifacts of a run are; who waits for a lock."""
 
 import errno
-import gc
 import os
 import re
 from pathlib import Path
@@ -60,17 +59,3 @@ def test_a_lock_that_fails_for_another_reason_is_an_error(
     with pytest.raises(OSError, match=re.escape(os.strerror(number))), address.locked(tmp_path / "mlflow.db"):
         entered.append(True)
     assert entered == []
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_garbage_collection_is_suspended_until_the_last_block_ends(before: bool) -> None:
-    was = gc.isenabled()
-    (gc.enable if before else gc.disable)()
-    try:
-        with address.no_collection():
-            with address.no_collection():
-                assert not gc.isenabled()
-            assert not gc.isenabled()
-        assert gc.isenabled() is before
-    finally:
-        (gc.enable if was else gc.disable)()
