@@ -19,7 +19,7 @@ from cppo_lab.cores.base import Allocation as Allocation  # launchers import it 
 from cppo_lab.errors import printable
 from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
-from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
+from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import Record, newest_record
@@ -162,8 +162,10 @@ def execute(attempt: Attempt) -> None:
                     raise
                 ignore_signals()
                 shipper.hurry_up()
-                cause = str(asked) or f"terminated by {signal.SIGINT.name}"
-                recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
+                if is_cancelled(folder, attempt.created):
+                    recorder.interrupt("cancelled", Cause.CANCELLED)
+                else:
+                    recorder.interrupt(str(asked) or f"terminated by {signal.SIGINT.name}")
                 raise asked from None
             if not recorder.spool.unwritten:  # otherwise only the store may know that the run ended
                 remove_checkpoints(folder)

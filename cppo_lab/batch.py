@@ -27,7 +27,7 @@ from cppo_lab.attempt import (
 from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import TogetherRun, load_together
 from cppo_lab.runs.batch import list_runs, new_batch
-from cppo_lab.runs.folder import forget_cancelled, is_cancelled
+from cppo_lab.runs.folder import Cause, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import (
@@ -193,8 +193,10 @@ class _Member:
             if not self.recorder.spool.unwritten:  # otherwise only the store may know that the run ended
                 remove_checkpoints(self.attempt.folder)
         elif isinstance(how, Interrupted | KeyboardInterrupt):
-            cancelled = is_cancelled(self.attempt.folder, self.attempt.created)
-            self.recorder.interrupt("cancelled" if cancelled else str(how) or "terminated by SIGINT")
+            if is_cancelled(self.attempt.folder, self.attempt.created):
+                self.recorder.interrupt("cancelled", Cause.CANCELLED)
+            else:
+                self.recorder.interrupt(str(how) or "terminated by SIGINT")
         else:
             self.recorder.fail(describe(how), "".join(traceback.format_exception(how)))
         self.ended = True

@@ -8,12 +8,12 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError
-from cppo_lab.launch.run_state import CANCELLED, DIED
 from cppo_lab.launch.snapshot import Snapshot, look_at
-from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
+from cppo_lab.runs.folder import Cause, folder_tag, is_cancelled, read_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import WORDS
 from cppo_lab.store.client import mark_interrupted, open_client
 from cppo_lab.store.reader import recorded_status
 from cppo_lab.store.records import AttemptRecord
@@ -92,8 +92,7 @@ def _write_end(uri: str, folder: Path, one: AttemptRecord) -> None:
         if record is None or record.begin.record != one.record or status.get("record") != one.record:
             return
         ended = open_client(uri).get_run(one.mlflow_id).info.end_time
-        if close_dead(folder, one.status, one.reason, ended):
-            write_status(folder, {**status, "status": one.status, "reason": one.reason})
+        close_dead(folder, one.status, one.reason, time_ms=ended)
     tidy(folder)
 
 
@@ -105,12 +104,13 @@ def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
             # With the lock held its status is final; the one read before may be older than its end.
             if recorded_status(client.get_run(one.mlflow_id).data.tags) != schema.RUNNING:
                 return False
-            why = CANCELLED if is_cancelled(folder) else DIED
+            cause = Cause.CANCELLED if is_cancelled(folder) else Cause.DIED
+            why = WORDS[cause]
             record = newest_record(folder)
             if record is not None and record.begin.record == one.record:
                 at = f" at step {max(record.rows)}" if record.rows else ""
                 if record.end is None:
-                    close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
+                    close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}", cause)
                 elif not unsent(folder, uri):  # the store already had its end
                     forget_shipped(folder, uri)
                 _send([folder], uri)

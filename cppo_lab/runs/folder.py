@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,19 @@ _IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
 _WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step"})
 _NUMBERS = frozenset({"score", "best", "final_mean", "started", "updated", "seconds", "first_time"})
 _TEXTS = frozenset(
-    {"status", "reason", "activity", "core", "rule", "model", "variants", "host", "job", "record"}
+    {"status", "reason", "cause", "activity", "core", "rule", "model", "variants", "host", "job", "record"}
+    | {"run_id", "code_version"}
 )
 _MOST = 1e15  # of a number: larger than any step or time
+
+
+class Cause(StrEnum):
+    """Why a run stopped before its end. The `reason` next to it is for people; no decision depends on its words."""
+
+    DIED = "died"  # its process was killed before it could say anything
+    CANCELLED = "cancelled"
+    SIGNAL = "signal"
+    ERROR = "error"
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:

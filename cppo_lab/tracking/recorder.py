@@ -20,6 +20,7 @@ from cppo_lab.runs.events import Artifact, Begin, End, StepEvent, Tags
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
+    Cause,
     ensure_folder_tag,
     folder_tag,
     read_status,
@@ -189,10 +190,10 @@ class Recorder:
         """The last recorded step; None if there is none."""
         return max(self._steps, default=None)
 
-    def interrupt(self, cause: str) -> None:
-        """Record that the run was interrupted by `cause`; the next attempt resumes it."""
+    def interrupt(self, why: str, cause: Cause = Cause.SIGNAL) -> None:
+        """Record that the run was interrupted; `why` in words. The next attempt resumes it."""
         reached = "before its first step" if self.step is None else f"at step {self.step}"
-        self._end(schema.PARTIAL, self.step, f"interrupted: {cause} {reached}")
+        self._end(schema.PARTIAL, self.step, f"interrupted: {why} {reached}", cause)
 
     def fail(self, reason: str, traceback: str) -> None:
         """Record that the run failed; `reason` is one line, `traceback` becomes an artifact."""
@@ -200,9 +201,9 @@ class Recorder:
             return
         with contextlib.suppress(OSError):
             self._keep(TRACEBACK, redacted(traceback))
-        self._end(schema.FAILED, self.step, redacted(reason))
+        self._end(schema.FAILED, self.step, redacted(reason), Cause.ERROR)
 
-    def _end(self, status: str, step: int | None, reason: str) -> None:
+    def _end(self, status: str, step: int | None, reason: str, cause: str = "") -> None:
         if self._ended:
             return
         self._write_waiting(quiet=False)
@@ -223,10 +224,10 @@ class Recorder:
         with contextlib.suppress(OSError):
             self.spool.sync()
         with contextlib.suppress(OSError):
-            self._status(status, step, reason)
+            self._status(status, step, reason, cause)
         self.spool.close()
 
-    def _status(self, status: str, step: int | None, reason: str = "") -> None:
+    def _status(self, status: str, step: int | None, reason: str = "", cause: str = "") -> None:
         """The status that launchers and `cppo status` show, written atomically: a reader never sees half of it.
 
         `seconds` counts all attempts, `started` and `first_step` refer to this one.
@@ -237,6 +238,7 @@ class Recorder:
         write_status(
             self.folder,
             {
+                "run_id": self.spec.run_id,
                 "status": status,
                 "step": step,
                 "score": scores.last if scores else None,
@@ -244,6 +246,8 @@ class Recorder:
                 "best_step": scores.best_step if scores else None,
                 "final_mean": scores.final_mean if scores else None,
                 "reason": reason,
+                "cause": cause,
+                "code_version": self._tags.get(schema.TAG_CODE_VERSION, ""),
                 "activity": self._activity if status == schema.RUNNING else "",
                 "variants": variants_text(variants_in(self._tags)),
                 **names(self.spec),
@@ -281,11 +285,11 @@ def begin_line(
     )
 
 
-def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = None) -> bool:
+def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms: int | None = None) -> bool:
     """End the record of an attempt that died without recording its end; False if there is none to end.
 
-    If the record has an end already, another one is appended. `time_ms`: when the attempt ended, if known.
-    The caller holds the lock of the folder.
+    If the record has an end already, another one is appended. An empty `cause` keeps the one in the run's status.
+    `time_ms`: when the attempt ended, if known. The caller holds the lock of the folder.
     """
     record = newest_record(folder)
     if record is None or (record.end is not None and record.end.status in schema.FINISHED):
@@ -296,6 +300,11 @@ def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = Non
     spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
     spool.sync()
     spool.close()
+    said = read_status(folder)
+    if said.get("record") == record.begin.record:
+        with contextlib.suppress(OSError):
+            cause = cause or said.get("cause") or ""
+            write_status(folder, {**said, "status": status, "reason": reason, "cause": cause})
     return not spool.unwritten
 
 

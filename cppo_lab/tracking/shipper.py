@@ -19,6 +19,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.events import End, Line
+from cppo_lab.runs.folder import Cause, read_status, write_status
 from cppo_lab.runs.spool import new_record
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
@@ -180,6 +181,9 @@ def _not_taken(folder: Path, recorder: Recorder | None) -> str:
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:
     """Record the failure of a run that could not write the beginning of its record."""
     reason = redacted(reason)
+    with contextlib.suppress(OSError):
+        ended = {"run_id": spec.run_id, "status": schema.FAILED, "reason": reason, "cause": Cause.ERROR}
+        write_status(folder, {**read_status(folder), **ended})
     with contextlib.suppress(*_FAULTS):
         client = open_client(uri)
         lines: list[Line] = []
