@@ -50,7 +50,9 @@ def made(runs: Path, number: int) -> list[str]:
         (folder / "config.json").write_text(spec.model_dump_json())
         reason = "" if kind == schema.DONE else "RuntimeError: no memory left"
         told = {"status": kind, "seed": i, "step": 40, "score": 0.5, "reason": reason, "seconds": 3600.0}
-        write_status(folder, {**about, **told, "started": 1.0, "updated": 2.0, "record": f"{i:032x}"})
+        write_status(
+            folder, {**about, **told, "started": 1.0, "updated": 2.0, "record": f"{i:032x}", "run_id": run_id}
+        )
     return waiting
 
 

@@ -28,6 +28,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import absolute_uri
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.store.history import HISTORY
+from cppo_lab.sweep.cost import METRIC
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import Plan
@@ -36,7 +37,6 @@ from cppo_lab.tracking.naming import names, resolved_yaml
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.recorder import Recorder, begin_line
 from cppo_lab.tracking.shipping import ship
-from cppo_lab.tracking.step_times import METRIC
 
 STEPS, EVERY = 20, 5  # training steps of a run, and between its validations
 ORIGINALS = 4  # runs of each rule that are recorded; the others are their copies
@@ -147,7 +147,7 @@ def _copy_folder(folder: Path, spec: RunSpec, original: Original, tags: dict[str
     (folder / "config.json").write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
     os.link(original.folder / "requirements.txt", folder / "requirements.txt")
     told = read_status(original.folder)
-    write_status(folder, {**told, **names(spec), "record": line.record})
+    write_status(folder, {**told, **names(spec), "run_id": spec.run_id, "record": line.record})
     spool = open_spool(folder)
     spool.add(line)
     spool.close()

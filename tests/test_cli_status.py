@@ -15,19 +15,17 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.launch.run_state import DIED
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm import queue as slurm_queue
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.snapshot import run_states
 from cppo_lab.monitor import status
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import read_status, write_status
+from cppo_lab.runs.folder import Cause, read_status, write_status
 from cppo_lab.runs.lock import held
 from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.state import WORDS, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import TINY
@@ -117,15 +115,15 @@ def test_what_folders_locks_and_lists_say(
         found = rows(capsys)
         assert main(["status", "--state", "running,failed"]) == 0
         text = capsys.readouterr().out
-    states = {
+    told_of = {
         number: (found[run_id(number)]["state"], found[run_id(number)]["reason"]) for number in range(1, 9)
     }
-    assert states == {
+    assert told_of == {
         1: ("done", ""),
         2: ("collapsed", "score fell at step 20"),
         3: ("failed", "RuntimeError: no memory left"),
         4: ("running", ""),
-        5: ("partial", f"interrupted: {DIED}"),
+        5: ("partial", f"interrupted: {WORDS[Cause.DIED]}"),
         6: ("partial", "interrupted: cancelled"),
         7: ("partial", "interrupted: by SIGTERM"),
         8: ("queued", ""),
@@ -203,7 +201,7 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     (slurm_says / "down").touch()
     found = rows(capsys)
     assert found[run_id(0)]["state"] == "queued"  # as far as anybody can say
-    seen = run_states([run_id(0), run_id(9)], "mini", tracking_uri(), runs)  # `cppo plan` knows as much
+    seen = states(runs, [run_id(0), run_id(9)], look(runs, warn=True))  # `cppo plan` knows as much
     assert [(one.state, one.reason) for one in seen.values()] == [
         ("queued", found[run_id(0)]["reason"]),
         ("queued", "is being submitted"),
@@ -213,13 +211,23 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
 
 
-def test_the_store_is_asked_only_where_a_folder_cannot_say(runs: Path) -> None:
+def test_no_store_is_asked(runs: Path, tiny_spec: RunSpec) -> None:
+    """Neither by commands that look, nor of runs without a folder; there may be none, or one that does not answer."""
     made(runs, 1, **told("done"))
     made(runs, 2, **told("running"))
-    run_folder.announce(runs / run_id(3), {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 0})
-    open_client(tracking_uri())
-    code = "import sys\nfrom cppo_lab.cli import main\nmain(['status'])\nassert 'mlflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    recorder = Recorder(tiny_spec, {}, runs / tiny_spec.run_id)
+    recorder.fail("bad", "Traceback")
+    commands = [["status"], ["status", *ONE[:-2]], ["plan", *ONE[:-2]], ["watch", *ONE[:-2]]]
+    commands += [["logs", tiny_spec.run_id], ["show", tiny_spec.run_id], ["cancel", *ONE[:-2]]]
+    commands += [["diff", tiny_spec.run_id, tiny_spec.run_id]]
+    code = f"import sys\nfrom cppo_lab.cli import main\nexits = [main(one) for one in {commands}]\n"
+    code += (
+        "assert exits == [0, 0, 0, 4, 0, 0, 0, 0]\nassert not {'mlflow', 'sqlalchemy'} & sys.modules.keys()"
+    )
+    for store in ("sqlite:///mlflow.db", "http://127.0.0.1:9", "postgresql://127.0.0.1:9/none"):
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert not (runs.parent / "mlflow.db").exists()
 
 
 def test_killed_while_it_recorded_its_end(
@@ -286,9 +294,15 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     Recorder(tiny_spec, {}, folder).finish(Outcome(schema.DONE, 4))
     sent(folder)
     both = rows(capsys, *ONE[:-2], "variant=cppo,grpo")
-    assert both[tiny_spec.run_id]["state"] == "done"
-    assert sorted(row["state"] for row in both.values()) == ["done", "missing"]
+    assert [row["state"] for row in both.values()] == ["missing", "missing"]
     assert both[tiny_spec.run_id]["variants"] == {"quickstart": "cppo"}
+    for command in ("status", "plan"):
+        assert main([command, *ONE[:-2], "variant=cppo,grpo"]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert (
+            said.startswith("2 runs have no folder here: `cppo launch quickstart ")
+            and "--dry-run` asks" in said
+        )
     assert not (workspace / "runs").exists()
 
 

@@ -19,9 +19,10 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import look_repaired
-from cppo_lab.launch.snapshot import run_states
 from cppo_lab.monitor.status import run_statuses
+from cppo_lab.runs.state import states
 from cppo_lab.store import read_only
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
@@ -109,8 +110,8 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
         score_sweep(read_sweep(uri, experiment, plan.name, None, run_ids, listing), expected)
 
     return {
-        "plan": lambda: (run_states(run_ids, plan.core, uri, runs), past_costs(plan.runs, uri)),
-        "status": lambda: run_statuses(runs, uri),
+        "plan": lambda: (states(runs, run_ids, look(runs)), past_costs(plan.runs)),
+        "status": lambda: run_statuses(runs),
         "sync": lambda: send([runs / run_id for run_id in run_ids], uri),
         "launch": described,
         "report": scored,

@@ -6,7 +6,6 @@ import sys
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import runs_folder
 
 
@@ -24,7 +23,7 @@ def model(options: argparse.Namespace) -> int:
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     # Slurm knows of runs on machines whose locks are not seen here.
-    [found] = run_statuses(runs, address.tracking_uri(), {run_id: Label("", "", "", None)})
+    [found] = run_statuses(runs, {run_id: Label("", "", "", None)})
     if found.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)

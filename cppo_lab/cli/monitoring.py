@@ -12,7 +12,7 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.cli.terminal import coloured, counter, width
-from cppo_lab.cli.training import answer_nothing_to_train, planned, train
+from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, train, without_folders
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address
@@ -32,7 +32,8 @@ def status(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.columns import to_csv
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
-    run_statuses, uri = _asked(options)
+    plan, uri = planned(options) if options.sweep else (None, known_store(address.tracking_uri()))
+    run_statuses = _look(plan)
     if options.repair:
         from cppo_lab.monitor.repair import repair
 
@@ -52,6 +53,8 @@ def status(options: argparse.Namespace) -> int:
             watch.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
         )
         print(f"\n{watch.totals(runs)}")
+        if plan is not None and (note := without_folders(plan, options)):
+            print(note)
     return Exit.DONE
 
 
@@ -64,7 +67,7 @@ def watch(options: argparse.Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
-    run_statuses, _ = _asked(options)
+    run_statuses = _look(planned(options)[0] if options.sweep else None)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = watch.watch(run_statuses, options.every, out, coloured())
@@ -152,7 +155,7 @@ def cancel(options: argparse.Namespace) -> int:
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = runs_folder()
-    found = _asked(options)[0]() if options.sweep else _these(options.run)
+    found = _look(planned(options)[0])() if options.sweep else _these(options.run)
     chosen = candidates(found, options.queued)
     names = {one.run_id: f"{one.run_id} {title(one)}" for one in found}
     if options.dry_run and options.json:
@@ -178,12 +181,10 @@ def retry(options: argparse.Namespace) -> int:
     """Train failed runs of a sweep again."""
     from dataclasses import replace
 
-    from cppo_lab.sweep.plan_states import plan_states
-
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
     plan, uri = planned(options)
-    states = plan_states(plan, uri)
+    states = plan_states(plan)
     if options.failed:
         chosen = {run_id for run_id, state in states.items() if state.state == schema.FAILED}
     else:
@@ -195,7 +196,7 @@ def retry(options: argparse.Namespace) -> int:
                 )
     if not chosen:
         if options.json:
-            answer_nothing_to_train(plan, states, uri, options)
+            answer_nothing_to_train(plan, states, options)
         else:
             print(f"no run of {plan.name} has failed")
         return Exit.DONE
@@ -212,18 +213,12 @@ def _one_of(plan: "Plan", beginning: str) -> str:
     return found[0]
 
 
-def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":
-    """What looks at the runs that were asked for, those of a sweep or all known ones; and the store to use."""
+def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
+    """What looks at the runs of a plan, or at all known ones."""
     from cppo_lab.monitor.status import run_statuses
 
-    runs = runs_folder()
-    if not options.sweep:
-        uri = known_store(address.tracking_uri())
-        return (lambda: run_statuses(runs, uri)), uri
-
-    plan, uri = planned(options)
-    labels = _labels(plan)
-    return (lambda: run_statuses(runs, uri, labels)), uri
+    runs, labels = runs_folder(), None if plan is None else _labels(plan)
+    return lambda: run_statuses(runs, labels)
 
 
 def _labels(plan: "Plan") -> "Mapping[str, Label]":
@@ -241,7 +236,7 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     from cppo_lab.monitor.status import run_statuses
 
     run_ids = {run_by_beginning(runs_folder(), beginning) for beginning in beginnings}
-    return [one for one in run_statuses(runs_folder(), address.tracking_uri()) if one.run_id in run_ids]
+    return [one for one in run_statuses(runs_folder()) if one.run_id in run_ids]
 
 
 def _lives(run_id: str) -> bool:

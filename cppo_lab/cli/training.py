@@ -1,6 +1,7 @@
 """`cppo plan`, `cppo show`, `cppo diff`, `cppo launch`."""
 
 import argparse
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from cppo_lab.cli.power import PowerQuestion
-    from cppo_lab.launch.run_state import RunState
+    from cppo_lab.runs.state import RunState
     from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
@@ -49,7 +50,6 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.plan_states import plan_states
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.table import cost_summary, table
 
@@ -60,10 +60,8 @@ def plan(options: argparse.Namespace) -> int:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
-    found, uri = planned(options)
-    states, costs = plan_states(found, uri), past_costs(found.runs, uri)
-    if text := address.outdated(uri):
-        print(f"cppo: note: {text}", file=sys.stderr)  # `cppo launch` refuses it
+    found, _ = planned(options)
+    states, costs = plan_states(found), past_costs(found.runs)
     rows = listing.make_listing(found, states, costs, only)
     if question is not None:
         from cppo_lab.cli.power import power_of
@@ -88,7 +86,31 @@ def plan(options: argparse.Namespace) -> int:
             print(listing.shown_line(rows, sorted(only)))
         if cost := cost_summary(found.runs, costs, rows.costs):
             print(cost)
+        if note := without_folders(found, options):
+            print(note)
     return Exit.DONE
+
+
+def plan_states(found: "Plan") -> "dict[str, RunState]":
+    """The state of every run of a plan. Writes nothing, and asks no store."""
+    from cppo_lab.launch.queues import look
+    from cppo_lab.runs.state import states
+
+    runs = runs_folder()
+    return states(runs, [run.run_id for run in found.runs], look(runs, warn=True))
+
+
+def without_folders(found: "Plan", options: argparse.Namespace) -> str:
+    """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have one."""
+    count = sum(not (runs_folder() / run.run_id).is_dir() for run in found.runs)
+    sweep = shlex.join([options.sweep, *options.overrides])
+    runs = "1 run has" if count == 1 else f"{count} runs have"
+    if not count:
+        return ""
+    return (
+        f"{runs} no folder here: `cppo launch {sweep} --dry-run` asks the tracking store whether they were finished "
+        "elsewhere"
+    )
 
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
@@ -172,7 +194,7 @@ def diff(options: argparse.Namespace) -> int:
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab.sweep.find import find_run
 
-    return find_run(beginning, known_store(address.tracking_uri()), runs_folder(), options.within)
+    return find_run(beginning, runs_folder(), options.within)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -196,7 +218,7 @@ def train(
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
     done = launch(found, uri, getattr(options, "replace", False), retry)
-    costs = past_costs(found.runs, uri)
+    costs = past_costs(found.runs)
     if options.json:
         values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
         answer(options, {**_listed(found, done.states, costs), "dry_run": False, **values})
@@ -226,13 +248,13 @@ def _listed(
 
 
 def answer_nothing_to_train(
-    found: "Plan", states: "Mapping[str, RunState]", uri: str, options: argparse.Namespace
+    found: "Plan", states: "Mapping[str, RunState]", options: argparse.Namespace
 ) -> None:
     """What --json says where no run was chosen."""
     from cppo_lab.sweep.cost import past_costs
 
     values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}}
-    answer(options, {**_listed(found, states, past_costs(found.runs, uri)), **values})
+    answer(options, {**_listed(found, states, past_costs(found.runs)), **values})
 
 
 def _dry_run(found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]") -> int:
@@ -242,7 +264,7 @@ def _dry_run(found: "Plan", uri: str, options: argparse.Namespace, retry: "Colle
     from cppo_lab.sweep.table import cost_summary, table
 
     states, going = look_ahead(found, uri, getattr(options, "replace", False))
-    costs = past_costs(found.runs, uri)
+    costs = past_costs(found.runs)
     todo, left = choose(found, states, retry, going)
     run_ids = [run.run_id for run in todo]
     if options.json:
@@ -262,7 +284,6 @@ def _dry_run(found: "Plan", uri: str, options: argparse.Namespace, retry: "Colle
 
 def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) -> int:
     """Say how to go on; 0 if that needs nothing but time."""
-    import shlex
     from collections import Counter
 
     from cppo_lab.launch.launchers import launcher_of

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.errors import one_line
 from cppo_lab.launch.slurm.queue import SlurmView
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import RunState
 from cppo_lab.store.records import AttemptRecord
 
 if TYPE_CHECKING:
@@ -25,27 +25,6 @@ CANCELLED = "cancelled"
 STARTING = "starting"
 _SILENT = "its process ended without a word"
 DIED = f"{_SILENT} (killed, out of memory, or the machine went down)"
-
-
-@dataclass(frozen=True)
-class RunState:
-    """`state` is one of schema.STATES; `reason` says why a run ended, what it waits for, or that it is starting.
-
-    `step` of `t_stop` is the progress of a running, queued or partial run, if known.
-    """
-
-    state: str
-    reason: str = ""
-    code_version: str = ""
-    step: int | None = None
-    t_stop: int | None = None
-
-    @property
-    def note(self) -> str:
-        """Step and reason on one line."""
-        reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
-        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons may include the step
-        return "; ".join(part for part in (reached, one_line(reason)) if part)
 
 
 class RunFolder:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.launch.run_state import Facts, RunFolder, RunState, state_of, with_slurms_reasons
+from cppo_lab.launch.run_state import Facts, RunFolder, state_of, with_slurms_reasons
 from cppo_lab.launch.slurm.queue import SlurmView, view_or_warn
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.queue import queued
+from cppo_lab.runs.state import RunState
 from cppo_lab.store.read_only import open_reader
 from cppo_lab.store.records import AttemptRecord, attempts, attempts_at
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cppo_lab.errors import UserError, harmless, printable
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
-from cppo_lab.monitor.status import known_runs, live_state
+from cppo_lab.monitor.status import known_runs
 from cppo_lab.redaction import RedactedLines
 from cppo_lab.runs.batch import batches_of
 from cppo_lab.runs.events import StepEvent
@@ -78,7 +79,7 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
     Raises UserError for a prefix that is too short or matches no run or several.
     """
     require_beginning(beginning)
-    run_ids = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
+    run_ids = [run_id for run_id in known_runs(runs, look(runs)) if run_id.startswith(beginning)]
     if not run_ids:
         raise UserError(
             f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
@@ -97,7 +98,7 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     """
     if beginnings:
         return [runs / run_by_beginning(runs, beginning) for beginning in beginnings]
-    return [runs / run_id for run_id in known_runs(live_state(runs))]
+    return [runs / run_id for run_id in known_runs(runs, look(runs))]
 
 
 def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:

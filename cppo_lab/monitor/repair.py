@@ -6,14 +6,14 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.core_records import core_names
 from cppo_lab.launch import reconcile
-from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.queue import refresh
-from cppo_lab.launch.snapshot import look_at
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.state import RunFolder, RunState, state_of
 from cppo_lab.store import address
 
 
@@ -30,7 +30,8 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
         if run_ids and there:
             mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
             lines += [f"{run_id}: its record in MLflow is repaired" for run_id in mended]
-            states = look_at(run_ids, core, uri, runs).states()  # recorded, so without Slurm's reasons
+            queued = look(runs)  # the states are recorded, so without Slurm's reasons
+            states = {run_id: state_of(RunFolder(runs / run_id), queued) for run_id in run_ids}
             stale = [run_id for run_id in run_ids if _end_folder(runs / run_id, states[run_id])]
             lines += [f"{run_id}: its folder now says that it is {states[run_id].state}" for run_id in stale]
     return lines or ["nothing to repair"]
@@ -59,8 +60,8 @@ def _end_folder(folder: Path, state: RunState) -> bool:
             if status.get("status") != schema.RUNNING:
                 return False
             known = {} if state.step is None else {"step": state.step}
-            reason = state.reason
-            write_status(folder, {**status, **known, "status": state.state, "reason": reason})
+            ended = {"status": state.state, "reason": state.reason, "cause": state.cause}
+            write_status(folder, {**status, **known, **ended})
     except AlreadyRunning:
         return False
     return True

@@ -1,33 +1,19 @@
-"""The state of runs: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
-
-The tracking store is queried only if a folder does not settle the state: it has no record of the run, or the run died
-while recording its end. So the states of ten thousand runs need ten thousand small files, but no queries.
-"""
+"""The state of runs with their numbers and names: from their folders, and one look at the launchers' queues."""
 
 import os
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_names
 from cppo_lab.errors import one_line
-from cppo_lab.launch.run_state import (
-    Facts,
-    RunFolder,
-    RunState,
-    folder_decides,
-    state_of,
-    with_slurms_reasons,
-)
-from cppo_lab.launch.slurm.queue import SlurmView, view
-from cppo_lab.launch.snapshot import past_attempts
+from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import CONFIG, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.lock import holder
-from cppo_lab.runs.queue import queued
+from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
 
@@ -73,46 +59,30 @@ class RunStatus:
     job: str = ""
 
 
-@dataclass(frozen=True)
-class LiveState:
-    """The live state besides the folders: held locks, lists of live launchers, and Slurm."""
-
-    runs: Path
-    waiting: Collection[str]
-    slurm: SlurmView
-
-
-def live_state(runs: Path) -> LiveState:
-    """Query the locks, lists and Slurm once."""
-    return LiveState(runs, queued(runs), view(runs))
-
-
-def known_runs(seen: LiveState) -> list[str]:
+def known_runs(runs: Path, queued: Queued) -> list[str]:
     """Every run with a folder, on the list of a live launcher, or in the record of Slurm jobs."""
     folders: set[str] = set()
-    if seen.runs.is_dir():
-        with os.scandir(seen.runs) as entries:
+    if runs.is_dir():
+        with os.scandir(runs) as entries:
             folders = {entry.name for entry in entries if entry.is_dir()}
     return sorted(
-        run_id for run_id in folders.union(seen.waiting, seen.slurm.tasks) if _RUN_ID.fullmatch(run_id)
+        run_id for run_id in folders.union(queued.listed, queued.places) if _RUN_ID.fullmatch(run_id)
     )
 
 
-def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
+def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
     """The state of runs: those that `labels` name, in their order, or every known one, live ones last."""
-    seen = live_state(runs)
-    run_ids = known_runs(seen) if labels is None else labels
-    facts = {
-        run_id: Facts(run_id, RunFolder(runs / run_id), run_id in seen.waiting, seen.slurm)
-        for run_id in run_ids
+    queued = look(runs)
+    folders = {
+        run_id: RunFolder(runs / run_id)
+        for run_id in (known_runs(runs, queued) if labels is None else labels)
     }
-    states = {run_id: state_of(known) for run_id, known in facts.items()}
-    labels_of = labels if labels is not None else {i: _own_label(one.folder) for i, one in facts.items()}
-    unsure = [one for run_id, one in facts.items() if not folder_decides(one, states[run_id])]
-    if unsure:
-        states |= _ask_store(unsure, labels_of, uri)
-    states = with_slurms_reasons(states, seen.slurm)
-    found = [_status(known, labels_of[run_id], states[run_id]) for run_id, known in facts.items()]
+    states = explained({run_id: state_of(run, queued) for run_id, run in folders.items()}, queued)
+    labels_of = labels if labels is not None else {i: _own_label(run) for i, run in folders.items()}
+    found = [
+        _status(run, queued.place(run_id).job, labels_of[run_id], states[run_id])
+        for run_id, run in folders.items()
+    ]
     if labels is not None:
         return found
     return sorted(found, key=lambda one: (_ORDER.index(one.state), one.label.model, one.label.name))
@@ -139,13 +109,13 @@ def _own_label(folder: RunFolder) -> Label:
     return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None, variants)
 
 
-def _status(facts: Facts, label: Label, state: RunState) -> RunStatus:
+def _status(run: RunFolder, job: str, label: Label, state: RunState) -> RunStatus:
     """A run that is in this state, with its numbers."""
-    status, job = facts.folder.status, facts.slurm.job_of(facts.run_id)
-    found = _numbers(RunStatus(facts.run_id, label, state.state, one_line(state.reason), job=job), status)
+    status = run.status
+    found = _numbers(RunStatus(run.path.name, label, state.state, one_line(state.reason), job=job), status)
     if state.step is not None:
         found = replace(found, step=state.step, t_stop=state.t_stop)
-    return _running(found, status, facts.folder.path) if state.state == schema.RUNNING else found
+    return _running(found, status, run.path) if state.state == schema.RUNNING else found
 
 
 def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
@@ -206,17 +176,3 @@ def _number(value: object) -> float | None:
 
 def _line(text: object) -> str:
     return one_line(str(text or ""))
-
-
-def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -> dict[str, RunState]:
-    """The states of those runs that the tracking store has."""
-    found: dict[str, RunState] = {}
-    for core in core_names():
-        those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}
-        past = past_attempts(list(those), core, uri) if those else {}
-        found |= {
-            run_id: state_of(replace(those[run_id], attempts=known))
-            for run_id, known in past.items()
-            if known
-        }
-    return found

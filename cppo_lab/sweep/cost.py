@@ -5,22 +5,30 @@ preflight, and a preflight over the estimate. Without an estimate (the embedded 
 time of the training steps, excluding validations, warm start and start-up.
 """
 
+import heapq
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
+from cppo_lab.runs.folder import CONFIG, read_config
+from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.store.read_only import open_reader
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight
-from cppo_lab.tracking.step_times import StepTimes
+from cppo_lab.tracking.naming import flatten
 
+METRIC = "perf/step_seconds"
+RECENT = 200  # only the newest folders are read, since a plan must not read thousands
+FEWEST_STEPS = 3  # minimum for a run to count, since the first steps also load and compile
 MOST_RUNS = 5  # of the newest past runs of a kind
 ESTIMATE, PREFLIGHT, MEASURED = "estimate", "preflight", "measured"
 
@@ -150,15 +158,54 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
     return found
 
 
-def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
-    """The cost of every run, from past runs in the store at `uri` and preflights in the folder of runs."""
-    with open_reader(uri) as reader:
-        return costs(runs, StepTimes(reader, MOST_RUNS), runs_folder())
+@dataclass
+class StepTimes:
+    """The step times of the past runs with folders in `folder`; of each kind, the newest `most` are read."""
+
+    folder: Path
+    most: int = MOST_RUNS
+    _params: dict[Path, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        entries = list(os.scandir(self.folder)) if self.folder.is_dir() else []
+        newest = heapq.nlargest(
+            RECENT, ((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.is_dir())
+        )
+        self._newest = [Path(path) for _, path in newest]
+
+    def __call__(self, core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
+        """Seconds of every training step of the newest runs of a kind, one list for each run.
+
+        Those of `core` count whose parameters agree with `params` (also in `model`) and whose layout tag is `layout`
+        (empty: any).
+        """
+        found: list[list[float]] = []
+        for run in self._newest:
+            if run not in self._params:
+                self._params[run] = flatten(read_config(run / CONFIG) or {})
+            wanted = {"core": core, "model.name": model, **params}
+            if any(self._params[run].get(key) != value for key, value in wanted.items()):
+                continue
+            record = newest_record(run)
+            if record is None or (layout and record.begin.tags.get(schema.TAG_LAYOUT) != layout):
+                continue
+            values = (record.rows[step].metrics.get(METRIC, math.nan) for step in sorted(record.rows))
+            seconds = [value for value in values if not math.isnan(value)]
+            if len(seconds) >= FEWEST_STEPS and seconds[-1] > 0:
+                found.append(seconds)
+            if len(found) == self.most:
+                break
+        return found
 
 
-def past_paces(runs: Sequence[PlannedRun], uri: str) -> dict[str, float]:
+def past_costs(runs: Iterable[PlannedRun]) -> dict[str, Cost | None]:
+    """The cost of every run, from past runs and preflights in the folder of runs."""
+    return costs(runs, StepTimes(runs_folder()), runs_folder())
+
+
+def past_paces(runs: Sequence[PlannedRun]) -> dict[str, float]:
     """Wall-clock seconds per step by run id, for runs of a kind with past runs."""
-    found = past_costs(runs, uri) if runs else {}
+    found = past_costs(runs) if runs else {}
     steps = {run.run_id: run.spec.training.t_stop for run in runs}
     return {
         run_id: 3600 * cost.hours / steps[run_id]

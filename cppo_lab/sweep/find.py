@@ -1,4 +1,4 @@
-"""Finds a run by a prefix of its id: in the folders of runs, the tracking store, or the runs declared by sweeps."""
+"""Finds a run by a prefix of its id: in the folders of runs, or among the runs declared by sweeps."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,6 @@ from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.lookup import stored_configs
 
 LENGTH = 12  # hexadecimal digits of a complete id
 _BEGINNING = re.compile(r"[0-9a-f]{4,12}")
@@ -51,39 +50,42 @@ def require_beginning(text: str) -> None:
         )
 
 
-def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
-    """The run whose id begins with `beginning`: among the recorded runs and those of `sweeps`, or else among those of
-    the shipped sweeps.
+def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
+    """The run whose id begins with `beginning`: among those with a folder and those of `sweeps`, or else among those
+    of the shipped sweeps.
 
     Raises UserError if there is none or more than one.
     """
     require_beginning(beginning)
     sources: list[Callable[[], dict[str, Found]]] = [
-        lambda: _recorded(beginning, uri, runs) | _of_sweeps(beginning, sweeps),
+        lambda: _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps),
         lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),
     ]
     for source in sources:
         if found := _only(beginning, source()):
             return found
     raise UserError(
-        f"unknown run {beginning!r}: no folder in {runs}, no run of the tracking store and no run of a shipped sweep "
-        "has such an id: name the sweep that declares it with --in SWEEP"
+        f"unknown run {beginning!r}: no folder in {runs} and no run of a shipped sweep has such an id: "
+        "name the sweep that declares it with --in SWEEP"
     )
 
 
 def find_recorded_run(beginning: str, uri: str, runs: Path) -> Found:
-    """The run whose id begins with `beginning`, if it has been started; no sweep is read.
+    """The run whose id begins with `beginning`, if it has been started, here or elsewhere with the same tracking
+    store; no sweep is read.
 
     Raises UserError if there is none or more than one.
     """
     require_beginning(beginning)
-    found = _only(beginning, _recorded(beginning, uri, runs))
-    if found is None:
-        raise UserError(
-            f"run {beginning!r} has not been started: no folder in {runs} and no run of the tracking store has "
-            "such an id"
-        )
-    return found
+    found = _in_folders(beginning, runs)
+    if beginning not in found:
+        found = _in_store(beginning, uri) | found
+    if run := _only(beginning, found):
+        return run
+    raise UserError(
+        f"run {beginning!r} has not been started: no folder in {runs} and no run of the tracking store has "
+        "such an id"
+    )
 
 
 def _only(beginning: str, found: Mapping[str, Found]) -> Found | None:
@@ -95,17 +97,23 @@ def _only(beginning: str, found: Mapping[str, Found]) -> Found | None:
     return next(iter(found.values()), None)
 
 
-def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
+def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:
     found = {}
     for folder in runs.glob(f"{beginning}*"):
         own = read_config(folder / CONFIG)
         if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
             found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
-    if beginning not in found:
-        for core in core_names():
-            for run_id, config in stored_configs(uri, core, beginning, without=found).items():
-                found[run_id] = Found(run_id, f"the tracking store, core={core}", config)
     return found
+
+
+def _in_store(beginning: str, uri: str) -> dict[str, Found]:
+    from cppo_lab.tracking.lookup import stored_configs  # MLflow
+
+    return {
+        run_id: Found(run_id, f"the tracking store, core={core}", config)
+        for core in core_names()
+        for run_id, config in stored_configs(uri, core, beginning).items()
+    }
 
 
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:

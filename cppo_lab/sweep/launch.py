@@ -13,11 +13,11 @@ from cppo_lab.errors import UserError, printable
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.reconcile import look_repaired
-from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import Snapshot, look_at
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.folder import announce, forget_cancelled, read_status, variants_text
 from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.state import RunState
 from cppo_lab.signals import Interrupted
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
@@ -68,7 +68,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     todo, left = choose(plan, states, retry, going)
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
-    progress = Progress(plan, states, len(todo), past_paces(todo, uri), [run.run_id for run in todo])
+    progress = Progress(plan, states, len(todo), past_paces(todo), [run.run_id for run in todo])
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)

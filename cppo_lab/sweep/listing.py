@@ -7,7 +7,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.launch.run_state import RunState
+from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan

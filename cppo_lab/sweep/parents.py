@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import Snapshot
 from cppo_lab.rules.strokes import colours
+from cppo_lab.runs.state import RunState
 from cppo_lab.store.client import STORE_FAULTS, open_client
 from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.declare import Sweep

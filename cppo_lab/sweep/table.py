@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cppo_lab.core_records import core_of
 from cppo_lab.estimate import UNCERTAINTY
-from cppo_lab.launch.run_state import RunState
+from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun

@@ -2,53 +2,45 @@
 
 import ast
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.store import address
-from cppo_lab.store.read_only import open_reader
-from cppo_lab.store.reader import StoredRun
+from cppo_lab.store.client import STORE_FAULTS, open_client
+from cppo_lab.store.listing import newest_runs
 
 
-def stored_configs(
-    uri: str, core: str, beginning: str, without: Collection[str] = ()
-) -> dict[str, dict[str, Any]]:
+def stored_configs(uri: str, core: str, beginning: str) -> dict[str, dict[str, Any]]:
     """The configurations of all runs of `core` whose id begins with `beginning` (hexadecimal digits), by id.
 
-    Runs in `without` are skipped. A store that does not exist has none.
+    A store that does not exist has none.
     """
+    if (database := address.sqlite_file(uri)) is not None and not database.is_file():
+        return {}
     found: dict[str, dict[str, Any]] = {}
-    with open_reader(uri) as reader:
-        if reader is None:
-            return found
-        name = schema.experiment_name(core)
-        for run in reader.runs(name, schema.TAG_RUN_ID, beginning=beginning, params=True):
-            run_id = run.tags[schema.TAG_RUN_ID]
-            if run_id not in found and run_id not in without:
-                found[run_id] = _config(uri, run)
+    client = open_client(uri)
+    condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '{beginning}%'"
+    for run in newest_runs(client, schema.experiment_name(core), condition):
+        run_id = run.data.tags[schema.TAG_RUN_ID]
+        if run_id not in found:
+            found[run_id] = _config(client, run)
     return found
 
 
-def _config(uri: str, run: StoredRun) -> dict[str, Any]:
+def _config(client: MlflowClient, run: Run) -> dict[str, Any]:
     """The configuration from the artifact, or from the parameters if the artifact is not available."""
-    if (local := address.artifact_folder(run.artifact_uri)) is not None:
-        return read_config(local / CONFIG) or nested(run.params)
-    if not run.artifact_uri:
-        return nested(run.params)
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from cppo_lab.store.client import open_client
-
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = Path(open_client(uri).download_artifacts(run.mlflow_id, CONFIG, folder))
-        except (MlflowException, SQLAlchemyError, OSError):
-            return nested(run.params)
-        return read_config(path) or nested(run.params)
+            path = Path(client.download_artifacts(run.info.run_id, CONFIG, folder))
+        except STORE_FAULTS:
+            return nested(run.data.params)
+        return read_config(path) or nested(run.data.params)
 
 
 def nested(params: Mapping[str, str]) -> dict[str, Any]:

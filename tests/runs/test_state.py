@@ -12,8 +12,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.launch.queues import look, places
 from cppo_lab.launch.slurm.ledger import Ledger, LedgerTask
-from cppo_lab.launch.slurm.queue import QueuedJob
-from cppo_lab.launch.slurm.view import SlurmView
+from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
 from cppo_lab.runs.events import End
 from cppo_lab.runs.folder import Cause, cancel, write_status
 from cppo_lab.runs.lock import held

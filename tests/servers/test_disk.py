@@ -13,6 +13,7 @@ import pytest
 
 from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
+from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
@@ -21,7 +22,6 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.plan_states import plan_states
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of
@@ -148,7 +148,7 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(
         record = newest_record(folder)
         assert record is not None and record.end is not None and record.end.status == "done"
     assert read_status(folder)["status"] == "done"
-    [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]), tracking_uri()).values()
+    [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:])).values()
     assert state.state == "done"
     assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
 

@@ -11,15 +11,23 @@ from cppo_lab.estimate import estimate
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.read_only import open_reader
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.cost import ESTIMATE, MEASURED, PREFLIGHT, Cost, cost_of, costs, past_costs, sum_costs
+from cppo_lab.sweep.cost import (
+    ESTIMATE,
+    MEASURED,
+    METRIC,
+    PREFLIGHT,
+    Cost,
+    StepTimes,
+    cost_of,
+    costs,
+    past_costs,
+    sum_costs,
+)
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.step_times import METRIC, StepTimes
 from tests.conftest import FINISHED, TINY
-from tests.recorded import sent
 
 LARGE = ["core=verl", "model=qwen3_8b_base"]
 
@@ -37,7 +45,6 @@ def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recor
     for step, value in enumerate(seconds, start=1):
         recorder.log(step, {METRIC: value})
     recorder.finish(FINISHED)
-    sent(attempt.folder)
     return recorder
 
 
@@ -74,7 +81,7 @@ def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
     assert (cost.gpu_hours, cost.basis_text) == (None, "measured (3 runs)")
 
 
-def test_the_store_is_asked_once_for_each_kind() -> None:
+def test_past_runs_are_read_once_for_each_kind() -> None:
     asked: list[tuple[str, str]] = []
 
     def measure(core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
@@ -86,9 +93,9 @@ def test_the_store_is_asked_once_for_each_kind() -> None:
     assert asked == [("mini_base", "8"), ("mini_base", "16")]
 
 
-def test_a_missing_store_has_measured_nothing(workspace: Path) -> None:
+def test_a_missing_folder_has_measured_nothing(workspace: Path) -> None:
     run = planned(compose(TINY))
-    assert past_costs([run], tracking_uri()) == {run.run_id: None}
+    assert past_costs([run]) == {run.run_id: None}
     assert list(workspace.iterdir()) == []
 
 
@@ -104,9 +111,9 @@ OTHER_KINDS = [
 def test_runs_of_another_kind_do_not_count(workspace: Path, change: list[str]) -> None:
     past_run(workspace, compose([*TINY, *change]), [100.0] * 3)
     run = planned(compose(TINY))
-    assert past_costs([run], tracking_uri())[run.run_id] is None
+    assert past_costs([run])[run.run_id] is None
     past_run(workspace, compose([*TINY, "rule.delta=0.1", "seed=7"]), [9.0, 2.0, 1.0])  # of the same kind
-    cost = past_costs([run], tracking_uri())[run.run_id]
+    cost = past_costs([run])[run.run_id]
     assert cost is not None
     assert cost.hours == pytest.approx(4 * 2.0 / 3600)
 
@@ -115,9 +122,10 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path)
     for seed, seconds in enumerate([1.0, 2.0, 3.0, 4.0]):
         past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
     past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
-    with open_reader(tracking_uri()) as reader:
-        found = StepTimes(reader, 3)("mini", "mini_base", "", {"batch.prompts": "8"})
+    times = StepTimes(workspace / "runs", 3)
+    found = times("mini", "mini_base", "", {"batch.prompts": "8"})
     assert found == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert times("mini", "mini_base", "other", {}) == times("verl", "mini_base", "", {}) == []
 
 
 def test_another_layout_is_another_kind(workspace: Path) -> None:
@@ -126,10 +134,10 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
     found = estimate(there.run, there.layout)
     assert found is not None
     past_run(workspace, there, [2 * found.time.step] * 3)
-    [cost] = past_costs([planned(here)], tracking_uri()).values()
+    [cost] = past_costs([planned(here)]).values()
     assert cost is not None
     assert cost.basis == ESTIMATE
-    [cost] = past_costs([planned(there)], tracking_uri()).values()
+    [cost] = past_costs([planned(there)]).values()
     assert cost is not None
     assert (cost.basis_text, cost.measured_runs) == ("measured (1 run)", 1)
 

@@ -17,7 +17,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import find as find_module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.difference import differences, to_text
-from cppo_lab.sweep.find import Found, find_run, is_run_id
+from cppo_lab.sweep.find import Found, find_recorded_run, find_run, is_run_id
 from cppo_lab.tracking.lookup import nested
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.recorder import Recorder
@@ -43,14 +43,14 @@ def recorded(spec: RunSpec, workspace: Path) -> Path:
 
 
 def find(text: str, *sweeps: str) -> Found:
-    return find_run(text, tracking_uri(), Path("runs").resolve(), sweeps)
+    return find_run(text, Path("runs").resolve(), sweeps)
 
 
 def test_in_its_folder_in_the_store_by_its_parameters(workspace: Path, tiny_spec: RunSpec) -> None:
     folder = recorded(tiny_spec, workspace)
     whole = flatten(tiny_spec.model_dump(mode="json"))
     for source in ("config.json in ", "the tracking store, core=mini", "the tracking store, core=mini"):
-        found = find(tiny_spec.run_id[:6])
+        found = find_recorded_run(tiny_spec.run_id[:6], tracking_uri(), Path("runs").resolve())
         assert found.run_id == tiny_spec.run_id
         assert source in found.source
         assert flatten(found.config) == whole
@@ -60,6 +60,8 @@ def test_in_its_folder_in_the_store_by_its_parameters(workspace: Path, tiny_spec
         else:
             shutil.rmtree("mlartifacts", ignore_errors=True)
     assert [path.name for path in workspace.glob("runs/*")] == ["identity"]
+    with pytest.raises(UserError, match=r"no folder in .* and no run of a shipped sweep has such an id"):
+        find(tiny_spec.run_id)  # `cppo show` and `cppo diff` ask no store
 
 
 def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:

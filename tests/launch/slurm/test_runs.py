@@ -10,13 +10,13 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab.cli import main
-from cppo_lab.launch.run_state import RunState
+from cppo_lab.cli.training import plan_states
 from cppo_lab.launch.slurm.queue import in_queue
+from cppo_lab.runs.state import RunState
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.plan_states import plan_states
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
@@ -60,7 +60,7 @@ def histories(folder: Path) -> dict[str, Points]:
 
 def states(sweep: list[str]) -> dict[str, RunState]:
     """The states of the runs of a sweep of the working folder."""
-    return plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]), tracking_uri())
+    return plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]))
 
 
 def run_id(sweep: list[str]) -> str:
