@@ -166,7 +166,7 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
 def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
     """The state of a run with this status tag: its choice's if it is done, else what the tag says.
 
-    A report reads nothing but the store, so this is the run's state there. `launch.run_state.state_of` also looks at
+    A report reads nothing but the store, so this is the run's state there. `runs.state.state_of` also looks at
     locks, queues and the run's folder; it may know of an end that is not uploaded yet.
 
     Our runs detect a collapse themselves (cores/collapse.py) and record it, whatever the last score was. Only the

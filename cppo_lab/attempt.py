@@ -23,6 +23,7 @@ from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cance
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import Record, newest_record
+from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hold_signals, ignore_signals
 from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
@@ -140,7 +141,7 @@ def execute(attempt: Attempt) -> None:
             raise Interrupted(None)
         forget_cancelled(folder)  # an earlier attempt was
         record = own_record(attempt)
-        if is_done(attempt, record, lambda: has_result(attempt)):
+        if is_done(attempt, record, lambda: has_result(attempt, record)):
             remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
             return
         hold_signals()  # a record that has begun must have an end
@@ -206,46 +207,47 @@ def own_record(attempt: Attempt) -> Record | None:
     if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
         return record
     print(f"{folder} was copied from run {other}: its contents are moved aside", file=sys.stderr, flush=True)
-    set_aside(folder, f"of-{other}")
+    set_aside(folder, f"{OF_OTHERS}{other}")
     return None
 
 
 def is_done(attempt: Attempt, record: Record | None, look: Callable[[], bool | None]) -> bool:
     """Whether the run has a result that is not to be replaced; `look` asks the store, see `has_result`.
 
-    The tracking store decides, since the run may have been trained from another folder. If the store does not answer,
-    the run's own folder decides.
+    Its folder decides, and for a run without a record there the store, since it may have been trained elsewhere.
     """
     from cppo_lab.tracking.shipper import Shipper
 
-    ours = has_finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
-    if ours and unsent(attempt.folder, attempt.uri):
-        with Shipper(attempt.folder, attempt.uri):  # the process was killed before the upload was complete
-            pass
-    done = look()
-    if done is False and ours and not unsent(attempt.folder, attempt.uri):
-        # Either a user deleted the run there, and it stays deleted, or the store was lost, and everything is uploaded
-        # again.
+    if not has_finished(record) or (attempt.replaces and not _replacing(attempt, record.begin.tags)):
+        return look() is True
+    if not unsent(attempt.folder, attempt.uri) and look() is False:
+        # A user deleted the run there, and it stays deleted, or the store was lost, and everything is uploaded again.
         forget_shipped(attempt.folder, attempt.uri)
+    if unsent(attempt.folder, attempt.uri):  # also if the process was killed before the upload was complete
         with Shipper(attempt.folder, attempt.uri):
             pass
-        done = look()
-    if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # store down, or upload refused
-        return ours
-    return done
+    return True
 
 
-def has_result(attempt: Attempt) -> bool | None:
-    """Whether the store has a result that is not to be replaced; None if it does not answer."""
+def has_result(attempt: Attempt, record: Record | None) -> bool | None:
+    """Whether the store has a result that is not to be replaced; None if it does not answer. See `is_result`."""
     from cppo_lab.store.client import known_attempts
 
     past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
-    return None if past is None else is_result(attempt, past)
+    return None if past is None else is_result(attempt, past, record)
 
 
-def is_result(attempt: Attempt, past: Sequence["AttemptRecord"]) -> bool:
-    """Whether one of `past`, all attempts at the run, has a result that is not to be replaced."""
-    return any(one.is_result and one.mlflow_id not in attempt.replaces for one in past)
+def is_result(attempt: Attempt, past: Sequence["AttemptRecord"], record: Record | None) -> bool:
+    """Whether one of `past`, all attempts at the run, has a result that is not to be replaced.
+
+    If the run has a record here, only the end of that counts, which a full disk may have kept out of the folder.
+    """
+    return any(
+        one.is_result
+        and one.mlflow_id not in attempt.replaces
+        and (record is None or one.record == record.begin.record)
+        for one in past
+    )
 
 
 def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:

@@ -284,8 +284,8 @@ def _begin(
 
     def has_one() -> bool | None:
         if has_finished(record):  # its local record may just have been uploaded
-            return has_result(attempt)
-        return None if past is None else is_result(attempt, past)
+            return has_result(attempt, record)
+        return None if past is None else is_result(attempt, past, record)
 
     try:
         if is_done(attempt, record, has_one):

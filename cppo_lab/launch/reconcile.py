@@ -2,19 +2,19 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError
-from cppo_lab.launch.snapshot import Snapshot, look_at
+from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import Cause, folder_tag, is_cancelled, read_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
-from cppo_lab.runs.offsets import forget_shipped, unsent
+from cppo_lab.runs.offsets import forget_shipped, load_shipped, unsent
 from cppo_lab.runs.spool import newest_record
-from cppo_lab.runs.state import WORDS
-from cppo_lab.store.client import mark_interrupted, open_client
+from cppo_lab.runs.state import WORDS, Queued, RunFolder
+from cppo_lab.store.client import mark_interrupted, open_client, past_attempts
 from cppo_lab.store.reader import recorded_status
 from cppo_lab.store.records import AttemptRecord
 from cppo_lab.tracking.recorder import close_dead
@@ -28,14 +28,22 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
     Metrics in their folders that never reached the store are uploaded first. Returns the repaired runs.
     """
     _settle(run_ids, uri, runs)
-    return _mend(look_at(run_ids, core, uri, runs), uri)
+    return _mend(past_attempts(run_ids, core, uri), uri, runs, look(runs, warn=True))
 
 
-def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
-    """What is known of the runs once they are repaired."""
+def repaired(
+    run_ids: Sequence[str], core: str, uri: str, runs: Path, queued: Queued, again: bool = False
+) -> dict[str, list[AttemptRecord]]:
+    """All attempts at the runs that the store has, newest first, once they are repaired.
+
+    Finished runs in `runs` that the store has lost are uploaded again, unless that has just been done (`again`).
+    """
     _settle(run_ids, uri, runs)
-    look = look_at(run_ids, core, uri, runs)
-    return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
+    past = past_attempts(run_ids, core, uri)
+    changed = _mend(past, uri, runs, queued)
+    if not again:
+        changed += _upload_lost(past, uri, runs)
+    return past_attempts(run_ids, core, uri) if changed else past
 
 
 def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
@@ -54,15 +62,47 @@ def _send(folders: Sequence[Path], uri: str) -> None:
         print(f"cppo: {error}", file=sys.stderr, flush=True)
 
 
-def _mend(look: Snapshot, uri: str) -> list[str]:
+def _upload_lost(past: Mapping[str, Sequence[AttemptRecord]], uri: str, runs: Path) -> list[str]:
+    """Upload finished runs of which the store has no result, because it was replaced by an empty or an older one.
+
+    What a user has deleted there stays deleted. Returns the runs that were uploaded.
+    """
+    without = [run_id for run_id, known in past.items() if not any(one.is_result for one in known)]
+    finished = [i for i in without if RunFolder(runs / i).status.get("status") in schema.FINISHED]
+    lost = [runs / i for i in finished if not _is_deleted(runs / i, uri) and not unsent(runs / i, uri)]
+    for folder in lost:
+        forget_shipped(folder, uri)
+    _send(lost, uri)
+    sent = [one.name for one in lost if not _is_deleted(one, uri) and not unsent(one, uri)]
+    _tell(sent, "not in the tracking store any more: uploaded again")
+    fate = f"deleted in the tracking store, and not trained again: to train them, remove their folders in {runs}, too"
+    _tell([run_id for run_id in finished if _is_deleted(runs / run_id, uri)], fate)
+    return sent
+
+
+def _tell(run_ids: Sequence[str], fate: str) -> None:
+    """Say what has become of finished runs; nothing if there are none."""
+    if run_ids:
+        count = "1 finished run was" if len(run_ids) == 1 else f"{len(run_ids)} finished runs were"
+        named = ", ".join(run_ids[:3]) + ", ..." * (len(run_ids) > 3)
+        print(f"cppo: {count} {fate} ({named})", file=sys.stderr, flush=True)
+
+
+def _is_deleted(folder: Path, uri: str) -> bool:
+    """Whether a user has deleted the run in the store, as far as an upload has seen."""
+    records = load_shipped(folder, uri).records.values()
+    return any(record.deleted for record in records)
+
+
+def _mend(past: Mapping[str, Sequence[AttemptRecord]], uri: str, runs: Path, queued: Queued) -> list[str]:
     """End dead runs that are RUNNING in the store, and delete replaced results whose replacement has finished.
 
     Only attempts from this `runs` folder are ended, since those of other machines may be alive.
     """
     client, mended = open_client(uri), []
-    for run_id, past in look.past.items():
-        folder = look.runs / run_id
-        for one in past:
+    for run_id, known in past.items():
+        folder = runs / run_id
+        for one in known:
             if one.is_result and one.replaces:
                 retire(client, one.mlflow_id)
                 mended.append(run_id)
@@ -70,7 +110,7 @@ def _mend(look: Snapshot, uri: str) -> list[str]:
                 _write_end(uri, folder, one)
             if one.status != schema.RUNNING or one.folder != folder_tag(folder) or is_held(folder):
                 continue
-            if look.slurm.is_active(run_id):
+            if queued.place(run_id).active:
                 continue  # it is starting or ending right now
             if _end_dead(uri, folder, one):
                 mended.append(run_id)

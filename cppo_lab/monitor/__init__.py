@@ -2,9 +2,8 @@
 
 Guarantees of this package:
 
-- Looking writes nothing. A state comes from `cppo_lab.launch.run_state`, so `status` and `plan` agree (`status.py`).
-- Thousands of runs are looked at together: one small file each, one look at Slurm's queue, and the store only where a
-  folder cannot say.
+- Looking writes nothing. A state comes from `cppo_lab.runs.state`, so `status` and `plan` agree (`status.py`).
+- Thousands of runs are looked at together: one small file each, and one look at the queues. No store is asked.
 - A cancelled run ends in order and records that; the next launch resumes it (`cancel.py`).
 - `repair.py` mends the records of runs that nobody trains any more, only when it is asked to (`--repair`).
 

@@ -115,6 +115,7 @@ class Place:
     """
 
     job: str = ""
+    kind: str = "job"  # what people call such a job
     waits: str | None = None
     active: bool = False
     ending: bool = False
@@ -131,7 +132,7 @@ def _unknown(run_ids: Sequence[str]) -> Mapping[str, str]:
 class Queued:
     """What the launchers have: `listed`, the runs on the lists of live ones, and the `places` of runs in a queue.
 
-    `why_ended`: the queue's words on how the jobs of runs have ended, where it has any.
+    `why_ended`: the queue's own words for how the jobs of runs have ended, where it has any.
     """
 
     listed: Collection[str] = frozenset()
@@ -157,7 +158,7 @@ def states(runs: Path, run_ids: Iterable[str], queued: Queued) -> dict[str, RunS
     return explained({run_id: state_of(RunFolder(runs / run_id), queued) for run_id in run_ids}, queued)
 
 
-def explained(found: Mapping[str, RunState], queued: Queued) -> dict[str, RunState]:
+def explained(found: dict[str, RunState], queued: Queued) -> dict[str, RunState]:
     """The states, with the queue's words for runs that did not record why they ended; may ask its accounting."""
     silent = [
         run_id
@@ -166,9 +167,10 @@ def explained(found: Mapping[str, RunState], queued: Queued) -> dict[str, RunSta
         and (state.state == schema.MISSING or (state.state == schema.PARTIAL and state.cause == Cause.DIED))
     ]
     words = queued.why_ended(silent) if silent else {}
-    return {
-        run_id: replace(state, reason=words[run_id]) if run_id in words else state
-        for run_id, state in found.items()
+    places = {run_id: queued.place(run_id) for run_id in words}
+    return found | {
+        run_id: replace(found[run_id], reason=f"{place.kind} {place.job}: {words[run_id]}")
+        for run_id, place in places.items()
     }
 
 

@@ -24,9 +24,10 @@ from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
 from cppo_lab.store.exclusive import deferred_for, exclusive
 from cppo_lab.store.listing import ClientReader, require_answer
-from cppo_lab.store.records import AttemptRecord, attempts_at
+from cppo_lab.store.records import AttemptRecord, attempts, attempts_at
 
 HEALTH_SECONDS = 5.0
+FEW = 10  # up to this number, runs are queried one by one; beyond, the whole experiment is read once
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an unreachable or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
@@ -120,6 +121,25 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
     location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
     tags = {"mlflow.note.content": description} if description else {}
     return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[AttemptRecord]]:
+    """All attempts at the runs that the store has, newest first; none if it is a SQLite file that does not exist.
+
+    Raises UserError if it cannot be read, StoreAway if it does not answer within seconds.
+    """
+    if not run_ids or ((database := address.sqlite_file(uri)) is not None and not database.is_file()):
+        return {run_id: [] for run_id in run_ids}
+    try:
+        _require_answer(uri)
+        reader, experiment = ClientReader(open_client(uri)), schema.experiment_name(core)
+        if len(run_ids) <= FEW:
+            return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
+        return attempts(reader, experiment, run_ids)
+    except STORE_FAULTS as error:
+        raise StoreAway(
+            f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
+        ) from None
 
 
 def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:

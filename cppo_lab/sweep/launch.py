@@ -12,15 +12,16 @@ from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError, printable
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
-from cppo_lab.launch.reconcile import look_repaired
-from cppo_lab.launch.snapshot import Snapshot, look_at
+from cppo_lab.launch.queues import look
+from cppo_lab.launch.reconcile import repaired
 from cppo_lab.rules import rule_of
-from cppo_lab.runs.folder import announce, forget_cancelled, read_status, variants_text
+from cppo_lab.runs.folder import announce, forget_cancelled, variants_text
 from cppo_lab.runs.queue import Queue
-from cppo_lab.runs.state import RunState
+from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.signals import Interrupted
 from cppo_lab.store import address
-from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.store.client import ensure_experiment, open_client, past_attempts
+from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.cost import past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hypotheses
@@ -56,14 +57,12 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     # Create the tables and the experiment here: several runs doing so at once would collide.
     client = open_client(uri)
     experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core), core_of(plan.core).note)
-    look = look_repaired(run_ids, plan.core, uri, runs)
-    _claim_done(plan, look, uri)
-    parents = ensure_parents(plan, uri, experiment_id, look)
+    queued = look(runs, warn=True)
+    past = repaired(run_ids, plan.core, uri, runs, queued)
+    _claim_done(plan, past, uri)
+    parents = ensure_parents(plan, uri, experiment_id, past)
     version = code_version()
-    outdated = _made_by_other_code(look, version, replace)
-    going = outdated if replace else {}
-    ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
-    states = look.states(ignoring)
+    states, going = _look(plan, queued, version, replace, lambda _: past)
     register_hypotheses(plan, uri, parents)
     todo, left = choose(plan, states, retry, going)
     _require_one_machine(todo, plan.launcher)
@@ -72,11 +71,11 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)
-    _warn_of_jobs_that_trained_nothing(todo, look)
+    _warn_of_jobs_that_trained_nothing(todo, queued)
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
-    nesting = {run.run_id: parents.tags(run, look.past[run.run_id]) for run in todo}
+    nesting = {run.run_id: parents.tags(run, past[run.run_id]) for run in todo}
     work = _attempts(plan, todo, uri, version, going, nesting)
     describe_sweeps(
         plan, uri, experiment_id, parents, states
@@ -85,12 +84,14 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
         with address.in_the_environment(uri), progress.shown():
             _train(plan, work, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
-        look = look_repaired(run_ids, plan.core, uri, runs)
-        describe_sweeps(plan, uri, experiment_id, parents, look.states(ignoring))
-    there = {one.mlflow_id for past in look.past.values() for one in past}
+        queued = look(runs, warn=True)
+        past = repaired(run_ids, plan.core, uri, runs, queued, again=True)
+        states = _replacing(_by_folder_and_store(plan, queued, lambda _: past), going, version, queued)
+        describe_sweeps(plan, uri, experiment_id, parents, states)
+    there = {one.mlflow_id for known in past.values() for one in known}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
     return Launched(
-        look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left, tuple(nesting)
+        explained(states, queued), {run_id: ids for run_id, ids in gone.items() if ids}, left, tuple(nesting)
     )
 
 
@@ -113,25 +114,86 @@ def look_ahead(
 ) -> tuple[dict[str, RunState], dict[str, tuple[str, ...]]]:
     """The states that a launch would start from, and the MLflow ids of the results that it would replace, by run.
 
-    Writes nothing.
+    Writes nothing, and asks the store only about runs without a record here, and about results to be replaced.
     """
-    look = look_at([run.run_id for run in plan.runs], plan.core, uri, runs_folder())
-    going = _made_by_other_code(look, code_version(), replace)
-    going = going if replace else {}
-    return look.states({mlflow_id for ids in going.values() for mlflow_id in ids}), going
+    queued, version = look(runs_folder(), warn=True), code_version()
+    states, going = _look(
+        plan, queued, version, replace, lambda run_ids: past_attempts(run_ids, plan.core, uri)
+    )
+    return explained(states, queued), going
 
 
-def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapshot) -> None:
+Ask = Callable[
+    [Sequence[str]], Mapping[str, Sequence[AttemptRecord]]
+]  # all attempts at some runs in the store
+
+
+def _look(
+    plan: Plan, queued: Queued, version: str, replace: bool, ask: Ask
+) -> tuple[dict[str, RunState], dict[str, tuple[str, ...]]]:
+    """The states to start from, and the MLflow ids of the results to replace, which do not count in these."""
+    states = _by_folder_and_store(plan, queued, ask, say=True)
+    outdated = [
+        run_id
+        for run_id, state in states.items()
+        if state.state in schema.FINISHED and state.code_version != version
+    ]
+    going = {}
+    if replace and outdated:
+        past = ask(outdated)
+        results = {
+            run_id: tuple(one.mlflow_id for one in past[run_id] if one.is_result) for run_id in outdated
+        }
+        outdated = [run_id for run_id in outdated if results[run_id]]
+        going = {run_id: results[run_id] for run_id in outdated}
+    _tell_of_other_code([states[run_id].code_version for run_id in outdated], replace)
+    return _replacing(states, going, version, queued), going
+
+
+def _by_folder_and_store(plan: Plan, queued: Queued, ask: Ask, say: bool = False) -> dict[str, RunState]:
+    """The state of every run by its folder, and by the store if it has no record here: it may have been finished
+    elsewhere.
+    """
+    folders = {run.run_id: RunFolder(runs_folder() / run.run_id) for run in plan.runs}
+    states = {run_id: state_of(folder, queued) for run_id, folder in folders.items()}
+    waiting = {schema.MISSING, schema.QUEUED}
+    asked = [i for i, folder in folders.items() if states[i].state in waiting and folder.is_empty]
+    past = ask(asked) if asked else {}
+    best = {run_id: next((one for one in past[run_id] if one.is_result), None) for run_id in asked}
+    found = {i: RunState(one.status, one.reason, one.code_version) for i, one in best.items() if one}
+    if asked and say:
+        runs = "1 run has" if len(asked) == 1 else f"{len(asked)} runs have"
+        text = (
+            f"cppo: {runs} no folder here; of these the tracking store has {len(found)} as finished elsewhere"
+        )
+        print(text, file=sys.stderr, flush=True)
+    return states | found
+
+
+def _replacing(
+    states: dict[str, RunState], going: Collection[str], version: str, queued: Queued
+) -> dict[str, RunState]:
+    """The states, where results by other code than `version` of the runs `going` do not count."""
+    found = dict(states)
+    for run_id in going:
+        live = state_of(RunFolder(runs_folder() / run_id), queued, replacing=True)
+        old = live.state in schema.FINISHED and live.code_version != version
+        found[run_id] = RunState(schema.MISSING) if old else live
+    return found
+
+
+def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queued) -> None:
     """Warn about runs whose Slurm job failed before the run began; a wrong launcher.python causes this for every
     job.
     """
-    had_jobs = [run.run_id for run in todo if look.slurm.job_of(run.run_id)]
-    words = look.slurm.words([one for one in had_jobs if "record" not in read_status(look.runs / one)])
+    had_jobs = [run.run_id for run in todo if queued.place(run.run_id).job]
+    silent = [run_id for run_id in had_jobs if RunFolder(runs_folder() / run_id).is_empty]
+    words = queued.why_ended(silent) if silent else {}
     failed = [run_id for run_id, word in words.items() if word == "FAILED"]
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         print(
-            f"cppo: the last Slurm job of {runs} failed before training began ({look.slurm.job_of(failed[0])}): "
+            f"cppo: the last Slurm job of {runs} failed before training began ({queued.place(failed[0]).job}): "
             f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container",
             file=sys.stderr,
             flush=True,
@@ -206,21 +268,19 @@ def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt | B
             raise KeyboardInterrupt from signal
 
 
-def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str, tuple[str, ...]]:
-    """The MLflow ids of results made with different code, by run; they are reported on standard error."""
-    found = {run_id: look.results(run_id) for run_id in look.past}
-    outdated = {run_id: past for run_id, past in found.items() if past and past[0].code_version != version}
-    if outdated:
-        others = sorted({past[0].code_version or "unknown" for past in outdated.values()})
-        named = printable(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
-        fate = (
-            "trained again; each is replaced once that has finished"
-            if replace
-            else "kept; --replace trains them again"
-        )
-        count = f"{len(outdated)} finished run" + ("s were" if len(outdated) > 1 else " was")
-        print(f"{count} made by other code ({named}): {fate}", file=sys.stderr, flush=True)
-    return {run_id: tuple(one.mlflow_id for one in past) for run_id, past in outdated.items()}
+def _tell_of_other_code(versions: Sequence[str], replace: bool) -> None:
+    """Say on standard error how many results other code has made, by their `versions`, and what becomes of them."""
+    if not versions:
+        return
+    others = sorted({version or "unknown" for version in versions})
+    named = printable(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
+    fate = (
+        "trained again; each is replaced once that has finished"
+        if replace
+        else "kept; --replace trains them again"
+    )
+    count = f"{len(versions)} finished run" + ("s were" if len(versions) > 1 else " was")
+    print(f"{count} made by other code ({named}): {fate}", file=sys.stderr, flush=True)
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
@@ -245,14 +305,14 @@ def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
     return tags | figure_tag(feeds)
 
 
-def _claim_done(plan: Plan, look: Snapshot, uri: str) -> None:
+def _claim_done(plan: Plan, past: Mapping[str, Sequence[AttemptRecord]], uri: str) -> None:
     """Add the tags of their sweeps to finished runs, which another sweep may have trained."""
     client = open_client(uri)
     for run in plan.runs:
         tags = sweep_tags(plan, run)
         wanted = {schema.sweep_tag(sweep) for sweep in run.variants}
-        for one in look.results(run.run_id):
-            if wanted <= one.sweeps:
+        for one in past[run.run_id]:
+            if not one.is_result or wanted <= one.sweeps:
                 continue
             had = client.get_run(one.mlflow_id).data.tags
             for key, value in (merged(had, tags) | {key: had[key] for key in wanted & had.keys()}).items():

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.snapshot import Snapshot
 from cppo_lab.rules.strokes import colours
 from cppo_lab.runs.state import RunState
 from cppo_lab.store.client import STORE_FAULTS, open_client
@@ -68,7 +67,9 @@ def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:
     return colours(tuple(sweep.variants) if planned.keys() <= sweep.variants.keys() else tuple(planned))
 
 
-def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> Parents:
+def ensure_parents(
+    plan: Plan, uri: str, experiment_id: str, past: Mapping[str, Sequence[AttemptRecord]]
+) -> Parents:
     """Create a parent for each sweep of the plan, and nest finished runs without a parent under it."""
     drawn = {sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps}
     parents = Parents(drawn)
@@ -77,13 +78,13 @@ def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> 
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
         }
-        others = {one.parent for past in look.past.values() for one in past}
+        others = {one.parent for known in past.values() for one in known}
         parents = Parents(drawn, by_sweep, frozenset({*by_sweep.values(), *living(client, others)}))
         orphans = {
             one.mlflow_id: parents.of(run, [])
             for run in plan.runs
-            for one in look.results(run.run_id)
-            if one.parent not in parents.alive
+            for one in past[run.run_id]
+            if one.is_result and one.parent not in parents.alive
         }
         nest(client, orphans)
     return parents

@@ -14,10 +14,10 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
+from cppo_lab.runs.state import ASIDE
 from cppo_lab.store.client import STORE_FAULTS, fault_line
 from cppo_lab.store.reader import recorded_status
 
-ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
 _STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
 
 

@@ -18,15 +18,14 @@ from cppo_lab.cli import main
 from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.launch.run_state import RunState
-from cppo_lab.launch.snapshot import look_at
+from cppo_lab.runs.state import ASIDE, Queued, RunFolder, RunState, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.tracking import replace as replace_module
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.replace import ASIDE, set_aside
+from cppo_lab.tracking.replace import set_aside
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run
 
@@ -174,11 +173,10 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
         with pytest.raises(KeyboardInterrupt):
             execute(finished)
-    look = look_at([finished.spec.run_id], "mini", finished.uri, finished.runs)
-    [state] = look.states().values()
+    state = state_of(RunFolder(finished.folder), Queued())
     assert (state.state, state.code_version) == (schema.DONE, "old")
     assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
-    [seen] = look.states(ignoring=finished.replaces).values()  # as --replace sees it
+    seen = state_of(RunFolder(finished.folder), Queued(), replacing=True)  # as --replace sees it
     assert (seen.state, seen.step) == (schema.PARTIAL, 2)
     begun = []
     monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step))

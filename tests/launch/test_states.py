@@ -1,4 +1,4 @@
-"""What `cppo plan` knows of each run: every state, from real folders and a real store."""
+"""What commands know of each run: every state, from real folders; and what repairs make of a real store."""
 
 import contextlib
 import re
@@ -15,19 +15,18 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
-from cppo_lab.launch import reconcile, snapshot
+from cppo_lab.launch import reconcile
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.launch.run_state import RunState
-from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
-from cppo_lab.launch.snapshot import run_states
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.queue import Queue
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import Place, Queued, RunState, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import sqlite_file, tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.store.client import ensure_experiment, open_client, past_attempts
 from cppo_lab.tracking import sync
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
@@ -53,9 +52,8 @@ def begun(spec: RunSpec, folder: Path, steps: int = 3) -> Recorder:
 
 
 def state(spec: RunSpec) -> RunState:
-    if (Path("runs") / spec.run_id / "spool").exists():
-        sent(Path("runs") / spec.run_id)
-    return run_states([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[spec.run_id]
+    runs = Path("runs").resolve()
+    return states(runs, [spec.run_id], look(runs))[spec.run_id]
 
 
 def test_missing_without_a_store(workspace: Path, tiny_spec: RunSpec) -> None:
@@ -100,9 +98,10 @@ def test_interrupted_is_partial(tiny_spec: RunSpec, folder: Path, steps: int, re
     begun(tiny_spec, folder, steps).interrupt("terminated by SIGTERM")
     found = state(tiny_spec)
     assert (found.state, found.reason, found.note) == (schema.PARTIAL, reason, note)
+    sent(folder)
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", schema.PARTIAL)
-    (folder / "status.json").unlink()  # the store knows as much
+    (folder / "status.json").unlink()  # the spool knows as much
     assert state(tiny_spec).note == note
 
 
@@ -171,12 +170,11 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
     sent(folder)
     [run] = mlflow_runs()
     annotate(run.info.run_id)
-    for where in (folder, folder.with_name("moved")):  # the store alone says the same
-        assert state(tiny_spec).state == expected
-        frame = read_sweep(tracking_uri(), "cppo-mini", "none", run_ids=[tiny_spec.run_id]).runs
-        assert list(frame["status"]) == [run.data.tags[schema.TAG_STATUS]]
-        folder.rename(where)
-    folder.with_name("moved").rename(folder)
+    assert state(tiny_spec).state == expected
+    frame = read_sweep(tracking_uri(), "cppo-mini", "none", run_ids=[tiny_spec.run_id]).runs
+    assert list(frame["status"]) == [run.data.tags[schema.TAG_STATUS]]
+    [known] = past_attempts([tiny_spec.run_id], "mini", tracking_uri())[tiny_spec.run_id]
+    assert known.is_result == (expected in schema.FINISHED)  # for a launch from another folder
     repaired(tiny_spec)
     assert state(tiny_spec).state == expected
     trained = []
@@ -190,27 +188,20 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
         assert run.info.status == "FINISHED"
 
 
-def test_what_the_store_has_not_got_yet_counts(tiny_spec: RunSpec, folder: Path) -> None:
-    """A launch would send it and not train: the plan says so. Of a step the newest word is the folder's, too."""
-
-    def seen() -> RunState:
-        return run_states([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[
-            tiny_spec.run_id
-        ]
-
+def test_whatever_the_store_has_the_folder_decides(tiny_spec: RunSpec, folder: Path) -> None:
     recorder = begun(tiny_spec, folder, 2)
     recorder._status(schema.RUNNING, 1)
     sent(folder)
-    assert (seen().state, seen().step) == (schema.PARTIAL, 1)
+    assert (state(tiny_spec).state, state(tiny_spec).step) == (schema.PARTIAL, 1)
     recorder.finish(FINISHED)
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]
-    assert seen() == RunState(schema.DONE, "", "v")
+    assert state(tiny_spec) == RunState(schema.DONE, "", "v")
     write_status(folder, {**read_status(folder), "status": schema.RUNNING})  # killed before it said so
-    assert seen() == RunState(schema.DONE, "", "v")
+    assert state(tiny_spec) == RunState(schema.DONE, "", "v")
     mlflow_id = mlflow_runs()[0].info.run_id
     sent(folder)
     open_client(tracking_uri()).delete_run(mlflow_id)
-    assert seen() == RunState(schema.MISSING)  # a result that was deleted is to be trained again
+    assert state(tiny_spec) == RunState(schema.DONE, "", "v")
 
 
 def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
@@ -237,6 +228,7 @@ def test_an_error_of_its_own_is_a_failure(tiny_spec: RunSpec, folder: Path) -> N
     begun(tiny_spec, folder).fail("ValueError: bad", "Traceback")
     found = state(tiny_spec)
     assert (found.state, found.reason) == (schema.FAILED, "ValueError: bad")
+    sent(folder)
     assert mlflow_runs()[0].info.status == "FAILED"
 
 
@@ -255,10 +247,12 @@ def test_known_runs_are_read_together(workspace: Path, tiny_spec: RunSpec) -> No
     for many in (100, 100, 1000):  # at first it opens the store
         wanted = [spec.run_id for spec in specs[:many]]
         with counted(workspace) as count:
-            found = run_states(wanted, "mini", uri, workspace / "runs")
+            found = [known for [known] in past_attempts(wanted, "mini", uri).values()]
         statements.append(count.statements)
-        assert [one.state for one in found.values()].count(schema.DONE) == many // 2
-        assert [one.note for one in found.values()].count("step 2/4; interrupted: stopped") == many // 2
+        assert [one.status for one in found].count(schema.DONE) == many // 2
+        assert [(one.step, one.reason) for one in found].count(
+            (2, "interrupted: stopped at step 2")
+        ) == many // 2
     assert statements[1] == statements[2] > 0
 
 
@@ -380,9 +374,9 @@ def test_a_run_whose_job_has_nodes_is_not_ended(
 ) -> None:
     """Between two processes of its job nobody holds the lock."""
     dead(tiny_spec, folder)
-    job = QueuedJob("17", 0, "COMPLETING", "", 60, "n1", "")
+    queued = Queued(places={tiny_spec.run_id: Place("17", active=True, ending=True)})
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "view_or_warn", lambda runs: SlurmView(here={tiny_spec.run_id: job}))
+        patch.setattr(reconcile, "look", lambda runs, warn: queued)
         assert repaired(tiny_spec) == []
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]
     assert repaired(tiny_spec) == [tiny_spec.run_id]

@@ -168,13 +168,13 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
 
     def why(run_ids: Any) -> dict[str, str]:
         asked.extend(run_ids)
-        return dict.fromkeys(run_ids, "Slurm job 7: TIMEOUT")
+        return dict.fromkeys(run_ids, "TIMEOUT")
 
     tasks = [run_id for name, run_id in runs.items() if name != "foreign"]
     queued = Queued(places=places(SlurmView({i: LedgerTask(i, "t", 7, 0, 4, 0.0, "TIMEOUT") for i in tasks})))
     assert explained(found, Queued(places=queued.places, why_ended=why)) == found | {
-        runs["died"]: RunState(schema.PARTIAL, "Slurm job 7: TIMEOUT", "v", 2, 4, Cause.DIED),
-        runs["missing"]: RunState(schema.MISSING, "Slurm job 7: TIMEOUT"),
+        runs["died"]: RunState(schema.PARTIAL, "Slurm job 7_0: TIMEOUT", "v", 2, 4, Cause.DIED),
+        runs["missing"]: RunState(schema.MISSING, "Slurm job 7_0: TIMEOUT"),
     }
     assert asked == [runs["died"], runs["missing"]]
     rest = {run_id: state for run_id, state in found.items() if run_id not in asked}
