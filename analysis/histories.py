@@ -35,7 +35,7 @@ from cppo_lab.store.history import (
     unclipped,
     unpack,
 )
-from cppo_lab.store.reader import recorded_status
+from cppo_lab.store.records import recorded_status
 
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Artifacts are fetched only through the tracking server. Other locations need their own clients and raise other errors.

@@ -21,7 +21,7 @@ from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
 from cppo_lab.store.listing import all_runs, experiment_id, reading, stored_run
-from cppo_lab.store.reader import StoredRun
+from cppo_lab.store.records import StoredRun
 
 
 @dataclass(frozen=True, eq=False)

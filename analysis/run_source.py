@@ -13,7 +13,7 @@ from cppo_lab.analysis.newest import newest_of_each
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.store import address
 from cppo_lab.store.listing import experiment_runs, reading, stored_run
-from cppo_lab.store.reader import StoredRun
+from cppo_lab.store.records import StoredRun
 
 
 class RunSource(Protocol):

@@ -549,27 +549,6 @@ LAUNCH = (
 
 TRACKING = (
     Fault(
-        "runs that were deleted in MLflow are read",
-        "cppo_lab/store/read_only.py",
-        "AND runs.lifecycle_stage = 'active' AND",
-        "AND",
-        "tests/store/test_reader.py",
-    ),
-    Fault(
-        "the oldest attempt is read first",
-        "cppo_lab/store/read_only.py",
-        "ORDER BY start_time DESC, run_uuid",
-        "ORDER BY start_time, run_uuid",
-        "tests/store/test_reader.py",
-    ),
-    Fault(
-        "runs of mini_small_base count as runs of mini_small",
-        "cppo_lab/store/read_only.py",
-        'f"{chosen} AND value = ?", [*values, value]',
-        'f"{chosen} AND substr(value, 1, length(?)) = ?", [*values, value, value]',
-        "tests/store/test_reader.py",
-    ),
-    Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/shipping.py",
         "            if not self.points:\n                self._reached(path, offset)",

@@ -20,8 +20,7 @@ from cppo_lab.signals import Interrupted, find_interruption, handle_signals
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import client
 from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.listing import ClientReader
-from cppo_lab.store.records import attempts_at
+from cppo_lab.store.listing import attempts_at
 from cppo_lab.tracking import environment, recorder, shipper
 from cppo_lab.tracking.recorder import Recorder
 from tests.waiting import until
@@ -194,8 +193,8 @@ def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
     assert not unsent(attempt.folder, new)
     monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: pytest.fail("it trains again"))
     attempt.run()
-    [lost] = attempts_at(ClientReader(client.open_client(old)), "cppo-mini", tiny_spec.run_id)
-    [found] = attempts_at(ClientReader(client.open_client(new)), "cppo-mini", tiny_spec.run_id)
+    [lost] = attempts_at(client.open_client(old), "cppo-mini", tiny_spec.run_id)
+    [found] = attempts_at(client.open_client(new), "cppo-mini", tiny_spec.run_id)
     assert (found.record, found.status) == (lost.record, schema.DONE)
 
 

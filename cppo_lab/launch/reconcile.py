@@ -15,8 +15,7 @@ from cppo_lab.runs.offsets import forget_shipped, load_shipped, unsent
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import WORDS, Queued, RunFolder
 from cppo_lab.store.client import mark_interrupted, open_client, past_attempts
-from cppo_lab.store.reader import recorded_status
-from cppo_lab.store.records import AttemptRecord
+from cppo_lab.store.records import AttemptRecord, recorded_status
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.sync import send

@@ -23,11 +23,10 @@ from cppo_lab.redaction import redacted
 from cppo_lab.store import address, artifact_hosts
 from cppo_lab.store.create import create_atomically, is_new
 from cppo_lab.store.exclusive import deferred_for, exclusive
-from cppo_lab.store.listing import ClientReader, require_answer
-from cppo_lab.store.records import AttemptRecord, attempts, attempts_at
+from cppo_lab.store.listing import attempts, require_answer
+from cppo_lab.store.records import AttemptRecord
 
 HEALTH_SECONDS = 5.0
-FEW = 10  # up to this number, runs are queried one by one; beyond, the whole experiment is read once
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an unreachable or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
@@ -132,10 +131,7 @@ def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list
         return {run_id: [] for run_id in run_ids}
     try:
         _require_answer(uri)
-        reader, experiment = ClientReader(open_client(uri)), schema.experiment_name(core)
-        if len(run_ids) <= FEW:
-            return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
-        return attempts(reader, experiment, run_ids)
+        return attempts(open_client(uri), schema.experiment_name(core), run_ids)
     except STORE_FAULTS as error:
         raise StoreAway(
             f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
@@ -155,8 +151,7 @@ def known_attempts_of(
     try:
         _require_answer(uri)
         with deferred_for(uri):
-            reader = ClientReader(open_client(uri))
-            return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
+            return attempts(open_client(uri), experiment, run_ids)
     except (*STORE_FAULTS, UserError) as error:
         said = f"tracking store does not answer, using the run's folder: {fault_line(error)}"
         print(said, file=sys.stderr, flush=True)

@@ -1,9 +1,8 @@
 """Opens the tracking store for reading, and lists the runs of an experiment, page by page."""
 
 import gc
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from mlflow import MlflowClient
@@ -17,10 +16,11 @@ from cppo_lab import schema
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address, artifact_hosts
-from cppo_lab.store.reader import StoredRun
+from cppo_lab.store.records import AttemptRecord, StoredRun, attempt_record
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
+FEW = 10  # runs that are asked for one by one
 _PLAIN = re.compile(r"[\w.\-]+")
 
 
@@ -160,30 +160,23 @@ def stored_run(run: Run, params: bool = False) -> StoredRun:
     )
 
 
-class ClientReader:
-    """Implements `reader.Reader` with MLflow's client."""
+def attempts(
+    client: MlflowClient, experiment: str, run_ids: Collection[str]
+) -> dict[str, list[AttemptRecord]]:
+    """All attempts at the runs `run_ids`, newest first. Few runs are asked for one by one; for more of them, every run
+    of the experiment is read once.
+    """
+    if len(run_ids) <= FEW:
+        return {run_id: attempts_at(client, experiment, run_id) for run_id in run_ids}
+    by_run: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
+    for run in experiment_runs(client, experiment, schema.TAG_RUN_ID):
+        attempt = attempt_record(run.info.run_id, run.data.tags)
+        if attempt.run_id in by_run:
+            by_run[attempt.run_id].append(attempt)
+    return by_run
 
-    def __init__(self, client: MlflowClient) -> None:
-        self._client = client
 
-    def runs(
-        self,
-        experiment: str,
-        tag: str,
-        value: str = "",
-        *,
-        beginning: str = "",
-        params: bool = False,
-        measured: str = "",
-    ) -> Iterator[StoredRun]:
-        if value or beginning or measured:
-            wanted = f"= '{value}'" if value else f"LIKE '{beginning}%'"
-            condition = f"tags.`{tag}` {wanted}" + (f" and metrics.`{measured}` > 0" if measured else "")
-            found = newest_runs(self._client, experiment, condition)
-        else:
-            found = experiment_runs(self._client, experiment, tag)
-        yield from (stored_run(run, params) for run in found)
-
-    def history(self, mlflow_id: str, metric: str) -> list[float]:
-        points = self._client.get_metric_history(mlflow_id, metric)
-        return [point.value for point in points if not math.isnan(point.value)]
+def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[AttemptRecord]:
+    """All attempts at one run, newest first."""
+    runs = newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
+    return [attempt_record(run.info.run_id, run.data.tags) for run in runs]

@@ -1,10 +1,40 @@
-"""The attempts at a run in the store."""
+"""A run in the store, and an attempt at a run of ours."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cppo_lab import schema
-from cppo_lab.store.reader import Reader, recorded_status
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run in the store. `params` are present only if requested.
+
+    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended).
+    """
+
+    mlflow_id: str
+    artifact_uri: str
+    tags: dict[str, str]
+    params: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def status(self) -> str:
+        """One of schema.STATUSES."""
+        return recorded_status(self.tags)
+
+
+def recorded_status(tags: Mapping[str, str]) -> str:
+    """How a run of ours has ended, one of schema.STATUSES; RUNNING if no end is recorded.
+
+    MLflow's own status says nothing about training: `mlflow.start_run(run_id=...)` sets it to FINISHED when somebody
+    adds a note to a run.
+    """
+    tag = tags.get(schema.TAG_STATUS, "")
+    return tag if tag in schema.STATUSES else schema.RUNNING
 
 
 @dataclass(frozen=True)
@@ -28,22 +58,6 @@ class AttemptRecord:
     def is_result(self) -> bool:
         """Whether nothing is left to train."""
         return self.status in schema.FINISHED
-
-
-def attempts(reader: Reader, experiment: str, run_ids: Iterable[str]) -> dict[str, list[AttemptRecord]]:
-    """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
-    wanted: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
-    for run in reader.runs(experiment, schema.TAG_RUN_ID):
-        one = attempt_record(run.mlflow_id, run.tags)
-        if one.run_id in wanted:
-            wanted[one.run_id].append(one)
-    return wanted
-
-
-def attempts_at(reader: Reader, experiment: str, run_id: str) -> list[AttemptRecord]:
-    """All attempts at one run, newest first."""
-    found = reader.runs(experiment, schema.TAG_RUN_ID, run_id)
-    return [attempt_record(run.mlflow_id, run.tags) for run in found]
 
 
 def attempt_record(mlflow_id: str, tags: Mapping[str, str]) -> AttemptRecord:

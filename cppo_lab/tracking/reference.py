@@ -11,7 +11,7 @@ from cppo_lab import schema
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.store.listing import newest_runs
-from cppo_lab.store.reader import recorded_status
+from cppo_lab.store.records import recorded_status
 from cppo_lab.tracking.parents import SweepText, ensure_parent, nest, update_parent
 from cppo_lab.tracking.reference_curves import ARTICLE, MAIN, ReferenceRun, reference_runs
 from cppo_lab.tracking.ui import save_view

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.runs.state import ASIDE
 from cppo_lab.store.client import STORE_FAULTS, fault_line
-from cppo_lab.store.reader import recorded_status
+from cppo_lab.store.records import recorded_status
 
 _STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
 

@@ -18,8 +18,7 @@ from cppo_lab import schema
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.client import fault_line
-from cppo_lab.store.listing import ClientReader
-from cppo_lab.store.records import attempts_at
+from cppo_lab.store.listing import attempts_at
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 _NOTE = "mlflow.note.content"
@@ -57,13 +56,13 @@ def live_curve(folder: Path, metric: str) -> list[Point]:
 
 def finished_id(client: MlflowClient, spec: RunSpec) -> str | None:
     """The MLflow id of the finished attempt at a training run; None if there is none."""
-    past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
+    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
     return next((one.mlflow_id for one in past if one.is_result), None)
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
     """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
-    past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
+    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
     has = client.get_run(past[0].mlflow_id).data.tags if past else {}
     return {key: value for key, value in wanted.items() if key not in has}
 
@@ -78,7 +77,7 @@ def tag_finished(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
     """Record on the newest attempt at a run why it was ended."""
-    past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
+    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
     if past and not past[0].is_result:
         client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 

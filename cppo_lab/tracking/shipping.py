@@ -24,7 +24,7 @@ from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_
 from cppo_lab.safe_open import open_lock
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment
-from cppo_lab.store.reader import recorded_status
+from cppo_lab.store.records import recorded_status
 from cppo_lab.tracking.artifacts import Artifacts
 from cppo_lab.tracking.datasets import log_datasets
 from cppo_lab.tracking.naming import merged

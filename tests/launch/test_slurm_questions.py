@@ -119,9 +119,8 @@ def test_lines_that_are_no_jobs_are_left_out(command: Command) -> None:
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
 mark="${format%%"%i"*}"
 echo "the queue is busy today"
-printf '%s%s\n' "$mark" "7|1000|RUNNING|1:00|n1|None|cppo|a|b" "$mark" "not a job"
-printf '%s%s\n' "$mark" "8|root|RUNNING|1:00|n1|None|cppo|"
-printf '%s%s\nd\n' "$mark" "9|1000|PENDING|0:00||Priority|x|c"
+printf '%s%s\n' "$mark" "7|1000|RUNNING|1:00|n1|None|a|b" "$mark" "not a job" "$mark" "8|root|RUNNING|1:00|n1|None|"
+printf '%s%s\nd\n' "$mark" "9|1000|PENDING|0:00||Priority|c"
 """,
     )
     found = [(job.job, job.owner, job.state, job.reason, job.comment) for job in jobs_of([])]

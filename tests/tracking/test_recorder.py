@@ -18,8 +18,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.store.listing import ClientReader
-from cppo_lab.store.records import attempts
+from cppo_lab.store.listing import attempts
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.recorder import Recorder, close_dead
 from tests.conftest import FINISHED
@@ -197,4 +196,4 @@ def test_deleted_experiment_is_named(workspace: Path) -> None:
 
 
 def test_attempts_of_an_empty_store(workspace: Path) -> None:
-    assert attempts(ClientReader(open_client(tracking_uri())), "cppo-mini", ["abc"]) == {"abc": []}
+    assert attempts(open_client(tracking_uri()), "cppo-mini", ["abc"]) == {"abc": []}

@@ -21,8 +21,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import history
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import ClientReader
-from cppo_lab.store.records import attempts
+from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.recorder import Recorder, close_dead
@@ -101,9 +100,7 @@ def test_tags_reason_and_name_after_it_went_on(folder: Path, tiny_spec: RunSpec)
     second.begin(0)
     second.finish(FINISHED)
     sent(folder)
-    [found] = attempts(ClientReader(open_client(tracking_uri())), "cppo-mini", [tiny_spec.run_id])[
-        tiny_spec.run_id
-    ]
+    [found] = attempts(open_client(tracking_uri()), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
     assert (found.status, found.reason) == (schema.DONE, "")
 
 
@@ -126,7 +123,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
         0,
         1,
     ]  # what it measured stands
-    newest, older = attempts(ClientReader(client), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    newest, older = attempts(client, "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
     assert (newest.status, older.mlflow_id) == (schema.DONE, old_id)
 
 

@@ -30,9 +30,8 @@ _FIELDS = (
     "%M",
     "%N",
     "%r",
-    "%j",
-    "%k",
-)  # the comment comes last, since it may hold any character, even line breaks
+    "%k|%j",
+)  # comment and name come last, since they may hold any character, even line breaks
 # Variables of the user's shell, or of a job that this process runs in, that would change what Slurm's commands answer
 # or what a job is. Not those that say which cluster, and who asks. `SBATCH_*`: `submit.py`.
 _FOREIGN = re.compile(
@@ -43,7 +42,7 @@ _FOREIGN = re.compile(
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 
-NAMED = "cppo-"  # the name of a job whose comment is the user's: this and its token
+NAME_OF_JOBS = "cppo"  # and, of jobs whose comment is the user's, a dash and the token
 SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 LEFT = "left Slurm's queue"
 _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
@@ -187,12 +186,16 @@ def _parse(record: str) -> QueuedJob | None:
     fields = record.removesuffix("\n").split("|", len(_FIELDS) - 1)
     if len(fields) < len(_FIELDS):
         return None
-    job, owner, state, seconds, node, reason, name, comment = fields
+    job, owner, state, seconds, node, reason, comment = fields
     if not (owner.isascii() and owner.isdecimal()):
         return None
-    token = name.removeprefix(NAMED) if name.startswith(NAMED) else comment
+    before, _, name = comment.rpartition("|")
+    if name == NAME_OF_JOBS:
+        comment = before
+    elif name.startswith(f"{NAME_OF_JOBS}-"):
+        comment = name.removeprefix(f"{NAME_OF_JOBS}-")
     reason = "" if reason == "None" else reason
-    return QueuedJob(job, int(owner), state, reason, _seconds(seconds), node, token)
+    return QueuedJob(job, int(owner), state, reason, _seconds(seconds), node, comment)
 
 
 def _seconds(text: str) -> int:

@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import NAMED, ask, configured, environment, refresh, require_slurm
+from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, environment, refresh, require_slurm
 from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import ResourcesSpec
 
@@ -144,7 +144,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         *spec.srun,
     ]
     values: dict[str, Any] = {
-        "job_name": "cppo",
+        "job_name": NAME_OF_JOBS,
         "nodes": job.nodes,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{gpu_type}{job.gpus}" if job.gpus else None,
@@ -212,7 +212,8 @@ def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], lis
 def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
     """Submit the jobs that are not in Slurm's queue and return; Slurm runs them.
 
-    Raises UserError if Slurm is not available or would refuse one of them; nothing has been submitted then.
+    What exceeds a limit on jobs in the queue is named on standard error and not submitted. Raises UserError if Slurm is
+    not available or refuses one of them; the error says whether others have been submitted.
     """
     assert isinstance(spec, SlurmSpec)
     require_slurm()
@@ -226,7 +227,8 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         todo = groups([left for job in jobs if (left := _without(job, busy)) is not None], spec)
         for values, _ in todo:
             _rehearse(values, runs, spec)
-        sent, left, full = 0, [], ""
+        sent, full = 0, ""
+        refused: list[str] = []
         for values, equal in todo:
             size = _largest_array()
             while equal and size:
@@ -238,9 +240,9 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 for job in some:
                     sent += len(_names(job))
                     report(Event("submitted", job))
-            left += [name for job in equal for name in _names(job)]
-    if left:
-        shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+            refused += [name for job in equal for name in _names(job)]
+    if refused:
+        shown = ", ".join(refused[:4]) + (f" and {len(refused) - 4} more" if len(refused) > 4 else "")
         line = f"Slurm takes no more jobs now ({full}): not submitted: {shown}: launch again when others have ended"
         if not (sent or busy):
             raise UserError(line)
@@ -320,7 +322,7 @@ def _executor(
     if spec.container.runtime:
         options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
     if "comment" in options["additional_parameters"]:  # a site may demand one: the token is in the name
-        options["job_name"] = f"{NAMED}{token}"
+        options["job_name"] = f"{NAME_OF_JOBS}-{token}"
     executor.update_parameters(**options, comment=token, array_parallelism=spec.workers or size)
     return executor
 
