@@ -33,7 +33,10 @@ CASES = [
         "launcher={name: local}",
         "override 'launcher={name: local}': launcher takes one option (valid: inline",
     ),
-    _slurm("+launcher.sbatch.comment=x", "sbatch.comment='x' must not be set here: it names the submission"),
+    _slurm(
+        "+launcher.sbatch.comm=x",
+        "sbatch.comm='x' must not be set here: write the whole word, sbatch.comment",
+    ),
     _slurm(
         "+launcher.sbatch.job-name='$(touch x)'",
         "sbatch.job-name='$(touch x)' must not be set here: it is cppo",
