@@ -96,14 +96,14 @@ class RunFolder:
 
     def set_aside(self) -> "RunState | None":
         """The newest result that was moved aside to be replaced; None if there is none."""
-        found = [
+        results = [
             path
             for path in self.path.glob(f"{ASIDE}/*")
             if not path.name.startswith(OF_OTHERS) and read_status(path).get("status") in schema.FINISHED
         ]
-        if not found:
+        if not results:
             return None
-        status = read_status(max(found, key=lambda path: (path / "status.json").stat().st_mtime_ns))
+        status = read_status(max(results, key=lambda path: (path / "status.json").stat().st_mtime_ns))
         return RunState(status["status"], status.get("reason") or "", status.get("code_version") or "")
 
 
@@ -158,18 +158,18 @@ def states(runs: Path, run_ids: Iterable[str], queued: Queued) -> dict[str, RunS
     return explained({run_id: state_of(RunFolder(runs / run_id), queued) for run_id in run_ids}, queued)
 
 
-def explained(found: dict[str, RunState], queued: Queued) -> dict[str, RunState]:
+def explained(before: dict[str, RunState], queued: Queued) -> dict[str, RunState]:
     """The states, with the queue's words for runs that did not record why they ended; may ask its accounting."""
     silent = [
         run_id
-        for run_id, state in found.items()
+        for run_id, state in before.items()
         if run_id in queued.places
         and (state.state == schema.MISSING or (state.state == schema.PARTIAL and state.cause == Cause.DIED))
     ]
     words = queued.why_ended(silent) if silent else {}
     places = {run_id: queued.place(run_id) for run_id in words}
-    return found | {
-        run_id: replace(found[run_id], reason=f"{place.kind} {place.job}: {words[run_id]}")
+    return before | {
+        run_id: replace(before[run_id], reason=f"{place.kind} {place.job}: {words[run_id]}")
         for run_id, place in places.items()
     }
 

@@ -179,7 +179,7 @@ class StepTimes:
         Those of `core` count whose parameters agree with `params` (also in `model`) and whose layout tag is `layout`
         (empty: any).
         """
-        found: list[list[float]] = []
+        times: list[list[float]] = []
         for run in self._newest:
             if run not in self._params:
                 self._params[run] = flatten(read_config(run / CONFIG) or {})
@@ -192,10 +192,10 @@ class StepTimes:
             values = (record.rows[step].metrics.get(METRIC, math.nan) for step in sorted(record.rows))
             seconds = [value for value in values if not math.isnan(value)]
             if len(seconds) >= FEWEST_STEPS and seconds[-1] > 0:
-                found.append(seconds)
-            if len(found) == self.most:
+                times.append(seconds)
+            if len(times) == self.most:
                 break
-        return found
+        return times
 
 
 def past_costs(runs: Iterable[PlannedRun]) -> dict[str, Cost | None]:

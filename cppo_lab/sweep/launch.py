@@ -142,7 +142,8 @@ def _look(
     if replace and outdated:
         past = ask(outdated)
         results = {
-            run_id: tuple(one.mlflow_id for one in past[run_id] if one.is_result) for run_id in outdated
+            run_id: tuple(attempt.mlflow_id for attempt in past[run_id] if attempt.is_result)
+            for run_id in outdated
         }
         outdated = [run_id for run_id in outdated if results[run_id]]
         going = {run_id: results[run_id] for run_id in outdated}
@@ -159,27 +160,28 @@ def _by_folder_and_store(plan: Plan, queued: Queued, ask: Ask, say: bool = False
     waiting = {schema.MISSING, schema.QUEUED}
     asked = [i for i, folder in folders.items() if states[i].state in waiting and folder.is_empty]
     past = ask(asked) if asked else {}
-    best = {run_id: next((one for one in past[run_id] if one.is_result), None) for run_id in asked}
-    found = {i: RunState(one.status, one.reason, one.code_version) for i, one in best.items() if one}
+    elsewhere = {}
+    for run_id in asked:
+        result = next((attempt for attempt in past[run_id] if attempt.is_result), None)
+        if result is not None:
+            elsewhere[run_id] = RunState(result.status, result.reason, result.code_version)
     if asked and say:
         runs = "1 run has" if len(asked) == 1 else f"{len(asked)} runs have"
-        text = (
-            f"cppo: {runs} no folder here; of these the tracking store has {len(found)} as finished elsewhere"
-        )
+        text = f"cppo: {runs} no record here; the tracking store has {len(elsewhere)} of these as finished elsewhere"
         print(text, file=sys.stderr, flush=True)
-    return states | found
+    return states | elsewhere
 
 
 def _replacing(
     states: dict[str, RunState], going: Collection[str], version: str, queued: Queued
 ) -> dict[str, RunState]:
     """The states, where results by other code than `version` of the runs `going` do not count."""
-    found = dict(states)
+    states = dict(states)
     for run_id in going:
         live = state_of(RunFolder(runs_folder() / run_id), queued, replacing=True)
         old = live.state in schema.FINISHED and live.code_version != version
-        found[run_id] = RunState(schema.MISSING) if old else live
-    return found
+        states[run_id] = RunState(schema.MISSING) if old else live
+    return states
 
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queued) -> None:

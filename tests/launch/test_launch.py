@@ -474,7 +474,7 @@ def test_what_was_finished_elsewhere_is_not_trained_again(
     assert main(["launch", *sweep, "--dry-run"]) == 0
     output = capsys.readouterr()
     assert (
-        "cppo: 3 runs have no folder here; of these the tracking store has 1 as finished elsewhere"
+        "cppo: 3 runs have no record here; the tracking store has 1 of these as finished elsewhere"
         in output.err
     )
     assert "would train 3 of 4 runs" in output.out  # one of them goes on: its folder says that it is not done
