@@ -21,6 +21,7 @@ from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.machine import Environment, sampling
 from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import Record, newest_record
 from cppo_lab.runs.state import OF_OTHERS
@@ -28,7 +29,6 @@ from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hol
 from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store import address
-from cppo_lab.tracking.environment import Environment
 from cppo_lab.tracking.naming import resolved_yaml
 from cppo_lab.tracking.recorder import Recorder, close_dead
 
@@ -133,7 +133,6 @@ def execute(attempt: Attempt) -> None:
     prepare_process(attempt.threads, attempt.visible_devices)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
     from cppo_lab.tracking.shipper import Shipper
-    from cppo_lab.tracking.system import SystemSampler
 
     spec, folder = attempt.spec, attempt.folder
     with held(folder):
@@ -147,8 +146,8 @@ def execute(attempt: Attempt) -> None:
         hold_signals()  # a record that has begun must have an end
         recorder = begin_record(attempt, record)
         resources = resources_of_attempt(attempt)
-        with SystemSampler(folder) as sampler, Shipper(folder, attempt.uri, recorder) as shipper:
-            recorder.sampled = sampler.drain
+        with sampling(folder) as load, Shipper(folder, attempt.uri, recorder) as shipper:
+            recorder.sampled = load
             try:
                 handle_signals()
                 recorder.doing("importing the trainer")
@@ -173,7 +172,7 @@ def execute(attempt: Attempt) -> None:
         handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
 
-def begin_record(attempt: Attempt, record: Record | None, environment: Environment | None = None) -> Recorder:
+def begin_record(attempt: Attempt, record: Record | None, here: Environment | None = None) -> Recorder:
     """Begin the record of an attempt; `record` is the newest one in the folder. The caller holds the folder's lock.
 
     An OSError while writing is recorded as a failure of the run and re-raised.
@@ -191,7 +190,7 @@ def begin_record(attempt: Attempt, record: Record | None, environment: Environme
             gpus=attempt.gpus * attempt.nodes,
             datasets=load_datasets(spec.core)(spec, resources_of_attempt(attempt)),
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
-            environment=environment,
+            here=here,
         )
     except OSError as error:
         record_unstarted(spec, tags, folder, attempt.uri, describe(error))

@@ -29,6 +29,7 @@ from cppo_lab.cores.base import TogetherRun, load_together
 from cppo_lab.runs.batch import list_runs, new_batch
 from cppo_lab.runs.folder import Cause, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.machine import Environment, environment
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import (
     Interrupted,
@@ -39,7 +40,6 @@ from cppo_lab.signals import (
     ignore_signals,
 )
 from cppo_lab.spec import ResourcesSpec, canonical
-from cppo_lab.tracking.environment import Environment
 from cppo_lab.tracking.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -227,9 +227,9 @@ def _execute_group(attempts: Sequence[Attempt]) -> None:
         members: list[_Member] = []
         uploads = FinalUploads(attempts[0].uri)
         try:
-            environment = Environment.of_this_process()
+            here = environment()
             for one in free:
-                if (member := _begin(one, known.get(one.spec.run_id), environment)) is not None:
+                if (member := _begin(one, known.get(one.spec.run_id), here)) is not None:
                     members.append(member)
             handle_signals()
             if members:
@@ -276,9 +276,7 @@ def _known(attempts: Sequence[Attempt]) -> Mapping[str, "Sequence[AttemptRecord]
     return known_attempts_of(first.uri, experiment, [one.spec.run_id for one in attempts]) or {}
 
 
-def _begin(
-    attempt: Attempt, past: "Sequence[AttemptRecord] | None", environment: Environment
-) -> _Member | None:
+def _begin(attempt: Attempt, past: "Sequence[AttemptRecord] | None", here: Environment) -> _Member | None:
     """The run with its record begun; None if it is done, or cannot be recorded."""
     record = own_record(attempt)
 
@@ -291,7 +289,7 @@ def _begin(
         if is_done(attempt, record, has_one):
             remove_checkpoints(attempt.folder)  # the attempt that finished was killed before it removed them
             return None
-        return _Member(attempt, begin_record(attempt, record, environment))
+        return _Member(attempt, begin_record(attempt, record, here))
     except Exception as error:  # noqa: BLE001 - recorded as far as possible; the other runs continue
         print(f"run {attempt.spec.run_id} failed: {describe(error)}", file=sys.stderr, flush=True)
         return None

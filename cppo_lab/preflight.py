@@ -26,10 +26,10 @@ from cppo_lab.cores.base import Allocation, load_core, load_stand_ins
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
 from cppo_lab.redaction import mask_output
+from cppo_lab.runs.machine import sampling
 from cppo_lab.safe_open import open_append, replace_file
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
-from cppo_lab.tracking.system import SystemSampler
 
 STAND_INS = "stand_ins"  # models with random weights and synthetic problems, in the folder of preflights
 SYSTEM_SECONDS = 1.0  # sampling interval of the memory of machine and GPUs
@@ -228,13 +228,13 @@ def _train(job: PreflightJob, last: int) -> None:
     _redirect_output(job.folder / "attempts" / f"part-{last}.log")
     prepare_process(job.threads, job.visible_devices)
     began, sink, error = time.time(), _Rows(), ""
-    with SystemSampler(job.folder, SYSTEM_SECONDS) as sampler:
+    with sampling(job.folder, SYSTEM_SECONDS) as load:
         try:
             load_core(job.spec.core)(shortened(job.spec, last), sink, resources_of(job))
         except Exception as raised:  # noqa: BLE001 - any error is the result
             traceback.print_exc()
             error = describe(raised)
-    peaks = {name: value for name, value in sampler.drain().items() if name.endswith("peak_megabytes")}
+    peaks = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}
     part = _Part(
         began,
         time.time(),

@@ -1,7 +1,7 @@
 """Imports of our modules inside functions that save no heavy library (`python -m dev.lint late`)."""
 
 import ast
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +18,6 @@ HEAVY = frozenset(
 # Every command loads this room, to build the parser. Its functions may also import what not every command loads: all
 # of those files at the top would cost each command 73 ms of processor time, and what the commands share costs 68 ms.
 COMMANDS = "cppo_lab.cli"
-# (importing module, imported module) -> why the import stays inside a function all the same.
-ALLOWED = {
-    (
-        "cppo_lab.attempt",
-        "cppo_lab.tracking.system",
-    ): "it needs psutil, of the extra `train`, and `cppo launch --dry-run` works without that",
-}
 
 
 @dataclass(frozen=True)
@@ -66,9 +59,7 @@ def _heavy(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names} & HEAVY
 
 
-def needless(
-    known: Mapping[str, Path], allowed: Collection[tuple[str, str]] = ALLOWED.keys()
-) -> list[tuple[Path, int, str]]:
+def needless(known: Mapping[str, Path]) -> list[tuple[Path, int, str]]:
     """The imports in functions that belong at the top: file, line, and the module that is imported."""
     imports = Imports(known)
     found = []
@@ -78,6 +69,6 @@ def needless(
         for line, target in imports.inside[name]:
             after = imports.loaded(target)
             own_files = {one for one in after - before if one in imports.known} if command else set()
-            if not (_heavy(after) - _heavy(before) or own_files or (name, target) in allowed):
+            if not (_heavy(after) - _heavy(before) or own_files):
                 found.append((path, line, target))
     return found

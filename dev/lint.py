@@ -88,7 +88,7 @@ def late() -> int:
     for path, line, name in found:
         print(
             f"{path.relative_to(ROOT)}:{line}: imports {name} inside a function, which saves no heavy library: "
-            "move it to the top of the file, or give the reason in dev/late_imports.py"
+            "move it to the top of the file"
         )
     print(f"Needless imports inside functions: {len(found)}")
     return int(bool(found))

@@ -22,6 +22,7 @@ from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.rules.strokes import colours
 from cppo_lab.runs.events import Begin
 from cppo_lab.runs.folder import announce, read_status, write_status
+from cppo_lab.runs.machine import environment
 from cppo_lab.runs.offsets import Shipped, ShippedRecord, save_shipped
 from cppo_lab.runs.spool import files, open_spool, read_lines
 from cppo_lab.spec import RunSpec
@@ -32,7 +33,6 @@ from cppo_lab.sweep.cost import METRIC
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.environment import environment_tags
 from cppo_lab.tracking.naming import names, resolved_yaml
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.recorder import Recorder, begin_line
@@ -68,7 +68,7 @@ def make_runs(folder: Path, plan: Plan, uri: str) -> list[str]:
     runs.mkdir()
     client = open_client(uri)
     experiment = ensure_experiment(client, uri, schema.experiment_name(plan.core))
-    parent, environment = ensure_parent(client, uri, experiment, plan.name), environment_tags()
+    parent, here = ensure_parent(client, uri, experiment, plan.name), environment()
     drawn = colours(tuple(dict.fromkeys(run.variant for run in plan.runs)))
     kinds = [_KINDS.get(number % 100, schema.DONE) for number in range(len(plan.runs))]
     finished = [number for number, kind in enumerate(kinds) if kind == schema.DONE]
@@ -81,7 +81,7 @@ def make_runs(folder: Path, plan: Plan, uri: str) -> list[str]:
             announce(runs / run.run_id, names(run.spec))
             continue
         nested = {schema.TAG_PARENT: parent, schema.TAG_COLOUR: drawn[run.variant]}
-        tags = {**environment, **sweep_tags(plan, run), **nested, schema.TAG_CODE_VERSION: "made"}
+        tags = {**here.tags, **sweep_tags(plan, run), **nested, schema.TAG_CODE_VERSION: "made"}
         known = originals.setdefault((run.spec.rule.name, kind), [])
         if number in unsent or len(known) < ORIGINALS:
             record(runs / run.run_id, run, kind, tags)

@@ -79,6 +79,16 @@ def test_every_run_is_in_the_store_once(job: Job) -> None:
         assert (status["status"], status["step"]) == ("done", 6)
 
 
+def test_what_jobs_print_is_kept_once(job: Job) -> None:
+    for run in job.runs:
+        folder = Path("runs") / run.data.tags[schema.TAG_RUN_ID]
+        printed = {f"{path.name}.txt" for path in folder.glob("attempts/*_log.*") if path.stat().st_size}
+        assert {path.name for path in folder.glob("output/*")} == printed
+        assert bool(printed) == (
+            run.data.tags[schema.TAG_SEED] == "0"
+        )  # the other seed was not in jobs of its own
+
+
 def test_the_tables_are_means_of_the_best_scores(job: Job) -> None:
     best: dict[str, list[float]] = {rule: [] for rule in RULES}
     for run in job.runs:

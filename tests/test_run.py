@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt, describe, prepare_process
 from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.offsets import load_shipped, save_shipped, unsent
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals
@@ -21,7 +22,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import client
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.listing import attempts_at
-from cppo_lab.tracking import environment, recorder, shipper
+from cppo_lab.tracking import recorder, shipper
 from cppo_lab.tracking.recorder import Recorder
 from tests.waiting import until
 
@@ -111,11 +112,11 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
 def test_a_signal_while_the_record_begins_is_recorded(
     tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> dict[str, str]:
+    def told() -> Environment:
         os.kill(os.getpid(), signal.SIGTERM)
-        return {}
+        return Environment({}, [])
 
-    monkeypatch.setattr(environment, "environment_tags", told)
+    monkeypatch.setattr(recorder, "environment", told)
     with pytest.raises(Interrupted):
         Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
     status = read_status(workspace / "runs" / tiny_spec.run_id)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu_kit.places import COMMIT, FOLDER, ROOT, SITE, commit
-from cppo_lab.tracking.code_version import git
+from cppo_lab.runs.machine import git
 
 LOCK = ROOT / "requirements-gpu-fsdp.lock"
 ARCHIVE = "gpu_kit.tar.gz"

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from cppo_lab.tracking.code_version import git
+from cppo_lab.runs.machine import git
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "gpu_kit"  # git ignores it

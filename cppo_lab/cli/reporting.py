@@ -341,8 +341,8 @@ def _hypotheses(
     """
     from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
+    from cppo_lab.runs.machine import code_version
     from cppo_lab.sweep.hypotheses import differences
-    from cppo_lab.tracking.code_version import code_version
 
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)

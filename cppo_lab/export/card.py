@@ -12,9 +12,8 @@ from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import Exported
 from cppo_lab.errors import printable
 from cppo_lab.export.subject import Subject
+from cppo_lab.runs.machine import code_version, versions_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
-from cppo_lab.tracking.code_version import code_version
-from cppo_lab.tracking.environment import versions_in
 from cppo_lab.tracking.naming import code, resolved_yaml
 
 PAPER = "arXiv 2606.10968"

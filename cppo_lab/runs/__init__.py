@@ -8,6 +8,7 @@ Guarantees of this package:
 - `state.py` is the only place that decides the state of a run and its text: `plan`, `launch` and `status` ask it.
 - `offsets.py` records how much of the spool a store has. It may be lost, since uploads are idempotent.
 - `folder.py` writes `status.json` and marks cancelled runs; `queue.py` lists what a local launcher has yet to start.
+- `machine.py` says where, with what and by which code a run is trained: single facts, never the whole environment.
 
 Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these. No link in a run's folder is
 followed: files are opened by `cppo_lab.safe_open` (docs/security.md).

@@ -16,6 +16,7 @@ from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repaired
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.folder import announce, forget_cancelled, variants_text
+from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.queue import Queue
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.signals import Interrupted
@@ -28,7 +29,6 @@ from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hyp
 from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
-from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.naming import figure_tag, merged, names
 
 

@@ -16,7 +16,6 @@ from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.preflight import FOLDER, PreflightResult, folder_of, read
-from cppo_lab.tracking.system import PREFIX
 
 GIB = 2**30
 
@@ -186,8 +185,8 @@ def _memory(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Li
             yield from _line("memory of the trainer on one device, reserved", value, "GiB")
         elif name == "cpu_memory_used_gb":
             yield from _line("memory of the host, all that runs on it", value, "GiB")
-        else:  # of tracking.system, in 1e6 bytes
-            what = name.removeprefix(PREFIX).removesuffix("_memory_peak_megabytes").replace("_", " ")
+        else:  # of runs.machine, in 1e6 bytes
+            what = name.removeprefix("system/").removesuffix("_memory_peak_megabytes").replace("_", " ")
             yield from _line(f"memory of {what}, highest", value * 1e6 / GIB, "GiB")
 
 

@@ -6,7 +6,9 @@ Nothing here waits for, or knows of, the tracking store: `shipper` uploads the f
 import contextlib
 import json
 import os
+import re
 import socket
+import stat
 import sys
 import time
 from base64 import b64encode
@@ -29,16 +31,17 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.following import score_of
+from cppo_lab.runs.machine import Environment, environment, slurm_array_task
 from cppo_lab.runs.scores import summarise
 from cppo_lab.runs.spool import Record, Spool, new_record, newest_record, open_spool
 from cppo_lab.safe_open import NO_ROOM, replace_file
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.environment import Environment
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
-from cppo_lab.tracking.output import Printed, captured_output, own_output
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
 ACTIVITY_SECONDS = 0.5  # the same for the counter of one activity
+OUTPUT = "output"  # where the output of attempts goes among a run's artifacts
+OUTPUT_BYTES = 1_000_000
 
 
 class Recorder:
@@ -46,7 +49,7 @@ class Recorder:
 
     With `continues`, it continues the record, and so the MLflow run, of the last attempt from this folder, unless there
     is none or it has finished. `gpus` is the number on all machines together, `datasets` the data that it reads, `yaml`
-    the resolved configuration for human readers, `environment` that of this process, if the caller already has it.
+    the resolved configuration for human readers, `here` the environment of this process, if the caller already has it.
     """
 
     def __init__(
@@ -59,15 +62,15 @@ class Recorder:
         gpus: int = 0,
         datasets: Sequence[schema.Dataset] = (),
         yaml: str = "",
-        environment: Environment | None = None,
+        here: Environment | None = None,
     ) -> None:
-        environment = environment or Environment.of_this_process()
+        here = here or environment()
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
         self._first: tuple[int, float] | None = None  # the first step of this attempt, and its time
         ensure_folder_tag(folder)
-        self._tags, self._packages = {**environment.tags, **tags}, environment.packages
+        self._tags, self._packages = {**here.tags, **tags}, here.packages
         self._printed = own_output()
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
         self._ended = False  # once the end is recorded, nothing can change it
@@ -253,7 +256,7 @@ class Recorder:
                 **names(self.spec),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "job": _slurm_job(),
+                "job": slurm_array_task() or os.environ.get("SLURM_JOB_ID", ""),
                 "gpus": self._gpus,
                 "started": self._started,
                 "updated": now,
@@ -296,7 +299,7 @@ def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms:
         return False
     spool = open_spool(folder)
     spool.add(record.begin)  # so that the output belongs to that record
-    _keep_output(folder, spool, ())
+    _keep_output(folder, spool, {})
     spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
     spool.sync()
     spool.close()
@@ -308,10 +311,83 @@ def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms:
     return not spool.unwritten
 
 
-def _keep_output(folder: Path, spool: Spool, printed: Sequence[Printed]) -> None:
+def own_output() -> dict[str, int]:
+    """Paths of the regular files behind this process's standard output and standard error, and their sizes now.
+
+    Terminals, pipes and removed files are left out. This finds Slurm's output files, whatever their names are.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    sizes: dict[str, int] = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            opened = os.fstat(number)
+            path = Path(f"/proc/self/fd/{number}").readlink()
+            if stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, path.lstat()):
+                sizes[str(path)] = opened.st_size
+    return sizes
+
+
+def captured_output(
+    folder: Path, printed: Mapping[str, int], most_bytes: int = OUTPUT_BYTES
+) -> dict[str, bytes]:
+    """The output of the attempts at a run by path of the artifact, secrets masked: about `most_bytes` in all at most.
+
+    It is in the files of launchers in the run's `folder`, and in those of `printed` (`own_output` when an attempt
+    began; earlier bytes are from others); oldest first. Long output is cut to its head and tail, with a line on how
+    much was omitted.
+    """
+    starts = {Path(path): start for path, start in printed.items()}
+    launched = (folder / "attempts").resolve().glob("*_log.*")
+    starts |= {path: 0 for path in launched if path.suffix in (".out", ".err")}
+    spans = []
+    for path, start in starts.items():
+        with contextlib.suppress(OSError):
+            file = path.lstat()  # a link could lead anywhere
+            if stat.S_ISREG(file.st_mode) and file.st_size > start:
+                spans.append((file.st_mtime, path, start, file.st_size))
+    # Short ones stay whole, long ones share the rest.
+    shares, room = {}, most_bytes
+    for i, (size, path) in enumerate(sorted((end - start, path) for _, path, start, end in spans)):
+        shares[path] = min(size, room // (len(spans) - i))
+        room -= shares[path]
+    output: dict[str, bytes] = {}
+    for _, path, start, end in sorted(spans):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            name = f"{OUTPUT}/{path.name}.txt"  # MLflow's page shows files of that ending
+            if name in output:
+                name = f"{OUTPUT}/{len(output)}_{path.name}.txt"
+            output[name] = _masked_output(path, start, end, shares[path])
+    return output
+
+
+def _masked_output(path: Path, start: int, end: int, most: int) -> bytes:
+    """The bytes of a file from `start` to `end`, masked; where they are more than `most`, their head and tail."""
+
+    def masked(content: bytes) -> bytes:
+        return redacted(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+    with path.open("rb") as file:
+        file.seek(start)
+        if end - start <= most:
+            return masked(file.read(end - start))
+        head = file.read(most // 2)
+        file.seek(end - most // 2)
+        tail = file.read(most // 2)
+    # Cut at white space: secrets contain none, and half a secret would not be recognised and masked.
+    head = head[: max(head.rfind(space) for space in b" \n\r\t") + 1]
+    space = re.search(rb"\s", tail)
+    tail = tail[space.end() :] if space else b""
+    left_out = end - start - len(head) - len(tail)
+    line = f"\n[... {left_out:,} of {end - start:,} bytes are left out here: see {path} ...]\n"
+    return masked(head) + line.encode() + masked(tail)
+
+
+def _keep_output(folder: Path, spool: Spool, printed: Mapping[str, int]) -> None:
     """Store the output of the attempts with the run; on a full disk it is omitted."""
     with contextlib.suppress(OSError):
-        for name, content in captured_output(folder, printed):
+        for name, content in captured_output(folder, printed).items():
             (folder / name).parent.mkdir(exist_ok=True)
             replace_file(folder / name, content)
             spool.add(Artifact(name))
@@ -325,9 +401,3 @@ def _scores(record: Record) -> dict[int, float]:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _slurm_job() -> str:
-    """The job that this process runs in, as Slurm's commands write it; empty outside Slurm."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")

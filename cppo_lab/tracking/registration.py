@@ -15,10 +15,10 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from cppo_lab import schema
+from cppo_lab.runs.machine import code_version
 from cppo_lab.store.client import STORE_FAULTS
 from cppo_lab.store.exclusive import exclusive
 from cppo_lab.store.listing import search_runs
-from cppo_lab.tracking.code_version import code_version
 
 FOLDER = "hypotheses"
 

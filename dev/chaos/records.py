@@ -15,7 +15,7 @@ from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.store import history
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import newest_runs
-from cppo_lab.tracking.output import ARTIFACTS
+from cppo_lab.tracking.recorder import OUTPUT
 
 Point = tuple[str, int, str]  # metric, step, value to the last bit
 SAME_FILES = ("config.json", "diagnostics/")  # artifacts whose bytes have to be the same
@@ -126,7 +126,7 @@ def compare(control: Store, disturbed: Store) -> Comparison:
         faults += _named(run_id, "in the store", missing, more)
         faults += _named(run_id, f"in {history.HISTORY}", *_differ(expected.points, found[0].in_file))
         for name, digest in expected.artifacts.items():
-            if name.startswith(f"{ARTIFACTS}/"):
+            if name.startswith(f"{OUTPUT}/"):
                 continue  # output differs: an inline launch prints its progress, Slurm jobs print to other files
             if name not in found[0].artifacts:
                 faults.append(f"run {run_id} lacks the artifact {name}")

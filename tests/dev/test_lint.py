@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab import PARTS
 from dev import lint, rooms
-from dev.late_imports import ALLOWED, needless
+from dev.late_imports import needless
 
 
 def test_a_build_takes_the_folders_that_a_checkout_has_beside_the_package() -> None:
@@ -73,7 +73,6 @@ def test_a_late_import_that_saves_no_heavy_library_is_an_error(
     assert lint.late() == 1
     assert "cppo_lab/user.py:9: imports cppo_lab.light inside a function" in capsys.readouterr().out
     known = rooms.modules(tmp_path)
-    assert needless(known, {("cppo_lab.user", "cppo_lab.light")}) == []
     # What the module has loaded already is saved by no late import.
     (package / "user.py").write_text("import torch\n\ndef use():\n    from cppo_lab import slow\n")
     assert needless(known) == [(package / "user.py", 4, "cppo_lab.slow")]
@@ -103,9 +102,3 @@ def test_a_command_may_import_its_own_files_late(tmp_path: Path) -> None:
     (commands.parent / "own.py").touch()
     (commands.parent / "shared.py").touch()
     assert needless(rooms.modules(tmp_path)) == [(commands / "one.py", 3, "cppo_lab.shared")]
-
-
-def test_every_exception_is_needed() -> None:
-    known = rooms.modules()
-    names = {path: name for name, path in known.items()}
-    assert {(names[path], target) for path, _, target in needless(known, ())} == set(ALLOWED)

@@ -8,9 +8,9 @@ import mlflow.store.tracking.rest_store
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 from sqlalchemy.orm import configure_mappers
 
-from cppo_lab.tracking import environment, recorder
+from cppo_lab.runs import machine
 
 # The packages that are installed, for requirements.txt: some hundred files are read for it.
-recorder.packages = functools.cache(environment.packages)  # type: ignore[attr-defined]
-recorder.packages()  # type: ignore[attr-defined]
+machine.packages = functools.cache(machine.packages)
+machine.packages()
 configure_mappers()

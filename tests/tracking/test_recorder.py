@@ -1,7 +1,11 @@
-"""What a run logs is on file at once, whatever the disk does meanwhile; no store is asked."""
+"""What a run logs and prints is on file at once, whatever the disk does meanwhile; no store is asked."""
 
 import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.store.listing import attempts
 from cppo_lab.tracking.naming import flatten
-from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking.recorder import Recorder, captured_output, close_dead
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, points
 
@@ -197,3 +201,90 @@ def test_deleted_experiment_is_named(workspace: Path) -> None:
 
 def test_attempts_of_an_empty_store(workspace: Path) -> None:
     assert attempts(open_client(tracking_uri()), "cppo-mini", ["abc"]) == {"abc": []}
+
+
+SECRET = "s3cret"
+
+
+def printed(folder: Path, name: str, text: str, age: int = 0) -> Path:
+    path = folder / "attempts" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, errors="surrogateescape", newline="")
+    os.utime(path, (1_700_000_000 - age,) * 2)
+    return path
+
+
+def test_short_output_is_whole_masked_and_in_order(tmp_path: Path) -> None:
+    assert captured_output(tmp_path, {}) == {}
+    printed(tmp_path, "9_0_log.out", f"postgresql://ada:{SECRET}@db/x\nuri=http://{SECRET}@h\n", age=100)
+    printed(tmp_path, "10_0_log.err", "caf\udce9 \U0001f30d\n", age=50)
+    printed(tmp_path, "10_0_log.out", "second\r\n", age=10)
+    printed(tmp_path, "11_0_log.out", "")
+    path = printed(tmp_path, "10_0_result.pkl", "not printed")
+    path.with_name("12_0_log.out").symlink_to(path)
+    assert list(captured_output(tmp_path, {str(path.with_name("12_0_log.out")): 0}).items()) == [
+        ("output/9_0_log.out.txt", b"postgresql://ada:***@db/x\nuri=http://***@h\n"),
+        ("output/10_0_log.err.txt", b"caf\xe9 \xf0\x9f\x8c\x8d\n"),
+        ("output/10_0_log.out.txt", b"second\r\n"),
+    ]
+
+
+def test_long_output_keeps_head_and_tail(tmp_path: Path) -> None:
+    text = "".join(f"line {i:06d}\n" for i in range(50_000))
+    printed(tmp_path, "0_0_log.out", "short\n", age=9)
+    paths = [printed(tmp_path, f"{job}_0_log.out", text, age=9 - job) for job in (1, 2)]
+    short, *long = captured_output(tmp_path, {}, most_bytes=20_006).values()
+    assert short == b"short\n"
+    for content, path in zip(long, paths, strict=True):
+        head, line, tail = re.split(r"\n\[\.\.\. (.*)\n", content.decode())
+        assert text.startswith(head) and text.endswith(tail)
+        assert 4900 < len(head) <= 5000 and 4900 < len(tail) <= 5000
+        left = len(text) - len(head + tail)
+        assert line == f"{left:,} of 600,000 bytes are left out here: see {path} ...]"
+
+
+@pytest.mark.parametrize(
+    "text", [" ".join([f"http://ada:{SECRET}@host"] * 100), f"http://{SECRET}@host" * 100]
+)
+def test_no_cut_goes_through_a_password(tmp_path: Path, text: str) -> None:
+    """Wherever the cut falls, with spaces and without."""
+    path = printed(tmp_path, "1_0_log.out", text)
+    for most in range(20, 160):
+        [content] = captured_output(tmp_path, {}, most_bytes=most).values()
+        assert not re.search("cret|s3c?|ada:s", content.decode().replace(str(path), ""))
+
+
+def test_other_files_begin_where_the_attempt_did(tmp_path: Path) -> None:
+    slurm = tmp_path / "elsewhere" / "7_log.out"
+    slurm.parent.mkdir()
+    slurm.write_text("another run's\nours\n")
+    starts = {str(slurm): len("another run's\n")}
+    assert captured_output(tmp_path, starts) == {"output/7_log.out.txt": b"ours\n"}
+    path = printed(tmp_path, "7_log.out", "of the launcher\n", age=60)
+    assert captured_output(tmp_path, starts | {str(path): 3}) == {
+        "output/7_log.out.txt": b"of the launcher\n",
+        "output/1_7_log.out.txt": b"ours\n",
+    }
+    slurm.write_text("")  # cut off
+    assert len(captured_output(tmp_path, starts)) == 1
+    slurm.unlink()
+    assert len(captured_output(tmp_path, starts)) == 1
+
+
+OWN = "import json; from cppo_lab.tracking.recorder import own_output; print('before', flush=True);"
+OWN += "own = own_output(); open('own.json', 'w').write(json.dumps(own)); print('after')"
+
+
+def test_own_output(workspace: Path) -> None:
+    def own(files: str) -> dict[str, int]:
+        subprocess.run(["bash", "-c", f'exec {files}; "$0" -c "$1"', sys.executable, OWN], check=True)
+        return json.loads(Path("own.json").read_text())
+
+    out, err = workspace / "job.out", workspace / "job.err"
+    out.write_text("of another\n")
+    starts = own(">> job.out 2> job.err")
+    assert starts == {str(out): len("of another\nbefore\n"), str(err): 0}
+    assert captured_output(workspace / "run", starts) == {"output/job.out.txt": b"after\n"}
+    assert [*own(">> job.out 2>&1")] == [str(out)]
+    for files in ("> >(cat) 2> /dev/null", "> gone 2> /dev/null; rm gone", ">&- 2>&-"):
+        assert own(files) == {}

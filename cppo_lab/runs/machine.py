@@ -1,0 +1,398 @@
+"""Where, with what and by which code a run is trained, and the load of the machine meanwhile.
+
+Selected facts, never the whole environment. The load has the names of MLflow's own sampler; for a run on several
+machines, only the first one is sampled. GPUs are NVIDIA's, through NVML (package nvidia-ml-py and a driver); nothing
+here fails without them.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import pwd
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cppo_lab
+from cppo_lab import schema
+from cppo_lab.redaction import redacted
+
+PACKAGES = (
+    "torch",
+    "verl",
+    "vllm",
+    "ray",
+    "transformers",
+    "mlflow",
+    "mlflow-skinny",
+    "optuna",
+    "numpy",
+    "submitit",
+    "hydra-core",
+)
+_SLURM = {
+    schema.TAG_JOB: "SLURM_JOB_ID",
+    schema.TAG_JOB_NAME: "SLURM_JOB_NAME",
+    schema.TAG_PARTITION: "SLURM_JOB_PARTITION",
+    schema.TAG_NODES: "SLURM_JOB_NODELIST",
+}
+_MOST = 500  # characters of a value that a user chose
+GIT_SECONDS = 30  # a command of git may take
+PROCESSORS = Path("/proc/cpuinfo")
+DRIVER = Path("/proc/driver/nvidia")  # the kernel module's description of itself
+RENEW_SECONDS = 60.0  # interval of the search for descendants, which reads the whole process table
+# Metrics that also get a peak, since running out of memory ends a run.
+_PEAKS = re.compile(r"((?:process|gpu_\d+)_memory)(?:_usage)?_megabytes")
+
+
+class CodeState(NamedTuple):
+    """The code of this process: `commit` is empty outside a git checkout.
+
+    `changes` is a fingerprint of how tracked files differ from the commit, empty if they do not. `unread` is why git
+    could not read a checkout, empty if it could.
+    """
+
+    commit: str = ""
+    changes: str = ""
+    unread: str = ""
+
+
+def code_version(root: Path | None = None) -> str:
+    """`<version>+<commit>` in a git checkout, with `.dirty` for uncommitted changes; else `<version>`.
+
+    `<version>+unread.<random digits>` for a checkout that git could not read: it equals no other version, since nothing
+    says that the code was the same. Standard error then says so.
+    """
+    code = code_state(root)
+    if code.unread:
+        print(
+            f"git cannot read the code version ({code.unread}): results are recorded with a version that equals no "
+            "other; try `git status` where the code is",
+            file=sys.stderr,
+            flush=True,
+        )
+        return f"{cppo_lab.__version__}+unread.{secrets.token_hex(6)}"
+    if not code.commit:
+        return cppo_lab.__version__
+    return f"{cppo_lab.__version__}+{code.commit[:12]}{'.dirty' if code.changes else ''}"
+
+
+def code_state(root: Path | None = None) -> CodeState:
+    """The commit of the checkout at `root`, and how its files differ; that of this package where None is given."""
+    root = root or Path(cppo_lab.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return CodeState()
+    try:
+        commit = git(root, "rev-parse", "HEAD").strip()
+        # Names only: how a difference is printed depends on the user's settings of git.
+        changed = git(root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD")
+        return CodeState(commit, _fingerprint(root, changed.split("\0")[:-1]))
+    except (OSError, subprocess.SubprocessError) as error:
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        return CodeState(unread=lines[0] if lines else type(error).__name__)
+
+
+def _fingerprint(root: Path, names: list[str]) -> str:
+    """Twelve digits for the changed files as they are now."""
+    if not names:
+        return ""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        path = root / name
+        content = path.read_bytes() if path.is_file() else b"\0gone"
+        digest.update(name.encode(errors="surrogateescape") + b"\0" + hashlib.sha256(content).digest())
+    return digest.hexdigest()[:12]
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git says of the checkout at `root`, whatever a user or a hook has set for other repositories.
+
+    Raises OSError without git, and a SubprocessError if it fails.
+    """
+    # Git sets GIT_DIR and others for its hooks, and a user may: they would name another repository, index or work tree.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # A broken .git must not make git find a repository around the checkout.
+    variables["GIT_CEILING_DIRECTORIES"] = str(root.resolve().parent)
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=GIT_SECONDS,
+        env=variables,
+    ).stdout
+
+
+class Environment(NamedTuple):
+    """Tags of the schema for this process on this machine, and `name==version` of every installed package, sorted."""
+
+    tags: Mapping[str, str]
+    packages: list[str]
+
+
+def environment() -> Environment:
+    """The environment as it is now; unknown or missing facts have no tag."""
+    code, installed = code_state(), packages()
+    models, driver, cuda = _gpus()
+    versions = dict(line.split("==", 1) for line in installed)
+    tags = {
+        schema.TAG_HOST: socket.gethostname(),
+        schema.TAG_PYTHON: platform.python_version(),
+        schema.TAG_PLATFORM: f"{platform.system()} {platform.release()} {platform.machine()}",
+        schema.TAG_CPU: _processor(),
+        schema.TAG_CORES: str(len(os.sched_getaffinity(0))),
+        schema.TAG_MEMORY: str(round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)),
+        schema.TAG_MLFLOW_SOURCE: "cppo_lab",
+        schema.TAG_MLFLOW_SOURCE_TYPE: "LOCAL",
+        schema.TAG_MLFLOW_USER: _user(),
+        schema.TAG_PACKAGES: " ".join(f"{name}=={versions[name]}" for name in PACKAGES if name in versions),
+    }
+    if models:
+        tags |= {
+            schema.TAG_GPU: ", ".join(dict.fromkeys(models)),
+            schema.TAG_GPUS: str(len(models)),
+            schema.TAG_DRIVER: driver,
+            schema.TAG_CUDA: cuda,
+            schema.TAG_VISIBLE_DEVICES: os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        }
+    if "SLURM_JOB_ID" in os.environ:
+        tags |= {tag: os.environ.get(name, "") for tag, name in _SLURM.items()}
+        tags[schema.TAG_MLFLOW_SOURCE_TYPE] = "JOB"
+        tags[schema.TAG_ARRAY_TASK] = slurm_array_task()
+        # Slurm sets it from the first restart on.
+        tags[schema.TAG_RESTARTS] = os.environ.get("SLURM_RESTART_COUNT", "0")
+    if code.commit:
+        tags |= {
+            schema.TAG_COMMIT: code.commit,
+            schema.TAG_MLFLOW_COMMIT: code.commit,
+            schema.TAG_DIRTY: "true" if code.changes else "false",
+            schema.TAG_CHANGES: code.changes,
+        }
+    return Environment({key: redacted(value)[:_MOST] for key, value in tags.items() if value}, installed)
+
+
+def packages() -> list[str]:
+    """`name==version` of everything that is installed, sorted: the text of a `requirements.txt`."""
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        # A folder that an interrupted installation left has no name; importlib_metadata, if loaded, raises for it.
+        with contextlib.suppress(FileNotFoundError):
+            if name := distribution.metadata["Name"]:
+                versions.setdefault(name, distribution.version)  # the first on the path is imported
+    return [f"{name}=={versions[name]}" for name in sorted(versions, key=str.casefold)]
+
+
+def versions_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The versions of the main packages that the tags of a run name."""
+    old = schema.TAG_OLD_PACKAGE_PREFIX
+    versions = {key.removeprefix(old): value for key, value in tags.items() if key.startswith(old)}
+    return versions | dict(line.split("==", 1) for line in tags.get(schema.TAG_PACKAGES, "").split())
+
+
+def slurm_array_task() -> str:
+    """`<array>_<task>`, as Slurm's commands write it; empty outside an array."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else ""
+
+
+def _processor() -> str:
+    """The model of the first processor; its kind where the kernel names no model, as on ARM."""
+    with contextlib.suppress(OSError), PROCESSORS.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _user() -> str:
+    """The user of this process; the uid if a container does not know the name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _gpus() -> tuple[list[str], str, str]:
+    """Models of the machine's GPUs, the driver's version, and the newest version of CUDA that it supports.
+
+    From NVML, or otherwise from the files of the kernel module, which do not say the version of CUDA.
+    """
+    with nvml() as library:
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                cuda = library.nvmlSystemGetCudaDriverVersion()  # 12040 is 12.4
+                return (
+                    [library.nvmlDeviceGetName(handle) for handle in _handles(library)],
+                    library.nvmlSystemGetDriverVersion(),
+                    f"{cuda // 1000}.{cuda % 1000 // 10}",
+                )
+    models, version = [], None
+    with contextlib.suppress(OSError):
+        for path in sorted(DRIVER.glob("gpus/*/information")):
+            models += re.findall(r"^Model:\s*(.*?)\s*$", path.read_text("utf-8", "replace"), re.MULTILINE)
+        version = re.match(r".*?\s(\d\S*\.\S*)", (DRIVER / "version").read_text("utf-8", "replace"))
+    return models, version[1] if version else "", ""
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """NVML, initialised; None if it is not available."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _handles(library: Any) -> list[Any]:
+    return [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+
+
+def visible(uuids: list[str], chosen: str | None) -> list[int]:
+    """Which devices, by index in `uuids`, the value of CUDA_VISIBLE_DEVICES leaves; all of them for None.
+
+    As CUDA reads it: entries after an invalid one are ignored.
+    """
+    if chosen is None:
+        return list(range(len(uuids)))
+    devices: list[int] = []
+    for word in (part.strip() for part in chosen.split(",")):
+        named = [i for i, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
+        if word.isdecimal() and int(word) < len(uuids):
+            devices.append(int(word))
+        elif len(named) == 1:
+            devices += named
+        else:
+            break
+    return devices
+
+
+@contextlib.contextmanager
+def sampling(folder: Path, every: float = 5.0) -> Iterator[Callable[[], dict[str, float]]]:
+    """Take a sample every `every` seconds in a separate thread while the block runs; `folder` is the run's.
+
+    Gives a function for the metrics of schema.py since its last call, see `summary`.
+    """
+    samples: deque[dict[str, float]] = deque()
+    ended = threading.Event()
+
+    def sample() -> None:
+        with contextlib.closing(loads(folder)) as readings:
+            next(readings)
+            while not ended.wait(every):
+                samples.append(next(readings))
+
+    thread = threading.Thread(target=sample, name="system-sampler", daemon=True)
+    thread.start()
+    try:
+        yield lambda: summary([samples.popleft() for _ in range(len(samples))])
+    finally:
+        ended.set()
+        thread.join(every)
+
+
+def summary(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of schema.py: means over the samples, and peaks; empty if there are none."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for name, value in sample.items():
+            values[name].append(value)
+    metrics = {f"system/{name}": sum(series) / len(series) for name, series in values.items()}
+    for name, series in values.items():
+        if match := _PEAKS.fullmatch(name):
+            metrics[f"system/{match[1]}_peak_megabytes"] = max(series)
+    return metrics
+
+
+def loads(folder: Path) -> Generator[dict[str, float]]:
+    """The load of machine, process and GPUs at each `next`, without end. What cannot be read is left out.
+
+    Loads of processors are means since the sample before: the first one has none that mean anything.
+    """
+    import psutil
+
+    network = psutil.net_io_counters()  # None where the machine has no network
+    this = psutil.Process()
+    family: dict[int, psutil.Process] = {}
+    renewed = float("-inf")
+    with nvml() as library:
+        devices = _devices(library) if library is not None else {}
+        while True:
+            sample: dict[str, float] = {}
+            with contextlib.suppress(OSError, psutil.Error):
+                memory, counters = psutil.virtual_memory(), psutil.net_io_counters()
+                sample["cpu_utilization_percentage"] = psutil.cpu_percent()
+                sample["system_memory_usage_megabytes"] = memory.used / 1e6
+                sample["system_memory_usage_percentage"] = memory.used / memory.total * 100
+                for name, kind in (("receive", "bytes_recv"), ("transmit", "bytes_sent")):
+                    since = getattr(counters, kind, 0) - getattr(network, kind, 0)
+                    sample[f"network_{name}_megabytes"] = since / 1e6
+            with contextlib.suppress(OSError):  # the folder may be gone
+                disk = psutil.disk_usage(str(folder))
+                sample["disk_usage_percentage"] = disk.percent
+                sample["disk_usage_megabytes"] = disk.used / 1e6
+                sample["disk_available_megabytes"] = disk.free / 1e6
+            if time.monotonic() - renewed >= RENEW_SECONDS:
+                renewed = time.monotonic()
+                with contextlib.suppress(psutil.Error):
+                    processes = [this, *this.children(recursive=True)]  # verl's workers, too
+                    family = {process.pid: family.get(process.pid, process) for process in processes}
+            load = resident = 0.0
+            for pid, process in list(family.items()):
+                try:
+                    with process.oneshot():
+                        load += process.cpu_percent()
+                        resident += process.memory_info().rss / 1e6
+                except psutil.Error:  # it has ended
+                    del family[pid]
+            sample |= {"process_cpu_percentage": load, "process_memory_megabytes": resident}
+            for i, device in devices.items():
+                sample |= _device_load(library, f"gpu_{i}_", device)
+            yield sample
+
+
+def _devices(library: Any) -> dict[int, Any]:
+    """NVML's handles of the devices that this process may use."""
+    with contextlib.suppress(library.NVMLError):
+        handles = _handles(library)
+        uuids = [library.nvmlDeviceGetUUID(handle) for handle in handles]
+        return {i: handles[i] for i in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+    return {}
+
+
+def _device_load(library: Any, gpu: str, handle: Any) -> dict[str, float]:
+    """The load of a device now, omitting values that it does not report."""
+    values: dict[str, float] = {}
+    with contextlib.suppress(library.NVMLError):
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
+        values[f"{gpu}memory_usage_megabytes"] = memory.used / 1e6
+        values[f"{gpu}memory_usage_percentage"] = memory.used / memory.total * 100
+    with contextlib.suppress(library.NVMLError):
+        values[f"{gpu}utilization_percentage"] = float(library.nvmlDeviceGetUtilizationRates(handle).gpu)
+    with contextlib.suppress(library.NVMLError):
+        watts = library.nvmlDeviceGetPowerUsage(handle) / 1000
+        values[f"{gpu}power_usage_watts"] = watts
+        limit = library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        values[f"{gpu}power_usage_percentage"] = watts / limit * 100
+    return values
