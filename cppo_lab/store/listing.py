@@ -146,17 +146,11 @@ def newest_runs(client: MlflowClient, experiment: str, condition: str = "") -> I
         yield from search_runs(client, found.experiment_id, condition, newest_first=True)
 
 
-def stored_run(run: Run, params: bool = False) -> StoredRun:
-    """An MLflow run without its metrics, and with its parameters only if requested."""
-    info, data = run.info, run.data
+def stored_run(run: Run) -> StoredRun:
+    """An MLflow run without its metrics and parameters."""
+    info = run.info
     return StoredRun(
-        info.run_id,
-        info.artifact_uri,
-        data.tags,
-        data.params if params else {},
-        info.run_name or "",
-        info.start_time,
-        info.end_time,
+        info.run_id, info.artifact_uri, run.data.tags, info.run_name or "", info.start_time, info.end_time
     )
 
 

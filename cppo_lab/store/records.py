@@ -1,14 +1,14 @@
 """A run in the store, and an attempt at a run of ours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cppo_lab import schema
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run in the store. `params` are present only if requested.
+    """A run in the store.
 
     `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended).
     """
@@ -16,7 +16,6 @@ class StoredRun:
     mlflow_id: str
     artifact_uri: str
     tags: dict[str, str]
-    params: dict[str, str] = field(default_factory=dict)
     name: str = ""
     start_ms: int | None = None
     end_ms: int | None = None

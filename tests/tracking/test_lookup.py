@@ -4,26 +4,24 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from mlflow.entities import Param, Run, RunData, RunInfo
 
-from cppo_lab.store.records import StoredRun
 from cppo_lab.tracking import lookup
 
 
 @pytest.mark.parametrize(
-    ("artifact_uri", "found"),
-    [("", {"a": 1}), ("http://[x", {"a": 1}), ("file://[x", {"a": 1}), ("{}/a#b/q?x", {"whole": 1})],
-)  # fmt: skip
+    ("content", "found"),
+    [(None, {"a": 1}), ("[", {"a": 1}), ("{}", {"a": 1}), ('{"whole": 1}', {"whole": 1})],
+)
 def test_a_configuration_is_the_artifact_or_the_parameters(
-    tmp_path: Path, artifact_uri: str, found: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, content: str | None, found: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(
-        "cppo_lab.store.client.open_client", lambda uri: Mock(download_artifacts=Mock(side_effect=OSError))
-    )
-    folder = tmp_path / "a#b" / "q?x"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"whole": 1}')
-    run = StoredRun("id", artifact_uri.format(tmp_path), {}, {"a": "1"})
-    assert lookup._config("sqlite:///x", run) == found
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    client = Mock(download_artifacts=Mock(side_effect=OSError if content is None else [str(path)]))
+    run = Run(RunInfo("id", "1", "me", "FINISHED", 1, 2, "active"), RunData(params=[Param("a", "1")]))
+    assert lookup._config(client, run) == found
 
 
 def test_parameters_of_which_one_is_a_section_of_another() -> None:
