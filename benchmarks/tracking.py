@@ -50,7 +50,7 @@ from cppo_lab.sweep.compose import compose  # noqa: E402
 from cppo_lab.tracking import shipper  # noqa: E402
 from cppo_lab.tracking.recorder import Recorder  # noqa: E402
 from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
-from cppo_lab.tracking.shipping import ship  # noqa: E402
+from cppo_lab.tracking.upload import ship  # noqa: E402
 from dev.servers import postgres  # noqa: E402
 from dev.servers.mlflow_server import MlflowServer  # noqa: E402
 

@@ -19,7 +19,7 @@ from cppo_lab.cores.base import Allocation as Allocation  # launchers import it 
 from cppo_lab.errors import printable
 from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
-from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cancelled
+from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cancelled, set_aside
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.machine import Environment, sampling
 from cppo_lab.runs.offsets import forget_shipped, unsent
@@ -199,8 +199,6 @@ def begin_record(attempt: Attempt, record: Record | None, here: Environment | No
 
 def own_record(attempt: Attempt) -> Record | None:
     """The newest record in the run's folder. The contents of a folder copied from another run are moved aside."""
-    from cppo_lab.tracking.replace import set_aside
-
     folder, run_id = attempt.folder, attempt.spec.run_id
     record = newest_record(folder)
     if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
@@ -327,8 +325,6 @@ def _continues(attempt: Attempt, record: Record | None) -> bool:
     The files of a result that is to be replaced are moved aside first. If an earlier attempt at the same replacement is
     on record, they were moved then, and the files in the folder are that attempt's.
     """
-    from cppo_lab.tracking.replace import set_aside
-
     folder = attempt.folder
     ours = record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
     if attempt.replaces and not ours:

@@ -36,7 +36,7 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.naming import names, resolved_yaml
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.recorder import Recorder, begin_line
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.upload import ship
 
 STEPS, EVERY = 20, 5  # training steps of a run, and between its validations
 ORIGINALS = 4  # runs of each rule that are recorded; the others are their copies

@@ -9,7 +9,7 @@ from cppo_lab import schema
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.upload import ship
 from tests.waiting import until
 
 

@@ -15,7 +15,7 @@ from cppo_lab.monitor.watch import watch
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.lock import held, holder
 from cppo_lab.store.address import tracking_uri
-from cppo_lab.tracking.sync import Sent
+from cppo_lab.tracking.upload import Sent
 from tests.test_cli_status import run_id, told
 
 
@@ -103,7 +103,7 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
             raise look
         return look
 
-    monkeypatch.setattr("cppo_lab.tracking.sync.send", send)
+    monkeypatch.setattr("cppo_lab.tracking.upload.upload", send)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert main(["sync", "--watch"]) == 130
     said = capsys.readouterr()

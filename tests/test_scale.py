@@ -28,7 +28,7 @@ from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan
-from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.upload import upload
 from tests import many_runs
 
 FEW, MANY = 20, 60
@@ -104,7 +104,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
     return {
         "plan": lambda: (states(runs, run_ids, look(runs)), past_costs(plan.runs)),
         "status": lambda: run_statuses(runs),
-        "sync": lambda: send([runs / run_id for run_id in run_ids], uri),
+        "sync": lambda: upload([runs / run_id for run_id in run_ids], uri),
         "launch": described,
         "report": scored,
     }

@@ -106,7 +106,7 @@ def sync(options: argparse.Namespace) -> int:
 
     from cppo_lab.monitor.logs import run_folders
     from cppo_lab.runs.offsets import unsent
-    from cppo_lab.tracking.sync import send
+    from cppo_lab.tracking.upload import upload
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
@@ -126,7 +126,7 @@ def sync(options: argparse.Namespace) -> int:
             return Exit.DONE
         open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
         try:
-            sent = send(folders, uri, counter("runs sent"))
+            sent = upload(folders, uri, counter("runs sent"))
         except UserError as error:
             if not options.watch:
                 raise

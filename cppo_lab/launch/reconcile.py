@@ -17,8 +17,8 @@ from cppo_lab.runs.state import WORDS, Queued, RunFolder
 from cppo_lab.store.client import mark_interrupted, open_client, past_attempts
 from cppo_lab.store.records import AttemptRecord, recorded_status
 from cppo_lab.tracking.recorder import close_dead
-from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.upload import retire
+from cppo_lab.tracking.upload import upload as send
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousa
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
 # In the folder of all runs: an identity that is the same from every machine and mount point.
 IDENTITY = "identity"
+ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
+_STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
 CANCELLED = "cancelled"  # holds the time of cancellation, in seconds since the epoch
 _IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
 # The fields of a status; any other field, or a value of another type, was not written by us.
@@ -147,6 +150,24 @@ def forget_cancelled(folder: Path) -> None:
     """Remove the mark: the run may be started again."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         (folder / CANCELLED).unlink()
+
+
+def set_aside(folder: Path, mlflow_id: str) -> None:
+    """Move an earlier result's files in the run's folder aside, so that none of them is resumed from.
+
+    If a kill interrupts it, calling it again moves the rest. The caller holds the lock of the folder.
+    """
+    target = folder / ASIDE / re.sub(r"[^0-9A-Za-z-]", "_", mlflow_id)
+    for path in sorted(folder.iterdir()):
+        if path.name in _STAYS or path.name == "lock" or path.suffix == ".lock":
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        if not (target / path.name).exists():
+            path.rename(target / path.name)
+        elif path.is_dir():  # created by an attempt that was killed before it was recorded
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def folder_tag(folder: Path) -> str:

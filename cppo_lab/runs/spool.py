@@ -2,7 +2,7 @@
 
 A file starts with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
 continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
-per training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
+per training step, the artifacts, and how the attempt ended. `tracking/upload` brings MLflow to the same state.
 """
 
 import os

@@ -12,7 +12,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.errors import one_line
 from cppo_lab.runs.events import Begin
-from cppo_lab.runs.folder import Cause, is_cancelled, read_status
+from cppo_lab.runs.folder import ASIDE, Cause, is_cancelled, read_status
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.spool import Record, files, newest_record, read_lines
 
@@ -22,7 +22,6 @@ WORDS = {  # of the causes that nobody could put into words: the process was gon
     Cause.DIED: f"{_SILENT} (killed, out of memory, or the machine went down)",
     Cause.CANCELLED: "cancelled",
 }
-ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
 OF_OTHERS = "of-"  # how the names of folders in ASIDE begin that hold the files of another run
 
 

@@ -1,4 +1,4 @@
-"""Opens the tracking store and finds the runs in it. Only this module and shipping.py write with mlflow."""
+"""Opens the tracking store and finds the runs in it. Only this module and tracking/upload.py write with mlflow."""
 
 import contextlib
 import os

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cppo_lab.errors import UserError
 from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.upload import ship
 
 PARENT_SECONDS = 5.0  # interval of the check whether the training process is alive
 NICENESS = 5  # training comes first

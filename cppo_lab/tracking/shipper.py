@@ -25,7 +25,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
 from cppo_lab.tracking.ship_process import ShipProcess
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.upload import ship
 
 EVERY_SECONDS = 2.0
 ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow

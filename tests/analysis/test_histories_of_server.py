@@ -17,7 +17,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.client import open_client
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.upload import ship
 from tests.servers.conftest import server, sqlite_tables
 
 __all__ = ["server", "sqlite_tables"]  # fixtures, of the one server that a session has

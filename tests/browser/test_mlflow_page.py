@@ -14,8 +14,8 @@ from cppo_lab.rules import METHOD_COLOURS
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.parents import ensure_parent
+from cppo_lab.tracking.upload import TABLE
 from tests.browser.conftest import WAIT_MS, click_until
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until

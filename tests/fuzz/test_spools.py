@@ -17,7 +17,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, altered, as_json, damaged, fuzz, refused, within
 
@@ -134,7 +134,7 @@ def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> N
         folders.append(written(runs / f"0123456789{number:02x}", content))
         (folders[-1] / "ring").symlink_to("ring")
     whole_one = runs / run.run_id
-    said = refused(lambda: send([*folders[:8], whole_one, *folders[8:]], tracking_uri()))
+    said = refused(lambda: upload([*folders[:8], whole_one, *folders[8:]], tracking_uri()))
     assert said.startswith("run 0123456789")
     assert not unsent(whole_one, tracking_uri())
     client = open_client(tracking_uri())
@@ -147,11 +147,11 @@ def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> N
 
 @fuzz(6)
 @given(values=altered(LINES), cut=st.integers(0, 40))
-def test_shipping(desk: Path, values: Any, cut: int) -> None:
+def test_upload(desk: Path, values: Any, cut: int) -> None:
     content = lines_of(values if isinstance(values, list) else [values])
     content = content[: len(content) - cut]
     folder = written(desk / "runs" / "0123456789ab", content)
-    said = refused(lambda: send([folder], tracking_uri()))
+    said = refused(lambda: upload([folder], tracking_uri()))
     assert not said or "0123456789ab" in said
     assert (folder / FOLDER / NAME).read_bytes() == content
 
@@ -164,7 +164,7 @@ def test_nothing_of_others_is_sent(desk: Path) -> None:
     folder = written(desk / "runs" / "fedcba987654", lines_of([{**LINES[0], "record": "cd" * 16}, *ends]))
     (folder / "link.txt").symlink_to(desk / "secret.txt")
     (folder / "inner").symlink_to(desk)
-    send([folder], tracking_uri())
+    upload([folder], tracking_uri())
     client = open_client(tracking_uri())
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None

@@ -18,14 +18,14 @@ from cppo_lab.cli import main
 from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.runs.state import ASIDE, Queued, RunFolder, RunState, state_of
+from cppo_lab.runs.folder import ASIDE, set_aside
+from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep import launch as launch_module
-from cppo_lab.tracking import replace as replace_module
+from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.replace import set_aside
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run
 
@@ -129,7 +129,7 @@ PLACES: list[tuple[Any, str, int]] = [
     (loop, "save_checkpoint", 1),
     (Recorder, "finish", 0),
     (run_module, "remove_checkpoints", 0),
-    (replace_module, "_delete", 0),
+    (upload_module, "_delete", 0),
 ]
 
 

@@ -27,7 +27,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client, past_attempts
-from cppo_lab.tracking import sync
+from cppo_lab.tracking import upload
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
 from tests.launch.test_launch import mlflow_runs
@@ -308,7 +308,7 @@ def repaired(spec: RunSpec) -> list[str]:
 @contextlib.contextmanager
 def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
     """The store refuses what is sent to it, so many times."""
-    real, left = sync.ship, iter(range(times))
+    real, left = upload.ship, iter(range(times))
 
     def ship(*arguments: object) -> int:
         if next(left, None) is not None:
@@ -316,7 +316,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
         return real(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(sync, "ship", ship)
+        patch.setattr(upload, "ship", ship)
         yield
 
 

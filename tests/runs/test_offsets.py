@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from cppo_lab import schema
 from cppo_lab.runs.events import Begin, End, StepEvent
 from cppo_lab.runs.offsets import Shipped, ShippedRecord, load_shipped, save_shipped, unsent
 from cppo_lab.runs.spool import Spool, open_spool
-from cppo_lab.tracking import shipping
-from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking import upload
+from cppo_lab.tracking.upload import ship
 
 URI = "http://store"
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {}, {})
@@ -26,14 +27,22 @@ class Taker:
     def __init__(self, requests: int = 10**9) -> None:
         self.left, self.requests, self.taken = requests, 0, list[tuple[str, int]]()
 
-    def log_batch(self, mlflow_id: str, metrics: list[Metric]) -> None:
+    def log_batch(self, mlflow_id: str, metrics: list[Metric], **_: object) -> None:
         if self.left == 0:
             raise MlflowException("the server is away")
         assert mlflow_id == "known"
-        assert len(metrics) <= shipping.BATCH
+        assert len(metrics) <= upload.BATCH
         self.left -= 1
         self.requests += 1
         self.taken += [(point.key, point.step) for point in metrics]
+
+    def get_run(self, mlflow_id: str) -> Any:
+        return SimpleNamespace(
+            info=SimpleNamespace(run_id=mlflow_id, experiment_id="1"), data=SimpleNamespace(tags={})
+        )
+
+    def search_runs(self, *_: Any, **__: Any) -> list[Any]:
+        return []
 
 
 def row(step: int, metrics: int = len(NAMES)) -> StepEvent:
@@ -63,7 +72,7 @@ def test_whatever_request_fails_every_point_arrives(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, metrics: int
 ) -> None:
     """Points of one line in several requests, and of several lines in one."""
-    monkeypatch.setattr(shipping, "BATCH", 3)
+    monkeypatch.setattr(upload, "BATCH", 3)
     rows = [row(step, metrics) for step in range(8)]
     for one in rows:
         spool.add(one)
@@ -95,7 +104,7 @@ def test_no_line_is_sent_before_the_disk_has_it(
         monkeypatch.undo()
         spool.add(row(1))  # the run goes on meanwhile
 
-    monkeypatch.setattr(shipping.os, "fsync", while_it_lasts)
+    monkeypatch.setattr(upload.os, "fsync", while_it_lasts)
     store = Taker()
     assert sent(tmp_path, store) == len(NAMES)
     assert store.taken == points(row(0))
@@ -112,10 +121,10 @@ def test_a_step_that_no_file_has_is_sent_only_of_a_run_that_has_finished(
     assert sent(tmp_path, store, row(1)) == len(NAMES)
     assert store.taken == points(row(0))
     stopped = End(BEGIN.record, schema.PARTIAL, 1, 2_000, "interrupted: cancelled at step 1")
-    with pytest.raises(AttributeError, match="get_run"):  # the end itself is sent
+    with pytest.raises(AttributeError, match="set_terminated"):  # the end itself is sent
         sent(tmp_path, store, row(1), stopped)
     assert store.taken == points(row(0))
-    with pytest.raises(AttributeError, match="get_run"):
+    with pytest.raises(AttributeError, match="set_terminated"):
         sent(tmp_path, store, row(1), End(BEGIN.record, schema.DONE, 1, 2_000))
     assert store.taken == points(row(0), row(1))
 

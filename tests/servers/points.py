@@ -8,8 +8,8 @@ from cppo_lab.runs.events import Begin, End, Line, StepEvent
 from cppo_lab.runs.spool import Spool
 from tests.servers.forked import Point
 
-_SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.shipping"
-_CLIENT, _ARTIFACTS = "mlflow:MlflowClient", "cppo_lab.tracking.artifacts:Artifacts"
+_SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.upload"
+_CLIENT = "mlflow:MlflowClient"
 
 
 def _begins(spool: Spool, line: Line) -> bool:
@@ -35,7 +35,11 @@ def _half(spool: Spool, text: bytes) -> None:
 
 def _has(kind: str) -> Any:
     """Whether a batch holds metrics, parameters or tags."""
-    return lambda *_, **named: kind in named
+    return lambda *_, **named: bool(named.get(kind))
+
+
+def _is_history(client: object, mlflow_id: str, path: str, place: str | None = None) -> bool:
+    return path.endswith("/history.npz")
 
 
 def _is_memory(path: Path, target: Path) -> bool:
@@ -55,10 +59,8 @@ WHILE_IT_TRAINS = {
     "when the MLflow run is made": Point(_CLIENT, "create_run", True),
     "before the MLflow run goes on": Point(_CLIENT, "update_run"),
     "when the MLflow run goes on": Point(_CLIENT, "update_run", True),
-    "before its parameters are sent": Point(_CLIENT, "log_batch", meant=_has("params")),
-    "when its parameters are sent": Point(_CLIENT, "log_batch", True, _has("params")),
-    "before its tags are sent": Point(_CLIENT, "log_batch", meant=_has("tags")),
-    "when its tags are sent": Point(_CLIENT, "log_batch", True, _has("tags")),
+    "before its parameters and tags are sent": Point(_CLIENT, "log_batch", meant=_has("params")),
+    "when its parameters and tags are sent": Point(_CLIENT, "log_batch", True, _has("params")),
     "before points are sent": Point(_CLIENT, "log_batch", meant=_has("metrics")),
     "when points are sent": Point(_CLIENT, "log_batch", True, _has("metrics")),
     "before it is noted what was sent": Point(_SHIPPING, "save_shipped"),
@@ -70,10 +72,10 @@ AT_ITS_END = {
     "behind its last line": Point(_SPOOL, "add", True, _ends),
     "before the MLflow run is ended": Point(_CLIENT, "set_terminated"),
     "when the MLflow run is ended": Point(_CLIENT, "set_terminated", True),
-    "before a file is sent": Point(_ARTIFACTS, "upload"),
-    "when a file is sent": Point(_ARTIFACTS, "upload", True),
-    "before the history is sent": Point(_ARTIFACTS, "upload_history"),
-    "when the history is sent": Point(_ARTIFACTS, "upload_history", True),
+    "before a file is sent": Point(_CLIENT, "log_artifact"),
+    "when a file is sent": Point(_CLIENT, "log_artifact", True),
+    "before the history is sent": Point(_CLIENT, "log_artifact", meant=_is_history),
+    "when the history is sent": Point(_CLIENT, "log_artifact", True, _is_history),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
     "before its checkpoints are removed": Point("cppo_lab.attempt", "remove_checkpoints"),

@@ -15,8 +15,8 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import history
 from cppo_lab.store.answers import StoredFiles
 from cppo_lab.store.client import open_client
-from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking.upload import TABLE
 from tests.servers import trainer
 
 SYSTEM = "system/"  # metrics that nobody can foresee

@@ -18,8 +18,8 @@ from cppo_lab.store.address import absolute_uri
 from cppo_lab.store.client import known_attempts, open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipper import Shipper
-from cppo_lab.tracking.sync import send
 from cppo_lab.tracking.ui import where_to_look
+from cppo_lab.tracking.upload import upload
 from dev.servers.postgres import Postgres
 from tests.recorded import shipper_ended
 from tests.servers.test_postgres_search import files_with
@@ -78,7 +78,7 @@ def test_a_run_whose_store_is_away_says_and_keeps_no_password(
     shipper_ended()
     assert known_attempts(uri, "cppo-mini", tiny_spec.run_id) is None
     with pytest.raises(UserError) as caught:
-        send([folder], uri)
+        upload([folder], uri)
     said = capfd.readouterr()
     assert said.err.count("tracking store does not answer") == 2
     assert "`cppo sync` uploads it" in said.err

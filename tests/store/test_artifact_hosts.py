@@ -22,8 +22,8 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store.artifact_hosts import require_tracking_host
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import open_store
+from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.sync import send
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 
@@ -230,7 +230,7 @@ def test_a_database_has_no_server_whose_password_could_go_anywhere(
     with contextlib.closing(sqlite3.connect("mlflow.db")) as store, store:
         store.execute("DELETE FROM tags WHERE key = ?", (schema.TAG_FILES,))
     with pytest.raises(UserError, match=other.netloc):
-        send([moved], f"sqlite:///{workspace}/mlflow.db")
+        upload_module.upload([moved], f"sqlite:///{workspace}/mlflow.db")
     assert len(mlflow_runs()) == 1 and other.seen == []
 
 

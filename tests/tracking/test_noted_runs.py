@@ -9,7 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.tracking import parents
 from cppo_lab.tracking.parents import SweepText, ensure_parent, noted_runs, update_parent
-from cppo_lab.tracking.replace import retire
+from cppo_lab.tracking.upload import retire
 
 SWEEP = schema.sweep_tag("s")
 

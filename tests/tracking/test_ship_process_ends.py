@@ -23,7 +23,7 @@ def ship(folder, uri, client):
         raise fault
 for name, values in {
     "cppo_lab.store.client": {"STORE_FAULTS": (OSError,), "fault_line": str, "open_client": lambda uri: object()},
-    "cppo_lab.tracking.shipping": {"ship": ship},
+    "cppo_lab.tracking.upload": {"ship": ship},
 }.items():
     sys.modules[name] = ModuleType(name)
     vars(sys.modules[name]).update(values)

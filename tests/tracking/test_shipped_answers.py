@@ -18,10 +18,10 @@ from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.answers import StoredFiles, stored_files
 from cppo_lab.store.client import open_client
-from cppo_lab.tracking import answers_table
 from cppo_lab.tracking import recorder as recorder_module
-from cppo_lab.tracking.answers_table import TABLE, TAG
+from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.upload import TABLE, TABLE_TAG, answers_table
 from tests.answers import made
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run
@@ -76,7 +76,7 @@ def test_texts_are_a_table_of_mlflows(folder: Path, tiny_spec: RunSpec) -> None:
     """As its own client reads one that `log_table` has written."""
     recorded(folder, tiny_spec).finish(FINISHED)
     run, client = mlflow_run(folder), open_client(tracking_uri())
-    assert json.loads(run.data.tags[TAG]) == [{"path": TABLE, "type": "table"}]
+    assert json.loads(run.data.tags[TABLE_TAG]) == [{"path": TABLE, "type": "table"}]
     table = client.load_table(run.info.experiment_id, TABLE, run_ids=[run.info.run_id])
     assert table["step"].tolist() == [20, 10, 0]
     assert table["response"][0] == "<script>alert(1)</script> \u202e\x1b[31m" * 3
@@ -87,10 +87,10 @@ def test_a_table_is_bounded_and_has_the_newest(
     folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(folder, tiny_spec)
-    whole = json.loads(answers_table.table(folder) or b"")
-    monkeypatch.setattr(answers_table, "LARGEST", len(json.dumps(whole["data"][0])) + 10)
-    monkeypatch.setattr(answers_table, "LONGEST", 20)
-    found = json.loads(answers_table.table(folder) or b"")
+    whole = json.loads(answers_table(folder) or b"")
+    monkeypatch.setattr(upload_module, "LARGEST_TABLE", len(json.dumps(whole["data"][0])) + 10)
+    monkeypatch.setattr(upload_module, "LONGEST_CELL", 20)
+    found = json.loads(answers_table(folder) or b"")
     assert [row[0] for row in found["data"]] == [20]
     assert "characters are left out here" in found["data"][0][found["columns"].index("response")]
 
@@ -101,7 +101,7 @@ def test_a_run_without_answers_has_no_table(folder: Path, tiny_spec: RunSpec) ->
     recorder.log(0, {"train/reward": 0.0})
     recorder.finish(FINISHED)
     run = mlflow_run(folder)
-    assert TAG not in run.data.tags
+    assert TABLE_TAG not in run.data.tags
     stored = stored_files(tracking_uri(), "cppo-mini", tiny_spec.run_id)
     assert stored is not None and stored.names() == [] and read_outcomes(stored) is None
     assert stored_files(tracking_uri(), "cppo-mini", "0" * 12) is None
@@ -128,7 +128,7 @@ def test_a_link_in_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) 
     (folder / "answers").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="remove it"):
         FolderFiles(folder).names()
-    assert answers_table.table(folder) is None
+    assert answers_table(folder) is None
 
 
 def test_a_file_that_a_full_disk_refuses_is_written_later(

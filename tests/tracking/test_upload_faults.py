@@ -20,10 +20,10 @@ from cppo_lab.store.client import open_client
 from cppo_lab.tracking import shipper as shipper_module
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipper import Shipper
-from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.upload import upload
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, sent, shipper_ended
-from tests.tracking.test_shipping import log, steps
+from tests.tracking.test_upload import log, steps
 from tests.waiting import until
 
 
@@ -65,10 +65,10 @@ def test_nobody_waits_for_a_store_that_is_away(
     assert said.count("does not answer, training continues") == 1
     assert "`cppo sync` uploads it" in said
     with pytest.raises(UserError, match="nothing is lost, `cppo sync` uploads the rest"):
-        send([folder], tracking_uri())
+        upload([folder], tracking_uri())
     shipper_ended()
     store.away = False
-    assert send([folder], tracking_uri()).points == 6
+    assert upload([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]
 
 
@@ -215,7 +215,7 @@ def test_the_store_gets_the_newest_content_and_keeps_it(
         full_disk_at_the_end(recorder, patch, spool)
     assert stored(folder, "answers/outcomes.npz") == b"of steps 0 and 1"
     (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
-    send([folder], tracking_uri())
+    upload([folder], tracking_uri())
     assert stored(folder, "answers/outcomes.npz") == b"of steps 0 and 1"
     assert mlflow_run(folder).info.status == "FINISHED"
 
@@ -232,7 +232,7 @@ def test_a_file_that_is_written_after_all_is_newer_than_what_a_line_held(
         recorder.artifact("positions.json", {"position": [1]})
     recorder.artifact("positions.json", {"position": [1, 2]})
     recorder.finish(FINISHED)
-    send([folder], tracking_uri())
+    upload([folder], tracking_uri())
     assert stored(folder, "positions.json") == b'{"position": [1, 2]}'
 
 

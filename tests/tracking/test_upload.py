@@ -25,8 +25,7 @@ from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.shipping import ship
-from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.upload import ship, upload
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent
 
@@ -335,7 +334,7 @@ def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpe
     path = recorder.spool.path
     path.write_text(path.read_text().replace(recorder.record, "x' OR 'a' = 'a"))
     with pytest.raises(UserError, match="which this program did not write"):
-        send([folder], tracking_uri())
+        upload([folder], tracking_uri())
 
 
 def test_the_status_of_a_continued_run_begins_where_it_was(folder: Path, tiny_spec: RunSpec) -> None:
@@ -357,7 +356,7 @@ def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: Ru
     path = folders[0] / FOLDER / "0001.jsonl"
     path.write_text(path.read_text().replace('"record": "', '"record": "-', 1))
     with pytest.raises(UserError, match="run a could not be uploaded"):
-        send(folders, tracking_uri())
+        upload(folders, tracking_uri())
     assert not unsent(folders[1], tracking_uri())
 
 
@@ -404,7 +403,7 @@ def test_a_result_that_is_deleted_before_its_files_have_come_blocks_nothing(
         def away(*_: object) -> None:
             raise MlflowException("the store of files is away")
 
-        patch.setattr("cppo_lab.tracking.artifacts.Artifacts.upload", away)
+        patch.setattr("cppo_lab.tracking.upload._Artifacts.send", away)
         sent(folder)
     [run] = all_runs()
     assert run.info.status == "FINISHED"
@@ -426,7 +425,7 @@ def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path,
         recorder.begin(None)
         recorder.finish(FINISHED)
     with pytest.raises(UserError, match="cppo-verl"):
-        send(folders, tracking_uri())
+        upload(folders, tracking_uri())
     assert [run.info.status for run in all_runs()] == ["FINISHED"]
 
 

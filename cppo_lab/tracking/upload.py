@@ -1,0 +1,571 @@
+"""Uploads the spools of runs to MLflow. All data of training runs get into MLflow this way.
+
+Uploads are idempotent, whatever is killed, restarted or repeated: before the MLflow run of a record is created, it is
+looked up by its token; points carry the times at which they were measured, so that MLflow recognises one that is sent
+twice. Files are uploaded after a run's end, since they may be in a separate store, followed by the tag TAG_FILES.
+`shipped.json` records how much of the spool a store has.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from mlflow import MlflowClient
+from mlflow.artifacts import list_artifacts
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+
+from cppo_lab import schema
+from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
+from cppo_lab.answers.texts import Sample
+from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent, Tags
+from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped, unsent
+from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
+from cppo_lab.safe_open import open_lock
+from cppo_lab.store import address, history
+from cppo_lab.store.client import STORE_FAULTS, ensure_experiment, fault_line, open_client
+from cppo_lab.store.records import recorded_status
+from cppo_lab.tracking.naming import merged
+
+BATCH = 1000  # MLflow's limit on metrics and tags together per request
+PARAMS = 100  # and on parameters, and on tags
+# MLflow's error codes for a deleted run.
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
+_MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all others: FINISHED
+TABLE = (
+    "answers.json"  # an artifact of the MLflow run: the kept responses, in the format of MLflow's `log_table`
+)
+TABLE_TAG = "mlflow.loggedArtifacts"  # by which MLflow's page finds a run's tables
+LARGEST_TABLE = 2_000_000  # bytes; the page reads it as a whole, and the run's files have the rest
+LONGEST_CELL = 4_000  # characters
+_COLUMNS = (
+    *("step", "problem", "prompt", "response", "answer", "truth", "right", "length", "stop"),
+    *("kind", "benchmark", "draw", "reward", "advantage"),
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The result of an upload: runs with unsent metrics, and their points."""
+
+    runs: int = 0
+    points: int = 0
+
+
+def upload(
+    folders: Iterable[Path], uri: str, report: Callable[[int, int], None] = lambda done, of: None
+) -> Sent:
+    """Upload the unsent metrics in the folders of runs; a run that is training may be among them.
+
+    `report` is called after each run with how many of how many are done. Raises UserError if the store is offline, or,
+    once all others are sent, for runs that it refuses.
+    """
+    waiting = [folder for folder in folders if unsent(folder, uri)]
+    if not waiting:
+        return Sent()
+    client, points, faults = open_client(uri), 0, list[str]()
+    for number, folder in enumerate(waiting, start=1):
+        try:
+            points += ship(folder, uri, client)
+        except (*STORE_FAULTS, UserError) as error:
+            faults.append(
+                f"run {folder.name} could not be uploaded to the tracking store ({fault_line(error)})"
+            )
+            # Raises if the store does not answer: then the remaining runs would fail too.
+            client = open_client(uri)
+        report(number, len(waiting))
+    if faults:
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise UserError(
+            f"{faults[0]}{more}: nothing is lost, `cppo sync` uploads the rest once the store accepts it"
+        )
+    return Sent(len(waiting), points)
+
+
+def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
+    """Upload the lines of the run in `folder` that the store at `uri` lacks; returns the number of points sent.
+
+    `unwritten` are lines that a full disk kept out of the spool. Several processes may ship the same folder; a lock
+    lets one at a time do so. Raises what MLflow raises if the store does not answer or refuses.
+    """
+    if not files(folder) and not unwritten:
+        return 0
+    with _only_one(folder):
+        shipment = _Shipment(folder, uri, client, _safe_to_send(unwritten))
+        try:
+            return shipment.send()
+        except MlflowException as error:
+            if error.error_code not in _REFUSALS or not shipment.forget_deleted():
+                raise
+        return _Shipment(folder, uri, client, _safe_to_send(unwritten)).send()
+
+
+def retire(client: MlflowClient, mlflow_id: str) -> None:
+    """Delete the results that the run `mlflow_id` names, if it has finished. `mlflow runs restore` brings them back.
+
+    From its start, the MLflow run of a retrained run names the results that it is to replace (TAG_REPLACES); once they
+    are deleted, the tag becomes TAG_REPLACED. A kill at any point leaves exactly one valid result, since readers take
+    the newest finished run. If the store does not answer, a message is printed and the next launch tries again.
+    """
+    try:
+        successor = client.get_run(mlflow_id)
+        named = successor.data.tags.get(schema.TAG_REPLACES, "")
+        if recorded_status(successor.data.tags) not in schema.FINISHED or not named:
+            return
+        for old in named.split():
+            _delete(client, old, successor.data.tags.get(schema.TAG_RUN_ID, ""))
+        client.set_tag(mlflow_id, schema.TAG_REPLACED, named)
+        client.delete_tag(mlflow_id, schema.TAG_REPLACES)
+    except STORE_FAULTS as error:
+        said = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
+        print(said, file=sys.stderr)
+
+
+def _delete(client: MlflowClient, mlflow_id: str, run_id: str) -> None:
+    """Delete an attempt at `run_id`; nothing else, whatever its tags are."""
+    try:
+        old = client.get_run(mlflow_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return
+        raise
+    if old.info.lifecycle_stage == "active" and old.data.tags.get(schema.TAG_RUN_ID) == run_id:
+        client.delete_run(mlflow_id)
+
+
+def _safe_to_send(unwritten: Sequence[Line]) -> Sequence[Line]:
+    """The lines that may be uploaded although no file has them.
+
+    A resumed run trains steps that are in no file again, and would record them twice. So steps are sent only if the run
+    has finished.
+    """
+    last = unwritten[-1] if unwritten else None
+    if isinstance(last, End) and last.status in schema.FINISHED:
+        return unwritten
+    return [line for line in unwritten if not isinstance(line, StepEvent)]
+
+
+class _Shipment:
+    """One upload of one run's folder."""
+
+    def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
+        self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
+        self.state = load_shipped(folder, uri)
+        self.token = ""  # of the record that is being sent
+        self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
+        self.points: list[Metric] = []
+        self.sent = 0
+        self.times: dict[str, dict[int, int]] = {}  # in the store, by metric and step: see _is_in_store
+
+    @property
+    def record(self) -> ShippedRecord:
+        return self.state.records.setdefault(self.token, ShippedRecord())
+
+    def send(self) -> int:
+        for path in files(self.folder):
+            self._send_file(path)
+        if self.unwritten and (newest := newest_record(self.folder)) is not None:
+            self.token = newest.begin.record  # needed if the files had nothing to send
+        for line in self.unwritten:
+            self._take(line)
+        self._flush()
+        newest_token = self.token
+        # Last, since files can be in a separate store and may fail where points succeed.
+        for token in list(self.state.records):
+            self.token = token
+            self._send_artifacts(self.unwritten if token == newest_token else ())
+        return self.sent
+
+    def forget_deleted(self) -> bool:
+        """Whether a user has deleted the MLflow run of the record that was being sent.
+
+        If it is the newest record, training continues and everything is uploaded again; any other record stays deleted.
+        """
+        if not self.token or self._active() is not None:
+            return False
+        newest = newest_record(self.folder)
+        if newest is not None and newest.begin.record == self.token:
+            self.state.records[self.token] = ShippedRecord()
+            self.record.mlflow_id = self._create(newest.begin, None).info.run_id
+            for path in files(self.folder):
+                if _owner(path) == self.token:
+                    self.state.offsets.pop(path.name, None)
+        else:
+            self.record.deleted = True
+        save_shipped(self.folder, self.uri, self.state)
+        return True
+
+    def _active(self) -> Run | None:
+        """The record's MLflow run; None if it is deleted."""
+        try:
+            run = self.client.get_run(self.record.mlflow_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def _is_unfinished(self) -> bool:
+        newest = newest_record(self.folder)
+        if newest is None or newest.begin.record != self.token:
+            return False
+        return newest.end is None or newest.end.status not in schema.FINISHED
+
+    def _send_file(self, path: Path) -> None:
+        offset = self.state.offsets.get(path.name, 0)
+        if not path.is_file() or path.stat().st_size == offset:
+            return
+        offset = place_in(path, offset)
+        # Sync first: if the machine crashed and lost an uploaded step, the step would get a second, later point.
+        with path.open("rb") as file:
+            safe = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
+        self.token = _owner(path)
+        self.times = {}
+        for line, end in read_lines(path, offset):
+            if end > safe:
+                break
+            self._take(line)
+            offset = end
+            if not self.points:
+                self._reached(path, offset)
+        self._flush()
+        self._reached(path, offset)
+
+    def _reached(self, path: Path, offset: int) -> None:
+        self.state.offsets[path.name] = offset
+        save_shipped(self.folder, self.uri, self.state)
+
+    def _take(self, line: Line) -> None:
+        if isinstance(line, Begin):
+            self.token = line.record
+            if not self.record.deleted:
+                self._begin(line)
+        elif self.record.deleted or not self.record.mlflow_id:
+            return  # lines of ours follow a `begin` line
+        elif isinstance(line, StepEvent):
+            if self.record.doubtful and self._is_in_store(line):
+                return
+            self.points += [
+                Metric(name, value, line.time_ms, line.step) for name, value in line.metrics.items()
+            ]
+            if len(self.points) >= BATCH:
+                self._flush()
+        elif isinstance(line, Artifact):
+            if line.path not in self.record.pending:
+                self.record.pending.append(line.path)
+        elif isinstance(line, Tags):
+            self._flush(line.tags)
+        else:
+            self._end(line)
+
+    def _is_in_store(self, line: StepEvent) -> bool:
+        """Whether the store already has the step, from a line that was damaged after its upload.
+
+        The run could not see that the step was recorded and trained it again; the first record of a step is kept.
+        """
+        name = next((name for name in line.metrics if not name.startswith("system/")), "")
+        if name and name not in self.times:
+            points = self.client.get_metric_history(self.record.mlflow_id, name)
+            self.times[name] = {point.step: point.timestamp for point in points}
+        return self.times.get(name, {}).get(line.step, line.time_ms) != line.time_ms
+
+    def _flush(self, tags: Mapping[str, str] | None = None) -> None:
+        """Send the points that wait, and with the last of them the `tags`."""
+        entities = [RunTag(key, value) for key, value in (tags or {}).items()]
+        while self.points or entities:
+            batch = self.points[: BATCH - len(entities)]
+            is_last = len(batch) == len(self.points)
+            self.client.log_batch(self.record.mlflow_id, metrics=batch, tags=entities if is_last else [])
+            del self.points[: len(batch)]
+            self.sent += len(batch)
+            if is_last:
+                break
+        if tags and self.token in self.runs:
+            self.runs[self.token].data.tags.update(tags)
+
+    def _begin(self, line: Begin) -> None:
+        """Create the record's MLflow run if needed, and set it to RUNNING."""
+        experiment, run = self._find(line)
+        if self.record.deleted:
+            return
+        is_new = run is None
+        run = self.runs[self.token] = run or self._create(line, experiment)
+        before, mlflow_id = run.data.tags, run.info.run_id
+        self.record.mlflow_id = mlflow_id
+        self.record.ended = False
+        self.record.doubtful = any(
+            _owner(path) == line.record and is_damaged(path) for path in files(self.folder)[:-1]
+        )
+        self._remove_others(run)
+        tags = {**merged(before, line.tags), schema.TAG_STATUS: schema.RUNNING}
+        if recorded_status(before) in schema.FINISHED:
+            del tags[schema.TAG_STATUS]  # it is not resumed, and only the store may have its end
+            if schema.TAG_REPLACED in before:  # a result that a user has restored is not replaced again
+                tags.pop(schema.TAG_REPLACES, None)
+        elif not is_new:
+            self.client.update_run(mlflow_id, status="RUNNING")
+            for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & before.keys()):
+                self.client.delete_tag(mlflow_id, key)
+                del before[key]
+        new = [RunTag(key, value) for key, value in tags.items() if before.get(key) != value]
+        params = [Param(key, value) for key, value in line.params.items()]
+        for start in range(0, max(len(params), len(new)), PARAMS):
+            place = slice(start, start + PARAMS)
+            self.client.log_batch(mlflow_id, params=params[place], tags=new[place])
+        before.update(tags)
+        if line.datasets:  # MLflow identifies a dataset by its name and digest
+            inputs = [_dataset_input(schema.Dataset(**dataset)) for dataset in line.datasets]
+            self.client.log_inputs(mlflow_id, datasets=inputs)
+
+    def _find(self, line: Begin) -> tuple[Experiment | None, Run | None]:
+        """The experiment and the MLflow run of the record whose lines are being read, if the store has them.
+
+        It may have the run from an earlier try whose response, or our record of it, was lost.
+        """
+        if self.record.mlflow_id:
+            return None, self.client.get_run(self.record.mlflow_id)
+        experiment = self.client.get_experiment_by_name(line.experiment)
+        runs = [] if experiment is None else self._of_record(experiment.experiment_id)
+        active = [run for run in runs if run.info.lifecycle_stage == "active"]
+        self.record.deleted = bool(runs) and not active and not self._is_unfinished()
+        return experiment, active[0] if active else None
+
+    def _of_record(self, experiment_id: str) -> list[Run]:
+        """The MLflow runs of the record whose lines are being read: several if a request was sent twice."""
+        return list(
+            self.client.search_runs(
+                [experiment_id],
+                filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(self.token)}'",
+                run_view_type=ViewType.ALL,
+                order_by=["attributes.start_time ASC"],
+            )
+        )
+
+    def _remove_others(self, ours: Run) -> None:
+        """Delete runs of the record beside `ours`.
+
+        A request whose response is lost is retried, also by MLflow's client; a server that hung may still carry it out.
+        """
+        if address.sqlite_file(self.uri) is not None:  # a SQLite file has no retries
+            return
+        for run in self._of_record(ours.info.experiment_id):
+            if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
+                self.client.set_terminated(run.info.run_id, "KILLED")
+                self.client.delete_run(run.info.run_id)
+
+    def _create(self, line: Begin, experiment: Experiment | None) -> Run:
+        if experiment is not None and experiment.lifecycle_stage == "active":
+            place = experiment.experiment_id
+        else:
+            place = ensure_experiment(self.client, self.uri, line.experiment)
+        tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
+        return self.client.create_run(place, start_time=line.time_ms, tags=tags, run_name=line.name)
+
+    def _end(self, line: End) -> None:
+        if self.token not in self.runs:
+            self.runs[self.token] = self.client.get_run(self.record.mlflow_id)
+        run = self.runs[self.token]
+        self._remove_others(run)
+        was_finished = recorded_status(run.data.tags) in schema.FINISHED
+        if was_finished and line.status not in schema.FINISHED:
+            return  # the end of an earlier attempt, sent twice
+        tags = {schema.TAG_STATUS: line.status}
+        if line.reason:
+            tags[schema.TAG_REASON] = line.reason[:500]
+        if line.step is not None and line.status not in schema.FINISHED:
+            tags[schema.TAG_STEP] = str(line.step)
+        self._flush(tags)
+        status = _MLFLOW_STATUS.get(line.status, "FINISHED")
+        self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
+        # Do not upload the history again when an end is sent twice: the store's copy may hold steps that a full disk
+        # kept out of the files here.
+        self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
+        if line.status in schema.FINISHED and schema.TAG_REPLACES in run.data.tags:
+            retire(self.client, self.record.mlflow_id)
+
+    def _send_artifacts(self, unwritten: Sequence[Line]) -> None:
+        record = self.record
+        if not record.mlflow_id or not (record.pending or record.ended):
+            return
+        run = self.runs.get(self.token) or self._active()
+        if run is None:
+            if not record.ended:
+                raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
+            record.pending, record.ended = [], False  # deleted since its end
+            save_shipped(self.folder, self.uri, self.state)
+            return
+        store = _Artifacts(self.client, self.uri, run, self.folder, [*self._lines(), *unwritten])
+        tags = run.data.tags
+        if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
+            # Sent twice, since a full disk lost the progress of the upload; the files here may be older, too.
+            missing = store.missing()
+            record.pending = [name for name in record.pending if name in missing]
+        while record.pending:
+            store.send(record.pending[0])
+            del record.pending[0]
+        if record.ended:
+            for name in store.missing():
+                store.send(name)
+            store.send_history()
+            store.send_table()
+            # The tag tells readers that the run's files are complete.
+            self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
+            record.ended = False
+        save_shipped(self.folder, self.uri, self.state)
+
+    def _lines(self) -> list[Line]:
+        """All lines of the record that are in files."""
+        paths = [path for path in files(self.folder) if _owner(path) == self.token]
+        return [line for path in paths for line, _ in read_lines(path)]
+
+
+@dataclass(frozen=True)
+class _Artifacts:
+    """The artifacts of one MLflow run, from the run's folder. All methods raise what MLflow raises."""
+
+    client: MlflowClient
+    uri: str
+    run: Run
+    folder: Path
+    lines: Sequence[Line]  # of the record
+
+    def send(self, name: str) -> None:
+        """Upload the newest content of a file: from its last line in the record, otherwise from the run's folder.
+
+        A file that is missing or outside the folder is skipped.
+        """
+        if content := self._carried.get(name):  # a full disk may still have an older file of the name
+            self._send_content(name, content)
+        elif self._is_file(name):
+            path = (self.folder / name).resolve()
+            self.client.log_artifact(self.run.info.run_id, str(path), _place(name))
+
+    def missing(self) -> list[str]:
+        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
+        named = dict.fromkeys(line.path for line in self.lines if isinstance(line, Artifact))
+        names = [name for name in named if name in self._carried or self._is_file(name)]
+        stored = {(place, name) for place in set(map(_place, names)) for name in self._stored(place)}
+        return [name for name in names if (_place(name), Path(name).name) not in stored]
+
+    def send_history(self) -> None:
+        """Upload all points in one file, which saves readers a request for each metric."""
+        rows = [(line.step, line.time_ms, line.metrics) for line in self.lines if isinstance(line, StepEvent)]
+        self._send_content(history.HISTORY, history.pack(history.from_rows(rows)))
+
+    def send_table(self) -> None:
+        """Upload the responses that the run has kept as a table for MLflow's page, if there are any."""
+        if (content := answers_table(self.folder)) is not None:
+            self._send_content(TABLE, content)
+            tag = json.dumps([{"path": TABLE, "type": "table"}])
+            self.client.set_tag(self.run.info.run_id, TABLE_TAG, tag)
+
+    def _stored(self, place: str | None) -> list[str]:
+        """The names of the artifacts in a folder; by its address, since the client would query the run again."""
+        uri = f"{self.run.info.artifact_uri}/{place}" if place else self.run.info.artifact_uri
+        return [PurePosixPath(file.path).name for file in list_artifacts(uri, tracking_uri=self.uri)]
+
+    def _send_content(self, name: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+            copy = Path(folder) / Path(name).name
+            copy.write_bytes(content)
+            self.client.log_artifact(self.run.info.run_id, str(copy), _place(name))
+
+    @cached_property
+    def _carried(self) -> Mapping[str, bytes]:
+        """The content of files that a full disk did not accept, by their names: those whose last line holds it."""
+        contents = {line.path: line.content() for line in self.lines if isinstance(line, Artifact)}
+        return {name: content for name, content in contents.items() if content and self._path(name)}
+
+    def _is_file(self, name: str) -> bool:
+        with contextlib.suppress(OSError):  # a name too long
+            return (path := self._path(name)) is not None and path.is_file()
+        return False
+
+    def _path(self, name: str) -> Path | None:
+        """Where a file of that name is in the run's folder; None if it would be elsewhere."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a zero byte in it; links in a ring
+            path = (self.folder / name).resolve()
+            return path if path.is_relative_to(self.folder.resolve()) else None
+        return None
+
+
+def _place(name: str) -> str | None:
+    """The folder of an artifact, as MLflow takes it."""
+    return None if (parent := Path(name).parent.as_posix()) == "." else parent
+
+
+def _dataset_input(dataset: schema.Dataset) -> DatasetInput:
+    """A dataset as an input of an MLflow run; MLflow's page reads source and profile as JSON."""
+    name = redacted(dataset.source)
+    is_code = dataset.source_type == schema.CODE
+    source = {"tags": {"mlflow.source.name": name}} if is_code else {"uri": name}
+    profile = redacted(json.dumps(dict(dataset.profile)))
+    entity = Dataset(dataset.name, dataset.digest, dataset.source_type, json.dumps(source), profile=profile)
+    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])
+
+
+def answers_table(folder: Path) -> bytes | None:
+    """The table of the texts in a run's folder, the newest steps first, cut at LARGEST_TABLE bytes.
+
+    None if it has none. Unreadable files are omitted.
+    """
+    rows, size = list[str](), 0
+    for sample in _samples(folder):
+        row = json.dumps([_cell(getattr(sample, name)) for name in _COLUMNS])
+        size += len(row) + 1
+        if size > LARGEST_TABLE:
+            break
+        rows.append(row)
+    return f'{{"columns":{json.dumps(_COLUMNS)},"data":[{",".join(rows)}]}}'.encode() if rows else None
+
+
+def _samples(folder: Path) -> Iterator[Sample]:
+    with contextlib.suppress(UserError):
+        run_files = FolderFiles(folder)
+        for step in reversed(steps_with(run_files, "texts")):
+            with contextlib.suppress(UserError):
+                texts = read_texts(run_files, step)
+                yield from texts.samples if texts else ()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str) or len(value) <= LONGEST_CELL:
+        return value
+    half = LONGEST_CELL // 2
+    return f"{value[:half]} [{len(value) - LONGEST_CELL} characters are left out here] {value[-half:]}"
+
+
+def _owner(path: Path) -> str:
+    """The record that a spool's file belongs to, by its first line."""
+    first = next(read_lines(path), None)
+    return first[0].record if first and isinstance(first[0], Begin) else ""
+
+
+def _plain(record: str) -> str:
+    """A record's name, checked to be safe in a filter."""
+    if not record.isalnum():
+        raise MlflowException(f"a spool names the record {record!r}, which this program did not write")
+    return record
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    try:
+        file = open_lock(folder / FOLDER / "shipping.lock")
+    except OSError:  # a full disk: better to send twice than not at all
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
