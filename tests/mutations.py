@@ -551,15 +551,15 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if not self.points:\n                self._reached(path, offset)",
+        "            if not self.steps:\n                self._reached(path, offset)",
         "            self._reached(path, offset)",
         "tests/runs/test_offsets.py",
     ),
     Fault(
         "the last of several batches is dropped",
         "cppo_lab/tracking/upload.py",
-        "            if is_last:\n                break",
-        "            break",
+        "range(0, len(points) or len(entities), size)",
+        "range(0, min(len(points), size) or len(entities), size)",
         "tests/runs/test_offsets.py",
     ),
     Fault(

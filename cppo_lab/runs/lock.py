@@ -41,6 +41,24 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def lock_file(folder: Path) -> int:
+    """The inode of the lock of a run's folder; 0 if it has none."""
+    try:
+        return (folder / "lock").lstat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def is_lost(folder: Path, inode: int) -> bool:
+    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new one.
+
+    No answer, as of a network's file system that is away, ends no training.
+    """
+    with contextlib.suppress(OSError):
+        return bool(inode) and lock_file(folder) != inode
+    return False
+
+
 def holder(folder: Path) -> tuple[str, int] | None:
     """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
     if not is_held(folder):

@@ -27,7 +27,6 @@ class ShippedRecord:
     pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
     ended: bool = False  # its end was uploaded; the history is still to be uploaded as an artifact
     deleted: bool = False  # a user deleted it and nothing continues it: it is left alone
-    doubtful: bool = False  # a line in the file is damaged: the store may have steps that are trained again
 
 
 @dataclass
@@ -82,7 +81,6 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
                 [str(name) for name in one["pending"]],
                 bool(one["ended"]),
                 bool(one["deleted"]),
-                bool(one.get("doubtful", False)),
             )
             for token, one in values["records"].items()
         }

@@ -127,12 +127,6 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
             yield line, offset
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether part of the file is not a valid line. The store may still have the lines that were damaged."""
-    whole = max((end for _, end in read_lines(path)), default=0)
-    return path.is_file() and path.stat().st_size > whole
-
-
 def place_in(path: Path, offset: int) -> int:
     """`offset` if it is the start of a line or the end of the file; otherwise 0, since the stored offset is wrong."""
     file = open_plain(path) if offset > 0 else None

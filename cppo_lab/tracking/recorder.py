@@ -31,6 +31,7 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.following import score_of
+from cppo_lab.runs.lock import AlreadyRunning, is_lost, lock_file
 from cppo_lab.runs.machine import Environment, environment, slurm_array_task
 from cppo_lab.runs.scores import summarise
 from cppo_lab.runs.spool import Record, Spool, new_record, newest_record, open_spool
@@ -70,6 +71,7 @@ class Recorder:
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
         self._first: tuple[int, float] | None = None  # the first step of this attempt, and its time
         ensure_folder_tag(folder)
+        self._lock = lock_file(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages
         self._printed = own_output()
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
@@ -106,8 +108,14 @@ class Recorder:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
 
-        Raises ValueError for a metric name that the schema does not have.
+        Raises ValueError for a metric name that the schema does not have, AlreadyRunning if the folder's lock is gone:
+        then nothing more is recorded, since another process may go on with the record.
         """
+        if is_lost(self.folder, self._lock):
+            self._ended = True
+            raise AlreadyRunning(
+                f"the lock of run {self.folder.name} was removed: this process stops training it"
+            )
         for name in metrics:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")

@@ -2,8 +2,9 @@
 
 Uploads are idempotent, whatever is killed, restarted or repeated: before the MLflow run of a record is created, it is
 looked up by its token; points carry the times at which they were measured, so that MLflow recognises one that is sent
-twice. Files are uploaded after a run's end, since they may be in a separate store, followed by the tag TAG_FILES.
-`shipped.json` records how much of the spool a store has.
+twice, and a later attempt sends no step that the store has with another time. Files are uploaded after a run's end,
+since they may be in a separate store, followed by the tag TAG_FILES. `shipped.json` records how much of the spool a
+store has.
 """
 
 import contextlib
@@ -30,14 +31,16 @@ from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent, Tags
 from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped, unsent
-from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
+from cppo_lab.runs.spool import FOLDER, files, newest_record, place_in, read_lines
 from cppo_lab.safe_open import open_lock
 from cppo_lab.store import address, history
 from cppo_lab.store.client import STORE_FAULTS, ensure_experiment, fault_line, open_client
+from cppo_lab.store.exclusive import exclusive
 from cppo_lab.store.records import recorded_status
 from cppo_lab.tracking.naming import merged
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
+COMPARED = 100  # requests of points for which one comparison with the store is made
 PARAMS = 100  # and on parameters, and on tags
 # MLflow's error codes for a deleted run.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
@@ -163,17 +166,19 @@ class _Shipment:
         self.state = load_shipped(folder, uri)
         self.token = ""  # of the record that is being sent
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
-        self.points: list[Metric] = []
+        self.steps: list[StepEvent] = []  # that wait to be sent
+        self.waiting = 0  # points of theirs
+        self.is_later = False  # whether they are of a record's second attempt or a later one
         self.sent = 0
-        self.times: dict[str, dict[int, int]] = {}  # in the store, by metric and step: see _is_in_store
 
     @property
     def record(self) -> ShippedRecord:
         return self.state.records.setdefault(self.token, ShippedRecord())
 
     def send(self) -> int:
-        for path in files(self.folder):
-            self._send_file(path)
+        paths = files(self.folder)
+        for number, path in enumerate(paths):
+            self._send_file(path, paths[:number])
         if self.unwritten and (newest := newest_record(self.folder)) is not None:
             self.token = newest.begin.record  # needed if the files had nothing to send
         for line in self.unwritten:
@@ -221,7 +226,7 @@ class _Shipment:
             return False
         return newest.end is None or newest.end.status not in schema.FINISHED
 
-    def _send_file(self, path: Path) -> None:
+    def _send_file(self, path: Path, earlier: Sequence[Path]) -> None:
         offset = self.state.offsets.get(path.name, 0)
         if not path.is_file() or path.stat().st_size == offset:
             return
@@ -231,13 +236,13 @@ class _Shipment:
             safe = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
         self.token = _owner(path)
-        self.times = {}
+        self.is_later = self.token in map(_owner, earlier)
         for line, end in read_lines(path, offset):
             if end > safe:
                 break
             self._take(line)
             offset = end
-            if not self.points:
+            if not self.steps:
                 self._reached(path, offset)
         self._flush()
         self._reached(path, offset)
@@ -254,12 +259,10 @@ class _Shipment:
         elif self.record.deleted or not self.record.mlflow_id:
             return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
-            if self.record.doubtful and self._is_in_store(line):
-                return
-            self.points += [
-                Metric(name, value, line.time_ms, line.step) for name, value in line.metrics.items()
-            ]
-            if len(self.points) >= BATCH:
+            self.steps.append(line)
+            # Each comparison reads a whole history.
+            self.waiting += len(line.metrics)
+            if self.waiting >= BATCH * (COMPARED if self.is_later else 1):
                 self._flush()
         elif isinstance(line, Artifact):
             if line.path not in self.record.pending:
@@ -269,29 +272,48 @@ class _Shipment:
         else:
             self._end(line)
 
-    def _is_in_store(self, line: StepEvent) -> bool:
-        """Whether the store already has the step, from a line that was damaged after its upload.
-
-        The run could not see that the step was recorded and trained it again; the first record of a step is kept.
-        """
-        name = next((name for name in line.metrics if not name.startswith("system/")), "")
-        if name and name not in self.times:
-            points = self.client.get_metric_history(self.record.mlflow_id, name)
-            self.times[name] = {point.step: point.timestamp for point in points}
-        return self.times.get(name, {}).get(line.step, line.time_ms) != line.time_ms
-
     def _flush(self, tags: Mapping[str, str] | None = None) -> None:
-        """Send the points that wait, and with the last of them the `tags`."""
-        entities = [RunTag(key, value) for key, value in (tags or {}).items()]
-        while self.points or entities:
-            batch = self.points[: BATCH - len(entities)]
-            is_last = len(batch) == len(self.points)
+        """Send the steps that wait, and with the last of their points the `tags`."""
+        # If the store is a file, nobody else sends a step between the comparison and the sending.
+        with exclusive(self.uri) if self.is_later and self.steps else contextlib.nullcontext():
+            steps = self._unknown() if self.is_later else self.steps
+            self.steps, self.waiting = [], 0
+            self._log(
+                [
+                    Metric(name, value, one.time_ms, one.step)
+                    for one in steps
+                    for name, value in one.metrics.items()
+                ],
+                tags or {},
+            )
+
+    def _unknown(self) -> list[StepEvent]:
+        """The steps that wait and that the store does not have with another time.
+
+        A later attempt could not see that a step was recorded if its line was damaged, if the folder was restored from
+        an older copy, or if a copy of it is trained elsewhere. The first record of a step is kept.
+        """
+        times: dict[str, dict[int, int]] = {"": {}}  # in the store, by metric and step
+        unknown = []
+        for line in self.steps:
+            # What a machine's load is called depends on the machine.
+            name = min(line.metrics, key=lambda name: name.startswith("system/"), default="")
+            if name not in times:
+                points = self.client.get_metric_history(self.record.mlflow_id, name)
+                times[name] = {point.step: point.timestamp for point in points}
+            if times[name].get(line.step, line.time_ms) == line.time_ms:
+                unknown.append(line)
+        return unknown
+
+    def _log(self, points: Sequence[Metric], tags: Mapping[str, str]) -> None:
+        entities = [RunTag(key, value) for key, value in tags.items()]
+        size = BATCH - len(entities)
+        for start in range(0, len(points) or len(entities), size):
+            is_last = start + size >= len(points)
+            batch = points[start : start + size]
             self.client.log_batch(self.record.mlflow_id, metrics=batch, tags=entities if is_last else [])
-            del self.points[: len(batch)]
             self.sent += len(batch)
-            if is_last:
-                break
-        if tags and self.token in self.runs:
+        if self.token in self.runs:
             self.runs[self.token].data.tags.update(tags)
 
     def _begin(self, line: Begin) -> None:
@@ -304,9 +326,6 @@ class _Shipment:
         before, mlflow_id = run.data.tags, run.info.run_id
         self.record.mlflow_id = mlflow_id
         self.record.ended = False
-        self.record.doubtful = any(
-            _owner(path) == line.record and is_damaged(path) for path in files(self.folder)[:-1]
-        )
         self._remove_others(run)
         tags = {**merged(before, line.tags), schema.TAG_STATUS: schema.RUNNING}
         if recorded_status(before) in schema.FINISHED:

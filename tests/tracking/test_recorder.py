@@ -17,6 +17,7 @@ from cppo_lab import safe_open, schema
 from cppo_lab.attempt import Attempt, execute
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import read_status, write_status
+from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.spool import newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -288,3 +289,26 @@ def test_own_output(workspace: Path) -> None:
     assert [*own(">> job.out 2>&1")] == [str(out)]
     for files in ("> >(cat) 2> /dev/null", "> gone 2> /dev/null; rm gone", ">&- 2>&-"):
         assert own(files) == {}
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_trainer_whose_lock_was_removed_records_nothing_more(
+    workspace: Path, tiny_spec: RunSpec, taken: bool
+) -> None:
+    """Whoever takes the new lock goes on with the record."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(held(folder))
+        recorder = Recorder(tiny_spec, {}, folder)
+        recorder.begin(None)
+        recorder.log(0, {"train/reward": 0.0})
+        (folder / "lock").unlink()
+        if taken:
+            locks.enter_context(held(folder))
+        before = read_status(folder), recorder.spool.path.read_bytes()
+        with pytest.raises(AlreadyRunning, match=r"the lock of run .* was removed") as raised:
+            recorder.log(1, {"train/reward": 0.1})
+        recorder.fail(str(raised.value), "traceback")
+        recorder.interrupt("by a test")
+        recorder.finish(FINISHED)
+        assert (read_status(folder), recorder.spool.path.read_bytes()) == before

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -438,19 +439,70 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
     first.interrupt("by a test")
     before = points(folder, REWARD)
     [path] = (folder / FOLDER).glob("*.jsonl")
-    whole = path.read_bytes()
-    at = whole.index(b'"step": 2')
-    path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+    path.write_bytes(path.read_bytes().replace(b'"step": 2', b'#step": 2'))
     second = Recorder(tiny_spec, {}, folder)
     second.begin(1)
     log(second, 2, 3)
     assert points(folder, REWARD) == before  # while it trains
     log(second, 4, 5)
     second.finish(FINISHED)
-    assert points(folder, REWARD)[:5] == before
+    for _ in range(2):
+        assert points(folder, REWARD)[:5] == before
+        assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4, 5]
+        (folder / FOLDER / "shipped.json").unlink()  # it may be lost
+    assert len(all_runs()) == 1
+
+
+@pytest.mark.parametrize("lost", [(), ("shipped.json",)])
+@pytest.mark.parametrize("attempts", [0, 1, 2])
+def test_a_restored_folder_doubles_no_step(
+    folder: Path, tiny_spec: RunSpec, attempts: int, lost: tuple[str, ...]
+) -> None:
+    """Of a copy made after so many further attempts; the store has the steps that were trained since."""
+    copy = folder.with_name("copy")
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0)
+    for number in (1, 2, 3):
+        if number == attempts + 1:
+            sent(folder)
+            shutil.copytree(folder, copy)
+        attempt = Recorder(tiny_spec, {}, folder)
+        attempt.begin(0)
+        log(attempt, number)
+    before = points(folder, REWARD)
+    shutil.rmtree(folder)
+    copy.rename(folder)
+    for name in lost:
+        (folder / FOLDER / name).unlink()
+    again = Recorder(tiny_spec, {}, folder)
+    again.begin(0)
+    for step in range(1, 6):
+        log(again, step)
+        sent(folder)
+    again.finish(FINISHED)
+    assert points(folder, REWARD)[:4] == before
     assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4, 5]
-    (folder / FOLDER / "shipped.json").unlink()  # it may be lost
-    assert points(folder, REWARD)[:5] == before and steps(folder) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_copied_folder_that_is_trained_in_both_places_doubles_no_step(
+    folder: Path, tiny_spec: RunSpec
+) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0)
+    first.interrupt("by a test")
+    folders = [folder, folder.parent.with_name("copy") / folder.name]
+    shutil.copytree(*folders)
+    recorders = [Recorder(tiny_spec, {}, place) for place in folders]
+    for recorder in recorders:
+        recorder.begin(0)
+    for turn, last in ((0, 2), (1, 4), (0, 5), (1, 5)):  # one is ahead, then the other
+        log(recorders[turn], *range(1, last + 1))
+        sent(folders[turn])
+    for turn in (1, 0):
+        recorders[turn].finish(FINISHED)
+        assert steps(folders[turn]) == steps(folders[turn], LOSS) == [0, 1, 2, 3, 4, 5]
     assert len(all_runs()) == 1
 
 
