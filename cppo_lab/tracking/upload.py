@@ -407,9 +407,9 @@ class _Shipment:
         self._flush(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
-        # Do not upload the history again when an end is sent twice: the store's copy may hold steps that a full disk
+        # Do not upload the history again when a result is sent twice: the store's copy may hold steps that a full disk
         # kept out of the files here.
-        self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
+        self.record.ended = not (was_finished and run.data.tags.get(schema.TAG_FILES) == "complete")
         if line.status in schema.FINISHED and schema.TAG_REPLACES in run.data.tags:
             retire(self.client, self.record.mlflow_id)
 
@@ -436,12 +436,36 @@ class _Shipment:
         if record.ended:
             for name in store.missing():
                 store.send(name)
-            store.send_history()
+            whole = store.send_history()
             store.send_table()
+            self._require_points(whole)
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
         save_shipped(self.folder, self.uri, self.state)
+
+    def _require_points(self, whole: history.History) -> None:
+        """Send the points of a record that the store has lost, such as a database put back to an older copy.
+
+        Raises MlflowException if it lacks some even then.
+        """
+        if not self._lost(whole):
+            return
+        with exclusive(self.uri):
+            self._log(self._lost(whole), {})
+        if lost := self._lost(whole):
+            raise MlflowException(f"it accepted {len(whole.step)} points and lacks {len(lost)} of them")
+
+    def _lost(self, whole: history.History) -> list[Metric]:
+        """The points of a record that the store lacks, by their steps: it may have values as other numbers."""
+        lost = []
+        for name, place in whole.points():
+            stored = {point.step for point in self.client.get_metric_history(self.record.mlflow_id, name)}
+            columns = (column[place].tolist() for column in (whole.step, whole.value, whole.time_ms))
+            for step, value, time_ms in zip(*columns, strict=True):
+                if step not in stored:
+                    lost.append(Metric(name, value, time_ms, step))
+        return lost
 
     def _lines(self) -> list[Line]:
         """All lines of the record that are in files."""
@@ -477,10 +501,12 @@ class _Artifacts:
         stored = {(place, name) for place in set(map(_place, names)) for name in self._stored(place)}
         return [name for name in names if (_place(name), Path(name).name) not in stored]
 
-    def send_history(self) -> None:
-        """Upload all points in one file, which saves readers a request for each metric."""
+    def send_history(self) -> history.History:
+        """Upload all points in one file, which saves readers a request for each metric; returns them."""
         rows = [(line.step, line.time_ms, line.metrics) for line in self.lines if isinstance(line, StepEvent)]
-        self._send_content(history.HISTORY, history.pack(history.from_rows(rows)))
+        whole = history.from_rows(rows)
+        self._send_content(history.HISTORY, history.pack(whole))
+        return whole
 
     def send_table(self) -> None:
         """Upload the responses that the run has kept as a table for MLflow's page, if there are any."""

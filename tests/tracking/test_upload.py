@@ -1,9 +1,12 @@
 """MLflow is brought to the state of a spool, whatever is killed, lost, deleted or done twice on the way."""
 
+import contextlib
 import errno
 import itertools
 import json
+import math
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from cppo_lab.runs.offsets import unsent
 from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import history
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.compose import compose
@@ -504,6 +507,61 @@ def test_a_copied_folder_that_is_trained_in_both_places_doubles_no_step(
         recorders[turn].finish(FINISHED)
         assert steps(folders[turn]) == steps(folders[turn], LOSS) == [0, 1, 2, 3, 4, 5]
     assert len(all_runs()) == 1
+
+
+def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, tiny_spec: RunSpec) -> None:
+    """As when its database is put back to an older copy while the run trains. Some are no numbers, one is twice."""
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    log(recorder, 0)
+    sent(folder)
+    database = sqlite_file(tracking_uri())
+    assert database is not None
+    backup(database, folder / "old.db")
+    recorder.log(1, {REWARD: math.nan, LOSS: math.inf})
+    log(recorder, 2, 3)
+    sent(folder)
+    backup(folder / "old.db", database)
+    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    # By somebody else: the number of points alone would hide one that is lost.
+    client.log_metric(run.info.run_id, REWARD, 0.5, step=0)
+    log(recorder, 4)
+    recorder.finish(FINISHED)
+    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
+    assert sorted(steps(folder)) == [0, 0, 1, 2, 3, 4]
+    assert points(folder, LOSS)[1][1] > 1e308
+    assert [step for step, _ in kept_history(folder)] == steps(folder, LOSS) == [0, 1, 2, 3, 4]
+
+
+def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    log(recorder, 0, 1, 2)
+    recorder.finish(FINISHED)
+    client = open_client(tracking_uri())
+    real = client.log_batch
+
+    def forgetful(mlflow_id: str, metrics: Any = (), **named: Any) -> None:
+        real(mlflow_id, metrics=[point for point in metrics if point.step != 1], **named)
+
+    monkeypatch.setattr(client, "log_batch", forgetful)
+    with pytest.raises(MlflowException, match="it accepted 6 points and lacks 2 of them"):
+        ship(folder, tracking_uri(), client)
+    [run] = all_runs()
+    assert schema.TAG_FILES not in run.data.tags
+    assert unsent(folder, tracking_uri())
+    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2]  # once it does
+    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
+    assert not unsent(folder, tracking_uri())
+
+
+def backup(source: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(source)) as old,
+        contextlib.closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
 
 
 def test_an_end_that_a_full_disk_took_late_leaves_the_history_of_the_store(
