@@ -79,8 +79,8 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
             str(token): ShippedRecord(
                 str(one["mlflow_id"]),
                 [str(name) for name in one["pending"]],
-                bool(one["ended"]),
-                bool(one["deleted"]),
+                bool(one.get("ended")),
+                bool(one.get("deleted")),
             )
             for token, one in values["records"].items()
         }

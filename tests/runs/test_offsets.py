@@ -1,5 +1,6 @@
 """How far a store has got is stored behind what it has taken, never before; with a store that only takes points."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.runs.events import Begin, End, StepEvent
 from cppo_lab.runs.offsets import Shipped, ShippedRecord, load_shipped, save_shipped, unsent
-from cppo_lab.runs.spool import Spool, open_spool
+from cppo_lab.runs.spool import FOLDER, Spool, open_spool
 from cppo_lab.tracking import upload
 from cppo_lab.tracking.upload import ship
 
@@ -146,3 +147,16 @@ def test_files_that_the_store_has_not_got_are_unsent_though_every_line_is_sent(
     assert unsent(tmp_path, URI) == left
     spool.add(row(0))
     assert unsent(tmp_path, URI)
+
+
+@pytest.mark.parametrize("more", [{}, {"ended": True, "deleted": False, "doubtful": True}])
+def test_what_another_version_has_noted_is_read(tmp_path: Path, spool: Spool, more: dict[str, bool]) -> None:
+    """Without the fields that it did not have, and with those that are gone."""
+    path = tmp_path / FOLDER / "shipped.json"
+    values = json.loads(path.read_text())
+    [stored] = values.values()
+    stored["records"][BEGIN.record] = {"mlflow_id": "known", "pending": ["a"], **more}
+    path.write_text(json.dumps(values))
+    noted = load_shipped(tmp_path, URI)
+    assert noted.records == {BEGIN.record: ShippedRecord("known", ["a"], more.get("ended", False))}
+    assert noted.offsets == stored["offsets"]
