@@ -7,5 +7,5 @@ Guarantees of this package:
 - A cancelled run ends in order and records that; the next launch resumes it (`cancel.py`).
 - `repair.py` mends the records of runs that nobody trains any more, only when it is asked to (`--repair`).
 
-Begin with `status.py`; `watch.py`: text, JSON, CSV, and until all have ended; `logs.py`: what runs have printed and done.
+Begin with `status.py`; `watch.py`: text, JSON, CSV, and `watch`; `logs.py`: what runs have printed.
 """
