@@ -1,8 +1,10 @@
 """Errors at equal movement: known ratios are found, whatever the two rules' movements; plain loops are the oracle."""
 
+import csv
 import dataclasses
 import math
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,7 @@ from cppo_lab.analysis.exact_study import (
     slope_estimate,
     summarise,
 )
+from cppo_lab.analysis.statistics.verdicts import outcome_of
 
 SEEDS, STEPS = 30, 40
 HORIZONS = (16, 64, 256)
@@ -246,6 +249,17 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
     without = {cell: runs for cell, runs in cells.items() if not cell[1].startswith("dppo")}
     board.cells = without
     assert controls(board) == {}
+
+
+@pytest.mark.parametrize("study", ["exact", "exact_paper_dose", "exact_order"])
+def test_documented_outcomes_follow_from_their_p_values(study: str) -> None:
+    """The tables are kept longer than the words for an outcome. Each of these hypotheses has one comparison."""
+    with (Path(__file__).parents[2] / "docs" / f"{study}_hypotheses.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        p_for, p_against = (float(row[column].replace("< ", "")) for column in ("p for", "p against"))
+        assert row["outcome"] == row["comparison"] == outcome_of(p_for, p_against).value
 
 
 def test_percent_of_an_error_as_an_advantage() -> None:
