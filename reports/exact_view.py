@@ -177,7 +177,7 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
         ),
         headings=HEADINGS,
         method=_METHOD,
-        notes=(*_control_notes(curves, kinds), *_notes(curves, found, bool(tests) or not seeds)),
+        notes=(*_control_notes(curves, kinds), *_notes(curves, found, _which(bool(seeds), bool(tests)))),
         tables={
             "ratios": ratio_table(curves, contrasts, kinds, core, title),
             "conditions": condition_table(found, core, title),
@@ -409,14 +409,20 @@ def _judged(verdict: ErrorVerdict, own: Standing, sentence: str) -> dict[str, An
     }
 
 
+def _which(stated: bool, tested: bool) -> str:
+    """Of which seeds figures and tables are, if hypotheses are stated, and if some of these seeds test them."""
+    if not stated:
+        return "of all seeds"
+    return "of the test seeds" if tested else "of all seeds in this report (none is a test seed)"
+
+
 def _notes(
-    curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], of_tests: bool
+    curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], which: str
 ) -> tuple[str, ...]:
     seeds = sorted({seed for one in curves.values() for seed in one.seeds})
-    what = "of the test seeds" if of_tests else "of all seeds in this report (none is a test seed)"
     before = [one.before / one.movement for one in found.values() if one.movement > 0]
     notes = [
-        f"Figures and tables are {what}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
+        f"Figures and tables are {which}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
         f"Mismatch and staleness of the sampler cause {100 * min(before):.0f} to "
         f"{100 * max(before):.0f} % of the movement (exact/movement_before).",
     ]
