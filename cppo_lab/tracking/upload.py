@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from mlflow import MlflowClient
 from mlflow.artifacts import list_artifacts
@@ -517,8 +518,12 @@ class _Artifacts:
 
     def _stored(self, place: str | None) -> list[str]:
         """The names of the artifacts in a folder; by its address, since the client would query the run again."""
-        uri = f"{self.run.info.artifact_uri}/{place}" if place else self.run.info.artifact_uri
-        return [PurePosixPath(file.path).name for file in list_artifacts(uri, tracking_uri=self.uri)]
+        if place and quote(place) != place:
+            stored = self.client.list_artifacts(self.run.info.run_id, place)
+        else:
+            uri = f"{self.run.info.artifact_uri}/{place}" if place else self.run.info.artifact_uri
+            stored = list_artifacts(uri, tracking_uri=self.uri)
+        return [PurePosixPath(file.path).name for file in stored]
 
     def _send_content(self, name: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
