@@ -17,8 +17,7 @@ from cppo_lab.runs.state import WORDS, Queued, RunFolder
 from cppo_lab.store.client import mark_interrupted, open_client, past_attempts
 from cppo_lab.store.records import AttemptRecord, recorded_status
 from cppo_lab.tracking.recorder import close_dead
-from cppo_lab.tracking.upload import retire
-from cppo_lab.tracking.upload import upload as send
+from cppo_lab.tracking.upload import retire, upload
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
@@ -56,7 +55,7 @@ def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
 def _send(folders: Sequence[Path], uri: str) -> None:
     """Upload the unsent records of runs. What the store refuses is printed, and does not stop the rest."""
     try:
-        send(folders, uri)
+        upload(folders, uri)
     except UserError as error:
         print(f"cppo: {error}", file=sys.stderr, flush=True)
 
