@@ -61,7 +61,7 @@ def ratio_table(
         f"Source: {origin(core)}.",
         "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
         "At equal movement each step counts the same. With nothing equal it is the ratio of the plain means over all "
-        "steps, which those with large errors rule.",
+        "steps, in which steps with large errors dominate.",
     )
     return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
 

@@ -45,8 +45,8 @@ _METHOD = (
     "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
     "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
     "their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds with "
-    "Student's t. A ratio below 1 favours the first rule. The factor per tenfold horizon is the factor by which the "
-    "ratio changes when responses are ten times as long. Movement comes after the choice of a rule, and steps of "
+    "Student's t. Below 1, the first rule's error is smaller. The factor per tenfold horizon is the factor by which "
+    "the ratio changes when responses are ten times as long. Movement comes after the choice of a rule, and steps of "
     "equal movement are made in other states. So the ratio describes what happens over a run. It does not isolate "
     "what a rule does to an update."
 )
@@ -253,10 +253,11 @@ def _beside_controls(
     ratios = _ratios_of_controls(tests, models, kinds)
     if not ratios:
         return ""
-    text = f" The same ratio of what has no such mechanism: {_listed(ratios, kinds)}."
+    text = f" The same ratio of the controls: {_listed(ratios, kinds)}."
     if _do_as_much(ratios):
         text += (
-            " Its error is smaller, too, so this verdict speaks neither for nor against the rule's mechanism."
+            " The error of a control is certainly smaller than DPPO's, so this verdict speaks neither for nor against "
+            "the rule's mechanism."
         )
     return text
 
@@ -351,7 +352,7 @@ def _meaning(verdict: ErrorVerdict, advantage: Estimate) -> str:
     if verdict.outcome is VerdictOutcome.SMALL:
         return f"The advantage is above 0 and below {size}, the smallest that counts."
     if advantage.high is not None and advantage.high < 0:
-        return "The opposite holds: the second rule is better."
+        return "The opposite holds: the second rule's error is smaller."
     return f"An advantage of {size} or more is excluded: any effect in the claimed direction is smaller."
 
 

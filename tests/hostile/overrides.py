@@ -203,7 +203,7 @@ VALUES = [
         "rollout.precision=float16",
         "configuration: rollout.precision='float16': must be 'float32' or 'bfloat16'",
     ),
-    _plan("rollout.max_response_length=5", "raise max_response_length to 25 or more, or lower operations"),
+    _plan("rollout.max_response_length=5", "raise max_response_length to 13 or more, or lower operations"),
     _plan("rollout.top_p=0", "configuration: rollout.top_p=0: must be in (0, 1]"),
     _plan("rollout.top_p=0.9", "rollout.top_p=0.9: core=mini evaluates …set rollout.top_p=1.0"),
     _plan("validation.every=0", "configuration: validation.every=0: must be in [1, 1000000000]"),
@@ -215,7 +215,7 @@ VALUES = [
     _plan("data.benchmarks=['a/b']", f"configuration: data.benchmarks.0='a/b': {NAME}"),
     _plan("data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: [...]"),
     _plan("data.operations=128", "configuration: data.operations=128: must be in [1, 127]"),
-    _plan("divergence.k=1000000", "set divergence.k=1006 or less"),
+    _plan("divergence.k=1000000", "set divergence.k=206 or less"),
     _plan("divergence.estimator=binary", "k and convention belong to estimator 'topk', and only to it"),
     _plan(
         "divergence.measure=l2", "configuration: divergence.measure='l2': must be 'tv', 'kl', 'k2' or 'k3'"

@@ -17,6 +17,11 @@ def _plan(uri: str, says: str) -> Case:
     return Case(["plan", *RUN], says, environment={VARIABLE: uri})
 
 
+def _asked(uri: str, says: str) -> Case:
+    """`plan` asks no store; a launch asks about runs that have no folder here."""
+    return Case(["launch", *RUN, "--dry-run"], says, environment={VARIABLE: uri})
+
+
 def _refused(uri: str, shown: str = "") -> Case:
     return _plan(uri, f"tracking URI {shown or repr(uri)} {FORMS}")
 
@@ -55,12 +60,11 @@ def _folder(folder: Path) -> None:
 
 
 OTHERS = [
-    ("plan", *RUN),
+    ("launch", *RUN, "--dry-run"),
     ("report", *RUN),
     ("launch", *RUN),
     ("reference", "import"),
     ("ui",),
-    ("diff", "1234", "5678"),
 ]
 SHOP = {VARIABLE: "sqlite:///shop.db"}
 
@@ -110,16 +114,16 @@ CASES = [
     ),
     _plan(f"sqlite:///{'x' * 300}.db", f"File name too long: {NAME_A_FILE}"),
     _plan("sqlite:////dev", f"tracking database /dev is a folder: {NAME_A_FILE}"),
-    _plan(
+    _asked(
         "http://127.0.0.1:1",
-        f"tracking store http://127.0.0.1:1 cannot be used: …Connection refused…{ANOTHER}",
+        f"tracking store http://127.0.0.1:1 cannot be read: …Connection refused…{ANOTHER}",
     ),
-    _plan(
-        "http://u:secret@127.0.0.1:1", f"tracking store http://u:***@127.0.0.1:1 cannot be used: …{ANOTHER}"
+    _asked(
+        "http://u:secret@127.0.0.1:1", f"tracking store http://u:***@127.0.0.1:1 cannot be read: …{ANOTHER}"
     ),
-    _plan(
+    _asked(
         "http://127.0.0.1:1?password=secret",
-        f"tracking store http://127.0.0.1:*** cannot be used: …{ANOTHER}",
+        f"tracking store http://127.0.0.1:*** cannot be read: …{ANOTHER}",
     ),
     Case(
         ["report", *RUN],
@@ -146,7 +150,7 @@ CASES = [
             {"shop.db": "no database, but long enough to be looked at " * 100},
             SHOP,
         )
-        for command in ("plan", "launch", "report")
+        for command in ("launch", "report")
     ),
     *(
         Case(command, "shop.db is not MLflow's: it has the tables customers: set", {}, SHOP, _customers)
@@ -163,7 +167,7 @@ CASES = [
         for command in OTHERS
     ),
     Case(
-        ["plan", *RUN],
+        ["launch", *RUN],
         "shop.db is not MLflow's: it has the tables alembic_version, studies",
         {},
         SHOP,

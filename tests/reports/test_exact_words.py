@@ -43,7 +43,7 @@ def view(
     [
         (0.7, {}, "The advantage is above 0."),
         (0.85, {"smallest": 0.4}, "The advantage is above 0 and below 40 %, the smallest that counts."),
-        (1.5, {}, "The opposite holds: the second rule is better."),
+        (1.5, {}, "The opposite holds: the second rule's error is smaller."),
         (
             1.02,
             {},
@@ -72,7 +72,9 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
 ) -> None:
     found = view(monkeypatch, 0.7, claim(), control=control)
     [line] = found.lines
-    ratio = re.search(r"what has no such mechanism: no trust region \(control\) ([0-9.]+) \[", line.sentence)
+    ratio = re.search(
+        r"The same ratio of the controls: no trust region \(control\) ([0-9.]+) \[", line.sentence
+    )
     assert ratio is not None and float(ratio[1]) == pytest.approx(control, rel=0.1)
     assert (NEITHER in line.sentence) is as_much
     assert (NEITHER in found.judged[0]["reason"]) is as_much

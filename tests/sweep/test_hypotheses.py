@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,7 @@ def test_runs_that_were_deleted_or_replaced_have_been_seen(workspace: Path, fast
     assert experiment is not None
     for run in client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"):
         client.delete_run(run.info.run_id)
+    shutil.rmtree("runs")  # else they are on disk, and not trained again
     loaded(STATED)
     assert main(LAUNCH) == 0
     assert "when 4 of the 4 runs that test it had begun. Exploratory." in verdict_words(workspace)

@@ -29,7 +29,7 @@ def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
 
 def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
     """As the report will (tests/analysis/statistics/test_pairing.py)."""
-    cases = {"quickstart_exact": [], "main": ["core=exact"], "quickstart": []}
+    cases = {"quickstart_exact": [], "main": ["core=exact"], "horizon": []}
     assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
     assert not make_plan(declared("main"), ["core=verl"]).is_paired("main")
     assert not make_plan(declared("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")
