@@ -40,11 +40,9 @@ def make_image(path: Path, **environment: str) -> Path:
     image = {
         "binds": {**{one: one for one in (*system, *places)}, str(ROOT): PROJECT},
         "hidden": [found for name in COMMANDS if (found := shutil.which(name, path=PATH))],
-        # The project in an image has no repository: its version tells who has trained.
         "env": {
             "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
             "PYTHONPATH": PROJECT,
-            "GIT_DIR": "/nowhere",
             **environment,
         },
     }

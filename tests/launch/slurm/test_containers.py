@@ -13,6 +13,7 @@ from cppo_lab.cli import main
 from cppo_lab.launch.slurm import submit
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.runs.machine import code_version
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
@@ -147,10 +148,10 @@ def test_the_quickstart_in_a_container_equals_the_local_one(
     for one in given:
         shown = one["mounts"].split(",") if runtime == "pyxis" else one["bind"]
         assert shown == [f"{work}:{work}"]  # runs and the store are in it
-    # Nothing of the runs' identity, and the code that trained is the image's.
+    # Nothing of the runs' identity; the image has this checkout, and its version is read there.
     assert set(found) == set(states(sweep))
     for [run] in mlflow_runs().values():
-        assert run.data.tags["cppo.code_version"] == "0.1.0"
+        assert run.data.tags["cppo.code_version"] == code_version()
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

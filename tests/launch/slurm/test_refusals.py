@@ -46,7 +46,7 @@ def test_a_parameter_is_refused(
 ) -> None:
     assert main([*LAUNCH, override]) == 2
     error = capsys.readouterr().err.strip()
-    errors = [line for line in error.splitlines() if not line.startswith("quickstart: ")]
+    errors = [line for line in error.splitlines() if line.startswith("cppo: error: ")]
     assert len(errors) == 1
     assert re.search(said, errors[0])
     print(errors[0])
