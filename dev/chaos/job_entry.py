@@ -21,5 +21,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose modules must not shadow others
+    if not sys.flags.safe_path:  # PYTHONSAFEPATH
+        sys.path.pop(0)  # this folder, whose modules must not shadow others
     main()
