@@ -33,7 +33,7 @@ def test_only_attempts_from_this_folder_are_ended(tmp_path: Path, monkeypatch: p
     client.get_run.return_value.data.tags = {schema.TAG_STATUS: schema.RUNNING}
     monkeypatch.setattr(reconcile, "open_client", lambda uri: client)
     monkeypatch.setattr(reconcile, "past_attempts", lambda run_ids, core, uri: {RUN: past})
-    monkeypatch.setattr(reconcile, "send", lambda folders, uri: None)
+    monkeypatch.setattr(reconcile, "upload", lambda folders, uri: None)
     assert repair([RUN], "mini", "http://store", tmp_path) == [RUN]
     assert [call.args for call in client.set_terminated.call_args_list] == [("ours", "KILLED")]
 

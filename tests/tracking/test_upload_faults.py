@@ -101,18 +101,17 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     first.interrupt("terminated by SIGTERM")
     recorder = Recorder(tiny_spec, {}, folder)
     recorder.begin(0)
-    with Shipper(folder, tracking_uri(), recorder):
+    # A context of its own: `undo` would take back the fixtures' settings, too.
+    with monkeypatch.context() as disk, Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0)
         sent(folder)  # all that is on file is in the store
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("cppo_lab.runs.spool.os.write", full)
+        disk.setattr("cppo_lab.runs.spool.os.write", full)
         log(recorder, 1, 2)
         recorder.finish(FINISHED)
-    monkeypatch.undo()
-    monkeypatch.chdir(workspace)
     assert steps(folder) == [0, 1, 2]
     assert mlflow_run(folder).info.status == "FINISHED"
     # The store alone knows of the end: who sends all that is on file does not take it back.
