@@ -119,6 +119,13 @@ def test_a_process_that_is_gone_leaves_a_partial_run(tiny_spec: RunSpec, folder:
     assert state(tiny_spec).note.startswith("step 2/4; interrupted: its process ended without a word (killed")
 
 
+@pytest.fixture(autouse=True)
+def no_store_stays() -> Iterator[None]:
+    """`mlflow.set_tracking_uri` sets MLFLOW_TRACKING_URI for the whole process."""
+    yield
+    mlflow.set_tracking_uri(None)
+
+
 def note(mlflow_id: str) -> None:
     """What anybody does who adds a remark to an old run; MLflow's status is FINISHED afterwards."""
     mlflow.set_tracking_uri(tracking_uri())
