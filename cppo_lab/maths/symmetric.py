@@ -12,11 +12,12 @@ probabilities are those of the sampled token, so no divergence is needed; one th
 A tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
 
 Source: IcePop, arXiv 2510.18855, in the form of prime-rl's `icepop` loss (with bounds 0.2 and 5) and of verl's
-`rollout_corr_helper.py` with bounds "0.5_5.0". There rho is a constant factor of log pi; its gradient, M rho A, is the
-one here. slime's IcePop (`backends/megatron_utils/loss.py`) is another loss: PPO's clipped loss, weighted by the ratio
-of the trainer's old policy to the rollout policy where that ratio is within the bounds. IPO, prime-rl
-`trainer/rl/loss.py` (its penalty: Kimi K2.5, arXiv 2602.02276). KPop, the blog ringtech.notion.site/kpop (AReaL
-`utils/functional/functional.py`, prime-rl pull request 3283, which adds IPO's penalty; not here).
+`rollout_corr_helper.py` with bounds "0.5_5.0"; those of rule/icepop.yaml are 0.5 and 5. There rho is a constant
+factor of log pi; its gradient, M rho A, is the one here. slime's IcePop (`backends/megatron_utils/loss.py`) is
+another loss: PPO's clipped loss, weighted by the ratio of the trainer's old policy to the rollout policy where that
+ratio is within the bounds. IPO, prime-rl `trainer/rl/loss.py` (its penalty: Kimi K2.5, arXiv 2602.02276). KPop, the
+blog ringtech.notion.site/kpop (AReaL `utils/functional/functional.py`, prime-rl pull request 3283, which adds IPO's
+penalty; not here).
 """
 
 import torch

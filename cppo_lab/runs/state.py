@@ -63,7 +63,7 @@ class RunFolder:
     def status(self) -> Mapping[str, Any]:
         """Its status.json; empty if it has none, or that of another run, whose folder was copied."""
         status = read_status(self.path)
-        if status.get("status") and "run_id" not in status:  # as versions before 0.2.0 wrote it
+        if status.get("status") and "run_id" not in status:  # as versions until 37ff870 wrote it
             tags = self._begin.tags if self._begin is not None else {}
             added = {"run_id": schema.TAG_RUN_ID, "code_version": schema.TAG_CODE_VERSION}
             status |= {name: tags[tag] for name, tag in added.items() if tag in tags}
