@@ -11,7 +11,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.reading import FolderFiles
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import RecordedTokens
-from cppo_lab.store import address
+from cppo_lab.tracking import address
 
 MOST_RUNS = 300  # answers of a larger sweep are not read: its page shows no single runs
 
@@ -81,12 +81,12 @@ def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
 
     @cache
     def client() -> Any:
-        from cppo_lab.store.listing import open_store
+        from cppo_lab.tracking.read import open_store
 
         return open_store(uri)
 
     def of_run(mlflow_id: str) -> reading.AnswerFiles:
-        from cppo_lab.store.answers import StoredFiles
+        from cppo_lab.tracking.read import StoredFiles
 
         return StoredFiles(client(), mlflow_id)
 

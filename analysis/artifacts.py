@@ -18,8 +18,8 @@ from mlflow.tracking import MlflowClient
 
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.errors import UserError
-from cppo_lab.store import address
-from cppo_lab.store.listing import reading
+from cppo_lab.tracking import address
+from cppo_lab.tracking.read import reading
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes

@@ -23,9 +23,9 @@ from mlflow.tracking import MlflowClient
 from cppo_lab import schema
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.store import address
-from cppo_lab.store.history import (
+from cppo_lab.files import redacted
+from cppo_lab.tracking import address
+from cppo_lab.tracking.history import (
     HISTORY,
     LARGEST,
     Column,
@@ -35,7 +35,7 @@ from cppo_lab.store.history import (
     unclipped,
     unpack,
 )
-from cppo_lab.store.records import recorded_status
+from cppo_lab.tracking.records import recorded_status
 
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Artifacts are fetched only through the tracking server. Other locations need their own clients and raise other errors.

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cppo_lab.store.history import History
+from cppo_lab.tracking.history import History
 
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 

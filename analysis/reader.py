@@ -19,9 +19,9 @@ from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
-from cppo_lab.store import address
-from cppo_lab.store.listing import all_runs, experiment_id, reading, stored_run
-from cppo_lab.store.records import StoredRun
+from cppo_lab.tracking import address
+from cppo_lab.tracking.read import all_runs, experiment_id, reading, stored_run
+from cppo_lab.tracking.records import StoredRun
 
 
 @dataclass(frozen=True, eq=False)

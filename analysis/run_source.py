@@ -11,9 +11,9 @@ from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import Wanted, read_points
 from cppo_lab.analysis.newest import newest_of_each
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.store import address
-from cppo_lab.store.listing import experiment_runs, reading, stored_run
-from cppo_lab.store.records import StoredRun
+from cppo_lab.tracking import address
+from cppo_lab.tracking.read import experiment_runs, reading, stored_run
+from cppo_lab.tracking.records import StoredRun
 
 
 class RunSource(Protocol):

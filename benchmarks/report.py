@@ -40,7 +40,7 @@ from summary.form import result  # noqa: E402
 
 from benchmarks.tracking_read import START_MS, write  # noqa: E402
 from cppo_lab import schema  # noqa: E402
-from cppo_lab.store.history import History, from_columns  # noqa: E402
+from cppo_lab.tracking.history import History, from_columns  # noqa: E402
 
 TARGETS = {
     "report_seconds": 20.0,

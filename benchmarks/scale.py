@@ -51,7 +51,7 @@ MOST_PAGE_MEBIBYTES = 5.0
 UNITS = {"*_growth": "", "*_mebibytes_*": "MiB", "*": "s"}
 LAUNCH = """
 import sys
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep import launch
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan

@@ -43,12 +43,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
 
 from cppo_lab import schema  # noqa: E402
-from cppo_lab.runs.offsets import unsent  # noqa: E402
-from cppo_lab.store import address  # noqa: E402
-from cppo_lab.store.client import ensure_experiment, open_client  # noqa: E402
+from cppo_lab.runs.recorder import Recorder  # noqa: E402
 from cppo_lab.sweep.compose import compose  # noqa: E402
-from cppo_lab.tracking import shipper  # noqa: E402
-from cppo_lab.tracking.recorder import Recorder  # noqa: E402
+from cppo_lab.tracking import address, shipper  # noqa: E402
+from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
+from cppo_lab.tracking.sent import unsent  # noqa: E402
 from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
 from cppo_lab.tracking.upload import ship  # noqa: E402
 from dev.servers import postgres  # noqa: E402

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
 
 from cppo_lab import schema  # noqa: E402
-from cppo_lab.store.history import HISTORY, History, from_columns, pack  # noqa: E402
+from cppo_lab.tracking.history import HISTORY, History, from_columns, pack  # noqa: E402
 from dev.servers.mlflow_server import MlflowServer  # noqa: E402
 
 METRICS = 60

@@ -17,23 +17,30 @@ from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
 from cppo_lab.errors import printable
+from cppo_lab.files import redacted
 from cppo_lab.hub import hub_cache
-from cppo_lab.redaction import redacted
-from cppo_lab.runs.folder import Cause, begin_status, forget_cancelled, is_cancelled, set_aside
-from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.folder import (
+    AlreadyRunning,
+    Cause,
+    begin_status,
+    forget_cancelled,
+    held,
+    is_cancelled,
+    set_aside,
+)
 from cppo_lab.runs.machine import Environment, sampling
-from cppo_lab.runs.offsets import forget_shipped, unsent
+from cppo_lab.runs.recorder import Recorder, close_dead
 from cppo_lab.runs.spool import Record, newest_record
 from cppo_lab.runs.state import OF_OTHERS
+from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hold_signals, ignore_signals
 from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.store import address
-from cppo_lab.tracking.naming import resolved_yaml
-from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking import address
+from cppo_lab.tracking.sent import forget_shipped, unsent
 
 if TYPE_CHECKING:
-    from cppo_lab.store.records import AttemptRecord
+    from cppo_lab.tracking.records import AttemptRecord
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ def is_done(attempt: Attempt, record: Record | None, look: Callable[[], bool | N
 
 def has_result(attempt: Attempt, record: Record | None) -> bool | None:
     """Whether the store has a result that is not to be replaced; None if it does not answer. See `is_result`."""
-    from cppo_lab.store.client import known_attempts
+    from cppo_lab.tracking.read import known_attempts
 
     past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
     return None if past is None else is_result(attempt, past, record)

@@ -26,10 +26,17 @@ from cppo_lab.attempt import (
 )
 from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import TogetherRun, load_together
-from cppo_lab.runs.batch import list_runs, new_batch
-from cppo_lab.runs.folder import Cause, forget_cancelled, is_cancelled
-from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.folder import (
+    AlreadyRunning,
+    Cause,
+    forget_cancelled,
+    held,
+    is_cancelled,
+    list_runs,
+    new_batch,
+)
 from cppo_lab.runs.machine import Environment, environment
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import (
     Interrupted,
@@ -40,10 +47,9 @@ from cppo_lab.signals import (
     ignore_signals,
 )
 from cppo_lab.spec import ResourcesSpec, canonical
-from cppo_lab.tracking.recorder import Recorder
 
 if TYPE_CHECKING:
-    from cppo_lab.store.records import AttemptRecord
+    from cppo_lab.tracking.records import AttemptRecord
 
 
 RUNS = 120  # the maximum per job
@@ -267,7 +273,7 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack) -> bool:
 
 def _known(attempts: Sequence[Attempt]) -> Mapping[str, "Sequence[AttemptRecord] | None"]:
     """All attempts at the runs in the store; empty if the store does not answer."""
-    from cppo_lab.store.client import known_attempts_of
+    from cppo_lab.tracking.read import known_attempts_of
 
     if not attempts:
         return {}

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cppo_lab.safe_open import open_lock
+from cppo_lab.files import open_lock
 
 _KEPT_SHARE = 0.8  # of the most bytes that pruning leaves, so that it is rare
 

@@ -24,10 +24,9 @@ from cppo_lab.core_records import core_of
 from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, load_core, load_stand_ins
 from cppo_lab.errors import UserError
+from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.installed import install_extra
-from cppo_lab.redaction import mask_output
 from cppo_lab.runs.machine import sampling
-from cppo_lab.safe_open import open_append, replace_file
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
 

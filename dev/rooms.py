@@ -19,7 +19,7 @@ BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 EVERYWHERE = frozenset(
     {
         *("core_records", "errors", "file_cache", "hub", "installed", "plugins"),
-        *("redaction", "rules", "npz", "safe_open", "schema", "signals"),
+        *("rules", "files", "schema", "signals"),
     }
 )
 WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN, LINE = 104, 4, 34, 18, 48, 20, 18

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.reports import overleaf
 from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures.files import render

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError
+from cppo_lab.files import read_plain
 from cppo_lab.reports.fingerprint import of_bytes
-from cppo_lab.safe_open import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
 PAGE = "index.html"

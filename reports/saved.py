@@ -7,7 +7,7 @@ from typing import Any
 
 from cppo_lab.analysis.fields import Fields, boolean, count, text
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import read_plain
+from cppo_lab.files import read_plain
 
 RECORD = "report.json"
 FORMAT = "cppo-report-1"

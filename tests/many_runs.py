@@ -20,22 +20,21 @@ from sqlalchemy.pool import NullPool
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.rules.strokes import colours
-from cppo_lab.runs.events import Begin
 from cppo_lab.runs.folder import announce, read_status, write_status
 from cppo_lab.runs.machine import environment
-from cppo_lab.runs.offsets import Shipped, ShippedRecord, save_shipped
-from cppo_lab.runs.spool import files, open_spool, read_lines
+from cppo_lab.runs.recorder import Recorder, begin_line
+from cppo_lab.runs.spool import Begin, files, open_spool, read_lines
+from cppo_lab.runs.tags import names, resolved_yaml
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import absolute_uri
-from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.store.history import HISTORY
 from cppo_lab.sweep.cost import METRIC
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.naming import names, resolved_yaml
+from cppo_lab.tracking.address import absolute_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.history import HISTORY
 from cppo_lab.tracking.parents import ensure_parent
-from cppo_lab.tracking.recorder import Recorder, begin_line
+from cppo_lab.tracking.sent import Shipped, ShippedRecord, save_shipped
 from cppo_lab.tracking.upload import ship
 
 STEPS, EVERY = 20, 5  # training steps of a run, and between its validations

@@ -19,7 +19,7 @@ def score(spec: RunSpec, step: int) -> float:
 
 def train(spec: RunSpec, recorder: object, resources: object) -> schema.Outcome:
     """In place of a trainer core."""
-    from cppo_lab.tracking.recorder import Recorder
+    from cppo_lab.runs.recorder import Recorder
 
     assert isinstance(recorder, Recorder)
     recorder.begin(None)

@@ -7,8 +7,8 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import newest_record
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.upload import ship
 from tests.waiting import until
 

@@ -11,10 +11,10 @@ from cppo_lab import attempt as execute
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
 from tests.conftest import FINISHED, TINY
 from tests.plausible import train
 from tests.recorded import sent

@@ -9,8 +9,8 @@ import pytest
 
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cli import main
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
-from cppo_lab.tracking.recorder import Recorder
 from tests.answers import made
 from tests.conftest import FINISHED
 from tests.recorded import sent

@@ -16,11 +16,11 @@ from cppo_lab.cli.answer import ANSWERS, HEADING, RUN_KEYS
 from cppo_lab.cli.command_parser import leaves
 from cppo_lab.cli.exit_codes import MEANINGS, Exit
 from cppo_lab.cli.parser import build_parser
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.recorder import Recorder
 from tests import plausible
 from tests.answers import made
 from tests.conftest import ROOT

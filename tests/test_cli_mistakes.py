@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.store.address import no_answer
+from cppo_lab.tracking.address import no_answer
 
 TWO = """\
 title: Two

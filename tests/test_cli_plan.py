@@ -22,10 +22,10 @@ from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
 from cppo_lab.cli.answer import HEADING
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import ListingRow
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
 from tests.waiting import CEILING_SECONDS

@@ -17,10 +17,10 @@ from cppo_lab.cli.unchanged import database_state
 from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.parents import SweepText
 from tests.plausible import train
 

@@ -20,14 +20,12 @@ from cppo_lab.launch.slurm import queue as slurm_queue
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.monitor import status
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import Cause, read_status, write_status
-from cppo_lab.runs.lock import held
-from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.folder import Cause, Queue, held, read_status, write_status
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import WORDS, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import TINY
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
@@ -322,7 +320,7 @@ def test_time_is_counted_over_all_attempts(
     run_folder.begin_status(folder)
     assert read_status(folder) == {"status": "", "step": None, "seconds": 1000.0}
     clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
-    monkeypatch.setattr("cppo_lab.tracking.recorder.time", clock)
+    monkeypatch.setattr("cppo_lab.runs.recorder.time", clock)
     now = 1_800_000_000.0
     recorder = Recorder(tiny_spec, {}, folder)
     now += 500

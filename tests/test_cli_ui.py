@@ -13,9 +13,9 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.ui import report_link
 from cppo_lab.errors import UserError
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.tracking import ui
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
 from dev.servers.group import free_port
 
 
@@ -30,7 +30,7 @@ def test_a_server_is_only_pointed_at(
 ) -> None:
     uri = empty_store()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@host:5000/")
-    monkeypatch.setattr("cppo_lab.store.client.open_client", lambda _, real=open_client: real(uri))
+    monkeypatch.setattr("cppo_lab.tracking.client.open_client", lambda _, real=open_client: real(uri))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a server"))
     assert main(["ui"]) == 0
     said = capsys.readouterr()

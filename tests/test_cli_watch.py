@@ -12,9 +12,8 @@ from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.monitor.watch import watch
-from cppo_lab.runs.folder import write_status
-from cppo_lab.runs.lock import held, holder
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.runs.folder import held, holder, write_status
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
 from tests.test_cli_status import run_id, told
 

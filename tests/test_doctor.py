@@ -20,8 +20,8 @@ from cppo_lab.data.prepare import prepare
 from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, requirement, slurm, verl
 from cppo_lab.doctor.requirement import Requirement
 from cppo_lab.installed import install_extra
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.address import tracking_uri
 
 TINY = ["core=verl", "model=tiny_qwen3"]
 PAPER = ["core=verl", "model=qwen3_1_7b"]

@@ -16,8 +16,8 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.launch.test_launch import cppo, history, mlflow_runs

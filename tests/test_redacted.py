@@ -2,7 +2,7 @@
 
 import pytest
 
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 
 
 @pytest.mark.parametrize(

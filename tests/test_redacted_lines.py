@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.redaction import RedactedLines, mask_output, masked_errors, redacted
+from cppo_lab.files import RedactedLines, mask_output, masked_errors, redacted
 
 SECRET = "s3cret"
 LINES = [

@@ -13,17 +13,17 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt, describe, prepare_process
+from cppo_lab.runs import recorder
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
-from cppo_lab.runs.offsets import load_shipped, save_shipped, unsent
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import client
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.listing import attempts_at
-from cppo_lab.tracking import recorder, shipper
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking import client, read, shipper
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.read import attempts_at
+from cppo_lab.tracking.sent import load_shipped, save_shipped, unsent
 from tests.waiting import until
 
 
@@ -211,7 +211,7 @@ def test_a_signal_in_the_last_words_only_hurries_them(
 
     monkeypatch.setattr(shipper, "HURRY_SECONDS", 0.0)
     monkeypatch.setattr(shipper, "EVERY_SECONDS", 1e6)
-    monkeypatch.setattr(client, "known_attempts", lambda *_: None)
+    monkeypatch.setattr(read, "known_attempts", lambda *_: None)
     monkeypatch.setattr(shipper.Shipper, "_try", away)
     monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: trained)
     leave = shipper.Shipper.__exit__

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import safe_open
+from cppo_lab import files as safe_open
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import is_shared, names_below, open_below, open_plain
+from cppo_lab.files import is_shared, names_below, open_below, open_plain
 
 TOO_LONG = "x" * 300  # no file system takes such a name, whoever asks
 
@@ -44,7 +44,7 @@ def test_no_descriptor_is_left_open_by_a_path_that_cannot_be_opened(tmp_path: Pa
     code = f"""
 import os
 from pathlib import Path
-from cppo_lab.safe_open import open_below
+from cppo_lab.files import open_below
 before, refused = os.listdir("/proc/self/fd"), 0
 for names in (("folder", {TOO_LONG!r}), ({TOO_LONG!r}, "file"), ("folder", "none"), ("none", "file")):
     try:

@@ -22,12 +22,12 @@ from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repaired
 from cppo_lab.monitor.status import run_statuses
 from cppo_lab.runs.state import states
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.upload import upload
 from tests import many_runs
 

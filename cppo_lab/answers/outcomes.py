@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers import ANSWERS
-from cppo_lab.npz import Column, pack, unpacked
+from cppo_lab.answers.npz import Column, pack, unpacked
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1

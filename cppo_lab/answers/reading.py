@@ -1,4 +1,4 @@
-"""Reading a run's answers, wherever its files are: in its folder, or in a tracking store (`cppo_lab.store.answers`)."""
+"""Reading a run's answers, wherever its files are: in its folder, or in a tracking store (`cppo_lab.tracking.read`)."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
-from cppo_lab.safe_open import names_below, open_below
+from cppo_lab.files import names_below, open_below
 
 _STEP = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
 

@@ -11,7 +11,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.texts import Sample, Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import names_below, open_below
+from cppo_lab.files import names_below, open_below
 from cppo_lab.spec import AnswersSpec
 
 TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale

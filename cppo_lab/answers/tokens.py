@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers import ANSWERS
+from cppo_lab.answers.npz import Column, pack, unpacked
 from cppo_lab.answers.texts import as_text
-from cppo_lab.npz import Column, pack, unpacked
 
 FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to

@@ -23,7 +23,7 @@ from cppo_lab.cli.completion import COMPLETE, complete
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.parser import build_parser, parse
 from cppo_lab.errors import StoreAway, UserError, message
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import share_with_group
 
 REMEDIES = {

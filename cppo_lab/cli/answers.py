@@ -10,8 +10,8 @@ from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
 from cppo_lab.plugins import entry_points
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.answers.reading import AnswerFiles
@@ -104,7 +104,7 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     own = FolderFiles(runs / run.run_id)
     if own.names():
         return run, own
-    from cppo_lab.store.answers import stored_files  # MLflow
+    from cppo_lab.tracking.read import stored_files  # MLflow
 
     stored = stored_files(uri, schema.experiment_name(str(run.config.get("core"))), run.run_id)
     return run, own if stored is None else stored

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.data.manifest import FileRecord

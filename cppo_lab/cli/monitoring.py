@@ -14,10 +14,10 @@ from cppo_lab.cli.requirements import known_store
 from cppo_lab.cli.terminal import coloured, counter, width
 from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, train, without_folders
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.store import address
+from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.states import parse_states
+from cppo_lab.tracking import address
 
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
@@ -105,7 +105,7 @@ def sync(options: argparse.Namespace) -> int:
     import time
 
     from cppo_lab.monitor.logs import run_folders
-    from cppo_lab.runs.offsets import unsent
+    from cppo_lab.tracking.sent import unsent
     from cppo_lab.tracking.upload import upload
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())

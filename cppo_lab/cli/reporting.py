@@ -15,8 +15,8 @@ from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.training import planned
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.store import address
+from cppo_lab.files import redacted
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.plan import Plan
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
-    from cppo_lab.tracking.parents import SweepText
-    from cppo_lab.tracking.registration import Registration
+    from cppo_lab.tracking.parents import Registration, SweepText
 
     Request = ReportRequest | StudyRequest
     Asked = tuple[Request, SweepText]
@@ -309,8 +308,8 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
     Raises UserError if the store cannot be read.
     """
     from cppo_lab.reports.registration import Hypotheses, Registered
-    from cppo_lab.store.listing import reading
-    from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
+    from cppo_lab.tracking.parents import deleted_starts, find_registrations, read_statement
+    from cppo_lab.tracking.read import reading
 
     stated = {}
     with reading(uri) as client:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from cppo_lab.core_records import BUILT_IN, core_of
 from cppo_lab.errors import UserError
-from cppo_lab.store.address import require_place
 from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.tracking.address import require_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import require_machine
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search

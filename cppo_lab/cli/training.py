@@ -14,9 +14,9 @@ from cppo_lab.cli.terminal import coloured, passing, width
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError
 from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.states import parse_states
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

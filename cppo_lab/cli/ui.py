@@ -10,14 +10,14 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.store.address import require_store, sqlite_file, tracking_uri
+from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
 
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
-    from cppo_lab.store.create import is_new
+    from cppo_lab.tracking.client import is_new
 
     uri = tracking_uri()
     if uri.startswith("http"):
@@ -59,7 +59,7 @@ def ui(options: argparse.Namespace) -> int:
 
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
-    from cppo_lab.store.client import open_client
+    from cppo_lab.tracking.client import open_client
     from cppo_lab.tracking.ui import comparison, page, save_view
 
     client, shown, links = open_client(uri), [], []

@@ -9,11 +9,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from cppo_lab.redaction import redacted
+from cppo_lab.files import open_plain, redacted
 from cppo_lab.reports.fingerprint import fingerprint, of_bytes, package
 from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
-from cppo_lab.safe_open import open_plain
-from cppo_lab.store import address
+from cppo_lab.tracking import address
 
 _NOT_ASKED = (
     *("command", "force", "out", "watch", "every"),

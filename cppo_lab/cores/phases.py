@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cppo_lab.safe_open import open_append
+from cppo_lab.files import open_append
 
 FILE = "verl_phases.jsonl"
 _MEMORY = ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb")

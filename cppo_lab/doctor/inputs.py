@@ -10,7 +10,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.hub import lacking, snapshot
 from cppo_lab.installed import install_extra
 from cppo_lab.spec import HubModel, MathData, PathsSpec, RunSpec
-from cppo_lab.store import address
+from cppo_lab.tracking import address
 
 PATIENCE = 5.0  # seconds for a server to answer
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}

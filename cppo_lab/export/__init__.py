@@ -20,7 +20,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.export.card import model_card
 from cppo_lab.export.folder import appearing, require_free
 from cppo_lab.export.subject import read_subject
-from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.folder import is_held
 
 CARD = "README.md"
 

@@ -13,8 +13,8 @@ from cppo_lab.cores.base import Exported
 from cppo_lab.errors import printable
 from cppo_lab.export.subject import Subject
 from cppo_lab.runs.machine import code_version, versions_in
+from cppo_lab.runs.tags import code, resolved_yaml
 from cppo_lab.spec import HubModel, MathData, RunSpec
-from cppo_lab.tracking.naming import code, resolved_yaml
 
 PAPER = "arXiv 2606.10968"
 DATASETS = {"dapo_math_17k": "BytedTsinghua-SIA/DAPO-Math-17k"}  # on the hub, by `data.training`

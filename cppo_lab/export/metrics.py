@@ -13,7 +13,7 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.export.folder import appearing, require_free
-from cppo_lab.tracking.naming import name_part
+from cppo_lab.runs.tags import name_part
 
 PARQUET, CSV, TENSORBOARD = "parquet", "csv", "tensorboard"
 FORMATS = (PARQUET, CSV, TENSORBOARD)

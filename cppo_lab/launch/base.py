@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from cppo_lab.redaction import mask_output, masked_errors
+from cppo_lab.files import mask_output, masked_errors
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 # Variables of every job, whatever the user's shell has: no file of the working folder is imported, and submitit takes

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cppo_lab.attempt import describe
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.runs.folder import is_cancelled
-from cppo_lab.runs.lock import AlreadyRunning
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
 from cppo_lab.signals import Interrupted, blocked
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cppo_lab.launch.slurm.queue import SlurmView, view, view_or_warn
-from cppo_lab.runs.queue import queued
+from cppo_lab.runs.folder import queued
 from cppo_lab.runs.state import Place, Queued
 
 

@@ -9,14 +9,14 @@ from cppo_lab import schema
 from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError
 from cppo_lab.launch.queues import look
-from cppo_lab.runs.folder import Cause, folder_tag, is_cancelled, read_status
-from cppo_lab.runs.lock import AlreadyRunning, held, is_held
-from cppo_lab.runs.offsets import forget_shipped, load_shipped, unsent
+from cppo_lab.runs.folder import AlreadyRunning, Cause, folder_tag, held, is_cancelled, is_held, read_status
+from cppo_lab.runs.recorder import close_dead
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import WORDS, Queued, RunFolder
-from cppo_lab.store.client import mark_interrupted, open_client, past_attempts
-from cppo_lab.store.records import AttemptRecord, recorded_status
-from cppo_lab.tracking.recorder import close_dead
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import mark_interrupted, past_attempts
+from cppo_lab.tracking.records import AttemptRecord, recorded_status
+from cppo_lab.tracking.sent import forget_shipped, load_shipped, unsent
 from cppo_lab.tracking.upload import retire, upload
 
 

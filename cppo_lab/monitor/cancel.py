@@ -18,8 +18,7 @@ from cppo_lab.launch.slurm.queue import ACTIVE, refresh
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.batch import in_living_batch
-from cppo_lab.runs.lock import holder, is_held
+from cppo_lab.runs.folder import holder, in_living_batch, is_held
 
 PATIENCE_SECONDS = 60.0  # for runs to record their progress
 POLL_SECONDS = 0.2

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cppo_lab.errors import UserError, harmless, printable
+from cppo_lab.files import RedactedLines, open_below
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs
-from cppo_lab.redaction import RedactedLines
-from cppo_lab.runs.batch import batches_of
-from cppo_lab.runs.events import StepEvent
-from cppo_lab.runs.folder import TRACEBACK, read_status
-from cppo_lab.runs.following import RunRows, score_of
-from cppo_lab.safe_open import open_below
+from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
+from cppo_lab.runs.spool import RunRows, StepEvent, score_of
 from cppo_lab.sweep.find import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5

@@ -10,11 +10,10 @@ from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.queue import refresh
 from cppo_lab.monitor.status import RunStatus
-from cppo_lab.runs.folder import read_status, write_status
-from cppo_lab.runs.lock import AlreadyRunning, held
-from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.state import RunFolder, RunState, state_of
-from cppo_lab.store import address
+from cppo_lab.tracking import address
+from cppo_lab.tracking.sent import unsent
 
 
 def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:

@@ -11,8 +11,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.errors import one_line
 from cppo_lab.launch.queues import look
-from cppo_lab.runs.folder import CONFIG, parse_variants, read_config, seconds_trained
-from cppo_lab.runs.lock import holder
+from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")

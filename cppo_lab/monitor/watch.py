@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.monitor.status import RunStatus
-from cppo_lab.runs.scores import score_text
+from cppo_lab.runs.spool import score_text
 from cppo_lab.sweep.columns import RUN_ID, aligned
 
 COLUMNS = (

@@ -1,6 +1,7 @@
 """The state of a run from its folder, without the tracking store: status, configuration, cancellation, its name."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -9,13 +10,14 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self, TextIO
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.safe_open import NO_ROOM, overwrite_file, read_plain, replace_file
+from cppo_lab.files import NO_ROOM, open_lock, open_plain, overwrite_file, read_plain, replace_file
 
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
@@ -195,3 +197,197 @@ def ensure_folder_tag(folder: Path) -> str:
     raise UserError(
         f"{runs / IDENTITY} is damaged: remove it, and the next run gives the folder another name"
     )
+
+
+_MOST_LOCK = 1000  # bytes of a lock: a host and a process
+LOCK_TRIES = 50
+LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
+
+
+class AlreadyRunning(RuntimeError):
+    """Another process on this machine is training this run."""
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
+
+    The lock file names the holder. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder / "lock") as lock:
+        for _ in range(LOCK_TRIES):  # a count, not a deadline, so that a stalled machine does not lose tries
+            if _locked(lock):
+                break
+            time.sleep(LOCK_SECONDS / LOCK_TRIES)
+        else:
+            raise AlreadyRunning(f"run {folder.name} is being trained by another process")
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def lock_file(folder: Path) -> int:
+    """The inode of the lock of a run's folder; 0 if it has none."""
+    try:
+        return (folder / "lock").lstat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def is_lost(folder: Path, inode: int) -> bool:
+    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new one.
+
+    No answer, as of a network's file system that is away, ends no training.
+    """
+    with contextlib.suppress(OSError):
+        return bool(inode) and lock_file(folder) != inode
+    return False
+
+
+def holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
+    if not is_held(folder):
+        return None
+    said = (read_plain(folder / "lock", _MOST_LOCK) or b"").decode(errors="replace")
+    host, _, pid = one_line(said).rpartition(":")
+    return (host, int(pid)) if host and pid.isascii() and pid.isdecimal() and int(pid) < 2**31 else None
+
+
+def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock could be taken at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process is training the run of `folder`. Writes nothing."""
+    lock = open_plain(folder / "lock")
+    if lock is None:
+        return False
+    with lock:
+        return not _locked(lock, fcntl.LOCK_SH)
+
+
+FOLDER = "queues"  # below the folder of all runs
+
+
+class Queue:
+    """This launcher's list: a context manager that shows `run_ids` as queued until they are removed.
+
+    Files of dead launchers are removed.
+    """
+
+    def __init__(self, runs: Path, run_ids: Iterable[str]) -> None:
+        self._folder, self._run_ids = runs / FOLDER, tuple(run_ids)
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.glob("*.list"):
+            _remove_if_dead(path)
+        self._path, self._file = _own_file(self._folder)
+        self._write("+", self._run_ids)
+        return self
+
+    def ended(self, run_id: str) -> None:
+        """Remove a run from the list, once it has ended and its outcome is recorded."""
+        self._write("-", [run_id])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _write(self, sign: str, run_ids: Iterable[str]) -> None:
+        self._file.write("".join(f"{sign}{run_id}\n" for run_id in run_ids))
+        self._file.flush()
+
+
+def queued(runs: Path) -> frozenset[str]:
+    """The runs on the lists of the live launchers of this machine. Writes nothing."""
+    found: set[str] = set()
+    for path in (runs / FOLDER).glob("*.list"):
+        file = open_plain(path)
+        if file is None:  # its launcher has just ended
+            continue
+        with file:
+            if not _lock(file, fcntl.LOCK_SH):
+                found |= _listed(file.read().decode(errors="replace"))
+    return frozenset(found)
+
+
+def _listed(text: str) -> set[str]:
+    listed: set[str] = set()
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            change = listed.add if line.startswith("+") else listed.discard
+            change(line[1:-1])
+    return listed
+
+
+def _own_file(folder: Path) -> tuple[Path, TextIO]:
+    """A new, locked file. If another launcher removed it as dead before it was locked, it is created again."""
+    while True:
+        path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
+        file = path.open("x", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()
+
+
+def _remove_if_dead(path: Path) -> None:
+    if not path.is_file():  # not created by a launcher
+        return
+    try:
+        with open_lock(path) as file:
+            if _lock(file, fcntl.LOCK_EX):
+                file.truncate()  # for a reader that mistakes our lock for the launcher's
+                path.unlink(missing_ok=True)
+    except (FileNotFoundError, PermissionError, UserError):  # gone; another account's; not a launcher's
+        pass
+
+
+def _lock(file: IO[Any], kind: int) -> bool:
+    """Whether the lock could be taken at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+PREFIX = "batch-"
+LIST = "runs.txt"  # ids of the runs of a batch, one a line
+_LARGEST = 1_000_000  # bytes of a list
+
+
+def new_batch() -> str:
+    """A name for a new batch."""
+    return f"{PREFIX}{secrets.token_hex(8)}"
+
+
+def list_runs(folder: Path, run_ids: Iterable[str]) -> None:
+    """Write the list of the runs that the batch of `folder` is to train."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / LIST, "".join(f"{run_id}\n" for run_id in run_ids))
+
+
+def batches_of(runs: Path, run_id: str) -> list[Path]:
+    """The folders of the batches that were to train a run. Writes nothing."""
+    return [folder for folder in sorted(runs.glob(f"{PREFIX}*")) if run_id in _runs_of(folder)]
+
+
+def in_living_batch(runs: Path, run_id: str) -> bool:
+    """Whether a live batch trains the run, so that its process also trains other runs."""
+    who = holder(runs / run_id)
+    return who is not None and any(holder(folder) == who for folder in batches_of(runs, run_id))
+
+
+def _runs_of(folder: Path) -> list[str]:
+    return (read_plain(folder / LIST, _LARGEST) or b"").decode(errors="replace").split()

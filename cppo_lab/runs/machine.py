@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import cppo_lab
 from cppo_lab import schema
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 
 PACKAGES = (
     "torch",

@@ -11,10 +11,8 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
-from cppo_lab.runs.events import Begin
-from cppo_lab.runs.folder import ASIDE, Cause, is_cancelled, read_status
-from cppo_lab.runs.lock import is_held
-from cppo_lab.runs.spool import Record, files, newest_record, read_lines
+from cppo_lab.runs.folder import ASIDE, Cause, is_cancelled, is_held, read_status
+from cppo_lab.runs.spool import Begin, Record, files, newest_record, read_lines
 
 STARTING = "starting"
 _SILENT = "its process ended without a word"

@@ -19,12 +19,12 @@ from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight
-from cppo_lab.tracking.naming import flatten
 
 METRIC = "perf/step_seconds"
 RECENT = 200  # only the newest folders are read, since a plan must not read thousands

@@ -15,21 +15,21 @@ from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repaired
 from cppo_lab.rules import rule_of
-from cppo_lab.runs.folder import announce, forget_cancelled, variants_text
+from cppo_lab.runs.folder import Queue, announce, forget_cancelled, variants_text
 from cppo_lab.runs.machine import code_version
-from cppo_lab.runs.queue import Queue
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
+from cppo_lab.runs.tags import figure_tag, merged, names
 from cppo_lab.signals import Interrupted
-from cppo_lab.store import address
-from cppo_lab.store.client import ensure_experiment, open_client, past_attempts
-from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.cost import past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hypotheses
 from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
-from cppo_lab.tracking.naming import figure_tag, merged, names
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.read import past_attempts
+from cppo_lab.tracking.records import AttemptRecord
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.rules.strokes import colours
 from cppo_lab.runs.state import RunState
-from cppo_lab.store.client import STORE_FAULTS, open_client
-from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.parents import SweepText, ensure_parent, living, nest, update_parent
-from cppo_lab.tracking.registration import register
+from cppo_lab.tracking.client import STORE_FAULTS, open_client
+from cppo_lab.tracking.parents import SweepText, ensure_parent, living, nest, register, update_parent
+from cppo_lab.tracking.records import AttemptRecord
 from cppo_lab.tracking.ui import save_view
 
 # If several launchers add the same missing tag, the store accepts only one; the others then find the tag.

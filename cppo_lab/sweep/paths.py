@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import is_shared
+from cppo_lab.files import is_shared
 
 RUNS = Path("runs")  # below the working folder, beside mlflow.db
 ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 to accept the risk described in docs/security.md

@@ -15,10 +15,8 @@ from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
-from cppo_lab.runs.folder import read_status
-from cppo_lab.runs.following import RunRows, score_of
-from cppo_lab.runs.lock import is_held
-from cppo_lab.runs.scores import score_text
+from cppo_lab.runs.folder import is_held, read_status
+from cppo_lab.runs.spool import RunRows, score_of, score_text
 from cppo_lab.runs.state import STARTING, RunState
 from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan

@@ -1,13 +1,12 @@
-"""What runs record, and how it gets into MLflow.
+"""MLflow: how runs get there, and how they are read.
 
 Guarantees of this package:
 
-- `Recorder.log` writes to the run's spool and returns; no training step waits for a server (`recorder.py`).
 - Data of training runs reach MLflow in one way, `upload.py`, and uploading twice gives the same result.
 - A run is found in MLflow by its record's token before it is created; its points have the times of their measurement.
-- The output of attempts is recorded without passwords.
+- `sent.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
 - `upload.py` (`retire`): a finished run's result stays until the new one is there.
 
-Begin with `recorder.py`, then `upload.py`, `shipper.py` (the thread), `ship_process.py`. How a run's folder looks is
-the matter of `cppo_lab.runs`, MLflow's client that of `cppo_lab.store`. docs/tracking.md is for users.
+Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `records.py` and `sent.py` import no MLflow. How
+a run's folder looks is the matter of `cppo_lab.runs`. docs/tracking.md is for users.
 """

@@ -11,9 +11,9 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import CONFIG, read_config
-from cppo_lab.store import address
-from cppo_lab.store.client import STORE_FAULTS, open_client
-from cppo_lab.store.listing import newest_runs
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import STORE_FAULTS, open_client
+from cppo_lab.tracking.read import newest_runs
 
 
 def stored_configs(uri: str, core: str, beginning: str) -> dict[str, dict[str, Any]]:

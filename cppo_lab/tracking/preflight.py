@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import replace_file
+from cppo_lab.files import replace_file
+from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.base import digest
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.tracking.naming import flatten
 
 FOLDER, FILE = "preflight", "measured.json"
 

@@ -17,8 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.client import fault_line
-from cppo_lab.store.listing import attempts_at
+from cppo_lab.tracking.client import fault_line
+from cppo_lab.tracking.read import attempts_at
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 _NOTE = "mlflow.note.content"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.upload import ship
 
 PARENT_SECONDS = 5.0  # interval of the check whether the training process is alive

@@ -17,13 +17,12 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.runs.events import End, Line
+from cppo_lab.files import redacted
 from cppo_lab.runs.folder import Cause, read_status, write_status
-from cppo_lab.runs.spool import new_record
+from cppo_lab.runs.recorder import Recorder, begin_line, close_dead
+from cppo_lab.runs.spool import End, Line, new_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.ship_process import ShipProcess
 from cppo_lab.tracking.upload import ship
 

@@ -31,11 +31,11 @@ from mlflow.entities import Experiment, Run
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.files import redacted
 from cppo_lab.installed import install_extra
-from cppo_lab.redaction import redacted
-from cppo_lab.store import address
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import experiment_runs
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import experiment_runs
 
 VIEW = "cppo-runs"
 TAG_VIEW = "mlflow.sharedViewState." + VIEW

@@ -29,16 +29,25 @@ from cppo_lab import schema
 from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent, Tags
-from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped, unsent
-from cppo_lab.runs.spool import FOLDER, files, newest_record, place_in, read_lines
-from cppo_lab.safe_open import open_lock
-from cppo_lab.store import address, history
-from cppo_lab.store.client import STORE_FAULTS, ensure_experiment, fault_line, open_client
-from cppo_lab.store.exclusive import exclusive
-from cppo_lab.store.records import recorded_status
-from cppo_lab.tracking.naming import merged
+from cppo_lab.files import open_lock, redacted
+from cppo_lab.runs.spool import (
+    FOLDER,
+    Artifact,
+    Begin,
+    End,
+    Line,
+    StepEvent,
+    Tags,
+    files,
+    newest_record,
+    place_in,
+    read_lines,
+)
+from cppo_lab.runs.tags import merged
+from cppo_lab.tracking import address, history
+from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
+from cppo_lab.tracking.records import recorded_status
+from cppo_lab.tracking.sent import ShippedRecord, load_shipped, save_shipped, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
 COMPARED = 100  # requests of points for which one comparison with the store is made

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cppo_lab.runs.lock import holder
+from cppo_lab.runs.folder import holder
 from dev.chaos.study import steps_on_file
 from dev.slurm.daemons import PROC, Process, everything, look_up
 

@@ -12,10 +12,10 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.analysis.run_versions import is_result
-from cppo_lab.store import history
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import newest_runs
-from cppo_lab.tracking.recorder import OUTPUT
+from cppo_lab.runs.recorder import OUTPUT
+from cppo_lab.tracking import history
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import newest_runs
 
 Point = tuple[str, int, str]  # metric, step, value to the last bit
 SAME_FILES = ("config.json", "diagnostics/")  # artifacts whose bytes have to be the same

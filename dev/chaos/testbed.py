@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cppo_lab.store.address import absolute_uri
+from cppo_lab.tracking.address import absolute_uri
 from dev.errors import DevError
 from dev.servers import postgres
 from dev.servers.mlflow_server import MlflowServer

@@ -9,7 +9,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
-from cppo_lab.store.history import from_columns
+from cppo_lab.tracking.history import from_columns
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cppo_lab import schema
 from cppo_lab.analysis import histories
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.points import METRIC_COLUMNS, points_frame
-from cppo_lab.store.history import HISTORY, Row, from_rows, pack
+from cppo_lab.tracking.history import HISTORY, Row, from_rows, pack
 
 ROWS: list[Row] = [
     (1, 1001, {"train/loss": 0.5, "train/reward": math.nan, "val/a/avg_at_16": 0.1}),

@@ -13,10 +13,10 @@ from cppo_lab import schema
 from cppo_lab.analysis import histories
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.sweep_data import SweepData
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.client import open_client
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.upload import ship
 from tests.servers.conftest import server, sqlite_tables
 

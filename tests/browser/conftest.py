@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cppo_lab import attempt
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.address import tracking_uri
 from dev.servers.group import free_port
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM

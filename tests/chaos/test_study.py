@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.recorder import Recorder
 from dev.chaos.study import Study, left_behind
 from dev.errors import DevError
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
-from cppo_lab.safe_open import replace_file
+from cppo_lab.files import replace_file
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec, Spec, SyntheticModel, TaskData
 

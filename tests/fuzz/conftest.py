@@ -8,9 +8,9 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import TINY
 
 

@@ -18,7 +18,7 @@ from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
 from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
 from cppo_lab.reports.saved import read_record
-from cppo_lab.store.history import from_rows, pack, unpack
+from cppo_lab.tracking.history import from_rows, pack, unpack
 from cppo_lab.tracking.parents import kept_files
 from cppo_lab.tracking.ui import saved_state
 from tests.analysis.made_search import made_search

@@ -22,7 +22,7 @@ from cppo_lab.reports.build import build_report
 from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.run_list import mlflow_link, mlflow_path
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.tracking.naming import code, escaped
+from cppo_lab.runs.tags import code, escaped
 from cppo_lab.tracking.parents import ReportLog, SweepText, sweep_note, verdict_markdown
 from tests.fuzz.mangling import fuzz
 from tests.reports.conftest import DEMO, demo_store, empty_store

@@ -12,11 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cppo_lab.cli import main
-from cppo_lab.runs.folder import announce, begin_status, is_cancelled, read_config, read_status
-from cppo_lab.runs.lock import is_held
-from cppo_lab.runs.offsets import unsent
-from cppo_lab.runs.queue import queued
+from cppo_lab.runs.folder import (
+    announce,
+    begin_status,
+    is_cancelled,
+    is_held,
+    queued,
+    read_config,
+    read_status,
+)
 from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.sent import unsent
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused, snapshot, within
 

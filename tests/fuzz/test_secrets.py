@@ -17,12 +17,11 @@ from cppo_lab.cli import main, reporting
 from cppo_lab.cli.parser import parse
 from cppo_lab.cores.verl.ray_local import private_token
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import address
-from cppo_lab.store.address import locked
-from cppo_lab.tracking import ui
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking import address, ui
+from cppo_lab.tracking.address import locked
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.postgres import Postgres

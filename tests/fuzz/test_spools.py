@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 from mlflow.entities import ViewType
 
 from cppo_lab import schema
-from cppo_lab.runs.events import Begin, End, StepEvent
-from cppo_lab.runs.offsets import unsent
-from cppo_lab.runs.spool import FOLDER, newest_record, open_spool, read_lines, read_rows
+from cppo_lab.runs.recorder import Recorder, close_dead
+from cppo_lab.runs.spool import (
+    FOLDER,
+    Begin,
+    End,
+    StepEvent,
+    newest_record,
+    open_spool,
+    read_lines,
+    read_rows,
+)
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
-from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, altered, as_json, damaged, fuzz, refused, within
@@ -184,8 +192,8 @@ def test_what_is_remembered_of_shipping(desk: Path, content: bytes) -> None:
 
 
 def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
-    from cppo_lab.runs.offsets import NAME as SHIPPED
-    from cppo_lab.runs.offsets import Shipped, save_shipped
+    from cppo_lab.tracking.sent import NAME as SHIPPED
+    from cppo_lab.tracking.sent import Shipped, save_shipped
 
     folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
     save_shipped(folder, uri, Shipped({NAME: 20}, {}))

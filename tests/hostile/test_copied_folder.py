@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 
 SWEEP = ["quickstart", *TINY, "variant=cppo"]

@@ -176,7 +176,7 @@ def test_the_command_of_notify_is_no_shell(
 
 
 def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cppo_lab.store.address import absolute_uri
+    from cppo_lab.tracking.address import absolute_uri
     from cppo_lab.tracking.ui import where_to_look
 
     uri = absolute_uri("sqlite:///other $(touch canary) 'x'.db")

@@ -11,10 +11,10 @@ from cppo_lab.cli import main
 from cppo_lab.data.manifest import FileRecord, summary
 from cppo_lab.doctor import lines
 from cppo_lab.doctor.check import Check
-from cppo_lab.store.client import fault_line
 from cppo_lab.sweep.columns import aligned, to_csv
 from cppo_lab.sweep.search.progress import _ended
 from cppo_lab.sweep.search.study import REASON
+from cppo_lab.tracking.client import fault_line
 from cppo_lab.vectors.check import Mismatch, Report
 
 RUN = "0123456789ab"

@@ -19,14 +19,12 @@ from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.loop import train
 from cppo_lab.monitor.cancel import _end_process
-from cppo_lab.runs.batch import in_living_batch, list_runs
-from cppo_lab.runs.folder import cancel
-from cppo_lab.runs.lock import held
+from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate

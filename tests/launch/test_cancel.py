@@ -14,7 +14,7 @@ from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.tracking.address import tracking_uri
 from tests.launch.gate import Gate
 from tests.launch.test_launch import SWEEP, TWO, cppo, mlflow_runs
 from tests.waiting import CEILING_SECONDS

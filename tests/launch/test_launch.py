@@ -21,16 +21,15 @@ from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.runs.folder import announce
-from cppo_lab.runs.lock import AlreadyRunning, held, is_held
+from cppo_lab.runs.folder import AlreadyRunning, announce, held, is_held
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
 from tests.launch.gate import Gate
 from tests.recorded import sent

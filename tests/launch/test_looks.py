@@ -9,9 +9,8 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.runs.folder import ensure_folder_tag, folder_tag
-from cppo_lab.runs.lock import is_held
-from cppo_lab.store.records import AttemptRecord
+from cppo_lab.runs.folder import ensure_folder_tag, folder_tag, is_held
+from cppo_lab.tracking.records import AttemptRecord
 
 RUN = "0123456789ab"
 

@@ -19,13 +19,13 @@ from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.runs.folder import ASIDE, set_aside
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.tracking import upload as upload_module
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run
 

@@ -25,7 +25,7 @@ from cppo_lab.launch.slurm.queue import LEFT, SETTLING_SECONDS, ended_as, in_que
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
-from cppo_lab.runs.lock import AlreadyRunning
+from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.signals import Interrupted
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 

@@ -18,17 +18,16 @@ from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.runs.folder import read_status, write_status
-from cppo_lab.runs.lock import AlreadyRunning, held
-from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.folder import AlreadyRunning, Queue, held, read_status, write_status
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import Place, Queued, RunState, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import sqlite_file, tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client, past_attempts
 from cppo_lab.tracking import upload
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import sqlite_file, tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.read import past_attempts
 from tests.conftest import FINISHED
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
@@ -267,7 +266,7 @@ def write_runs(uri: str, experiment: str, specs: list[RunSpec]) -> None:
     """Runs as the recorder leaves them, done and interrupted by turns, written past MLflow for speed."""
     import sqlite3
 
-    from cppo_lab.tracking.naming import flatten, run_tags
+    from cppo_lab.runs.tags import flatten, run_tags
 
     path = sqlite_file(uri)
     assert path is not None

@@ -9,17 +9,17 @@ from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import VARIABLE, tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.address import VARIABLE, tracking_uri
 from tests import plausible
 from tests.answers import made
 
 
 def train(spec: RunSpec, recorder: object, resources: object) -> Outcome:
     """As `plausible.train`; CPPO's runs keep outcomes, those of GRPO fail."""
-    from cppo_lab.tracking.recorder import Recorder
+    from cppo_lab.runs.recorder import Recorder
 
     assert isinstance(recorder, Recorder)
     if spec.rule.name == "grpo":

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs.queue import FOLDER, Queue, queued
+from cppo_lab.runs.folder import FOLDER, Queue, queued
 
 HOLD = """
 import sys
 from pathlib import Path
-from cppo_lab.runs.queue import Queue
+from cppo_lab.runs.folder import Queue
 with Queue(Path(sys.argv[1]), ["aaa", "bbb"]):
     print("there", flush=True)
     sys.stdin.read()

@@ -6,10 +6,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.runs.events import Begin, StepEvent
-from cppo_lab.runs.following import RunRows
-from cppo_lab.runs.scores import score_text, summarise
-from cppo_lab.runs.spool import open_spool
+from cppo_lab.runs.spool import Begin, RunRows, StepEvent, open_spool, score_text, summarise
 
 SCORE = schema.validation_metric(schema.MEAN, 4)
 

@@ -8,8 +8,20 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.runs import spool as spool_module
-from cppo_lab.runs.events import Artifact, Begin, End, StepEvent, Tags
-from cppo_lab.runs.spool import FOLDER, files, lines, newest_record, open_spool, read_lines, read_rows
+from cppo_lab.runs.spool import (
+    FOLDER,
+    Artifact,
+    Begin,
+    End,
+    StepEvent,
+    Tags,
+    files,
+    lines,
+    newest_record,
+    open_spool,
+    read_lines,
+    read_rows,
+)
 
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"})

@@ -13,12 +13,11 @@ from cppo_lab import schema
 from cppo_lab.launch.queues import look, places
 from cppo_lab.launch.slurm.ledger import Ledger, LedgerTask
 from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
-from cppo_lab.runs.events import End
-from cppo_lab.runs.folder import Cause, cancel, write_status
-from cppo_lab.runs.lock import held
+from cppo_lab.runs.folder import Cause, cancel, held, write_status
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import End
 from cppo_lab.runs.state import WORDS, Queued, RunFolder, RunState, explained, state_of, states
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.recorder import Recorder
 
 RUN = "0123456789ab"
 DIED = f"interrupted: {WORDS[Cause.DIED]}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.store.address import absolute_uri
-from cppo_lab.store.client import open_client
+from cppo_lab.tracking.address import absolute_uri
+from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from dev.servers.postgres import Postgres, own_folder

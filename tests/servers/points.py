@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.runs.events import Begin, End, Line, StepEvent
-from cppo_lab.runs.spool import Spool
+from cppo_lab.runs.spool import Begin, End, Line, Spool, StepEvent
 from tests.servers.forked import Point
 
 _SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.upload"

@@ -10,12 +10,12 @@ from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.answers.recording import Recording
+from cppo_lab.runs.tags import flatten
 from cppo_lab.schema import DONE
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import history
-from cppo_lab.store.answers import StoredFiles
-from cppo_lab.store.client import open_client
-from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking import history
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import StoredFiles
 from cppo_lab.tracking.upload import TABLE
 from tests.servers import trainer
 

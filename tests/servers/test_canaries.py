@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab.launch.local import launch_local
-from cppo_lab.store import address
+from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec

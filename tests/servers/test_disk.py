@@ -18,10 +18,10 @@ from cppo_lab.cores.base import CHECKPOINT, load_core
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of
@@ -190,7 +190,7 @@ import resource
 from pathlib import Path
 from cppo_lab import attempt
 from cppo_lab.attempt import Attempt
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import shipper
 from tests.conftest import TINY

@@ -16,12 +16,12 @@ from mlflow.entities import ViewType
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import address
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.mlflow_server import MlflowServer

@@ -11,12 +11,13 @@ from urllib3.util import connection
 
 from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import address
-from cppo_lab.store.address import absolute_uri
-from cppo_lab.store.client import known_attempts, open_client
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking import address
+from cppo_lab.tracking.address import absolute_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import known_attempts
 from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.ui import where_to_look
 from cppo_lab.tracking.upload import upload

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.ship_process import ShipProcess
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer

@@ -18,11 +18,11 @@ from cppo_lab import schema
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.tracking import shipper
-from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.ship_process import ShipProcess
 from tests.answers import made
 from tests.servers.forked import Forked, Gate, KillAt

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.store import address
-from cppo_lab.store.address import artifact_folder
+from cppo_lab.tracking import address
+from cppo_lab.tracking.address import artifact_folder
 
 
 @pytest.mark.parametrize(

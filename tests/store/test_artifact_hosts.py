@@ -17,13 +17,12 @@ from cppo_lab import schema
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.artifact_hosts import require_tracking_host
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import open_store
 from cppo_lab.tracking import upload as upload_module
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.client import open_client, require_tracking_host
+from cppo_lab.tracking.read import open_store
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 

@@ -14,9 +14,8 @@ from mlflow.store.db.utils import InitialBase, _upgrade_db
 from sqlalchemy import Engine, event
 
 from cppo_lab.errors import UserError
-from cppo_lab.store.client import open_client
-from cppo_lab.store.create import create_atomically
 from cppo_lab.sweep.search.storage import open_storage
+from cppo_lab.tracking.client import create_atomically, open_client
 
 MOMENTS = 20
 

@@ -17,12 +17,11 @@ from mlflow.entities import Metric
 from sqlalchemy import Engine, event
 
 from cppo_lab.signals import deferred
-from cppo_lab.store import address
-from cppo_lab.store.client import ensure_experiment, known_attempts, open_client
-from cppo_lab.store.exclusive import deferred_for, exclusive
 from cppo_lab.sweep.search.storage import open_storage
-from cppo_lab.tracking.parents import ensure_parent
-from cppo_lab.tracking.registration import register
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import deferred_for, ensure_experiment, exclusive, open_client
+from cppo_lab.tracking.parents import ensure_parent, register
+from cppo_lab.tracking.read import known_attempts
 from tests.waiting import CEILING_SECONDS, until
 
 

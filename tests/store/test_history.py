@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.errors import UserError
-from cppo_lab.store import history
-from cppo_lab.store.history import HISTORY, History, from_rows, pack, unpack
+from cppo_lab.tracking import history
+from cppo_lab.tracking.history import HISTORY, History, from_rows, pack, unpack
 
 NAMES = st.sampled_from(["train/loss", "val/a/avg_at_16", "perf/step_seconds", "x", "é"])
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab.store import listing
-from cppo_lab.store.listing import all_runs, experiment_runs
+from cppo_lab.tracking import read as listing
+from cppo_lab.tracking.read import all_runs, experiment_runs
 
 
 @pytest.fixture(params=["database", "server"])

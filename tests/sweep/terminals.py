@@ -10,9 +10,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from cppo_lab.cli import main
-from cppo_lab.runs.lock import holder
+from cppo_lab.runs.folder import holder
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.search import training, worker
-from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.search_record import Point
 from tests.servers.forked import Environment, Forked, Gate, KillAt, context
 

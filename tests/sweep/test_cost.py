@@ -8,9 +8,9 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt, _tags
 from cppo_lab.estimate import estimate
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import (
     ESTIMATE,
@@ -26,7 +26,7 @@ from cppo_lab.sweep.cost import (
 )
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 
 LARGE = ["core=verl", "model=qwen3_8b_base"]

@@ -12,15 +12,15 @@ from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.parse import parse_run
 from cppo_lab.runs.folder import read_config
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import find as find_module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.difference import differences, to_text
 from cppo_lab.sweep.find import Found, find_recorded_run, find_run, is_run_id
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.lookup import nested
-from cppo_lab.tracking.naming import flatten
-from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
 

@@ -12,15 +12,15 @@ from cppo_lab import attempt, schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.sweep import parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.hypotheses import differences
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.registration import find_registrations, parse_registrations
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.parents import find_registrations, parse_registrations
 from tests.plausible import train
 
 HEAD = """

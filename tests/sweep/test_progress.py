@@ -14,9 +14,8 @@ from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
-from cppo_lab.runs.events import Begin, StepEvent
 from cppo_lab.runs.folder import write_status
-from cppo_lab.runs.spool import open_spool
+from cppo_lab.runs.spool import Begin, StepEvent, open_spool
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress

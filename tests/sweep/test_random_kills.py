@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import read_rows
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.whole_search import assert_search_is_whole, mlflow_runs, training_now, trials

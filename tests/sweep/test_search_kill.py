@@ -12,10 +12,10 @@ from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.lock import holder, is_held
+from cppo_lab.runs.folder import holder, is_held
 from cppo_lab.runs.spool import files, read_rows
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 from tests.servers.forked import Forked, Gate, KillAt
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.points import POINTS

@@ -20,11 +20,11 @@ from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import attempts
 from cppo_lab.tracking.search_record import Point, TrialRecord
 from tests.servers.forked import Gate
 from tests.store.test_exclusive import is_locked

@@ -10,9 +10,9 @@ from mlflow.entities import Run, ViewType
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.runs.lock import is_held
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
+from cppo_lab.runs.folder import is_held
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
 
 STUDY = "tune-mini_base"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from mlflow.data import dataset_source_registry
 
 from cppo_lab import schema
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import FOLDER
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.recorder import Recorder
 from tests.recorded import mlflow_run
 
 TRAIN = Dataset("chain", "0123456789ab", "cppo_lab.x", schema.CODE, schema.TRAINING, {"problems": 7})

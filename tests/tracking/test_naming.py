@@ -5,12 +5,7 @@ import yaml
 
 from cppo_lab import schema
 from cppo_lab.parse import parse, parse_run
-from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
-from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
-from cppo_lab.sweep.launch import sweep_tags
-from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.naming import (
+from cppo_lab.runs.tags import (
     code,
     escaped,
     figure_tag,
@@ -21,6 +16,11 @@ from cppo_lab.tracking.naming import (
     run_tags,
     variants_in,
 )
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.launch import sweep_tags
+from cppo_lab.sweep.plan import make_plan
 
 
 def test_a_name_says_variant_model_and_seed(tiny_spec: RunSpec) -> None:

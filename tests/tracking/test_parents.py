@@ -17,12 +17,12 @@ from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import parents
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.parents import (
     MOST,
     NotedRun,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.runs.folder import TRACEBACK, read_status
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.recorder import Recorder
 
 PASSWORD = "s3cret"
 ERROR = f"OperationalError: postgresql://ada:{PASSWORD}@db:5432/mlflow is away"

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 
-from cppo_lab import safe_open, schema
+from cppo_lab import files as safe_open
+from cppo_lab import schema
 from cppo_lab.attempt import Attempt, execute
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import read_status, write_status
-from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
+from cppo_lab.runs.recorder import Recorder, captured_output, close_dead
 from cppo_lab.runs.spool import newest_record, read_rows
+from cppo_lab.runs.tags import flatten
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.store.listing import attempts
-from cppo_lab.tracking.naming import flatten
-from cppo_lab.tracking.recorder import Recorder, captured_output, close_dead
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.read import attempts
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, points
 
@@ -272,7 +272,7 @@ def test_other_files_begin_where_the_attempt_did(tmp_path: Path) -> None:
     assert len(captured_output(tmp_path, starts)) == 1
 
 
-OWN = "import json; from cppo_lab.tracking.recorder import own_output; print('before', flush=True);"
+OWN = "import json; from cppo_lab.runs.recorder import own_output; print('before', flush=True);"
 OWN += "own = own_output(); open('own.json', 'w').write(json.dumps(own)); print('after')"
 
 

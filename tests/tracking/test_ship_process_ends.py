@@ -22,7 +22,7 @@ def ship(folder, uri, client):
     if (fault := next(faults, None)) is not None:
         raise fault
 for name, values in {
-    "cppo_lab.store.client": {"STORE_FAULTS": (OSError,), "fault_line": str, "open_client": lambda uri: object()},
+    "cppo_lab.tracking.client": {"STORE_FAULTS": (OSError,), "fault_line": str, "open_client": lambda uri: object()},
     "cppo_lab.tracking.upload": {"ship": ship},
 }.items():
     sys.modules[name] = ModuleType(name)

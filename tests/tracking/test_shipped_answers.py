@@ -13,14 +13,14 @@ from cppo_lab.answers import texts
 from cppo_lab.answers.reading import FolderFiles, read_outcomes, read_texts, read_tokens, steps_with
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.runs import recorder as recorder_module
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import AnswersSpec, RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.answers import StoredFiles, stored_files
-from cppo_lab.store.client import open_client
-from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking import upload as upload_module
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import StoredFiles, stored_files
 from cppo_lab.tracking.upload import TABLE, TABLE_TAG, answers_table
 from tests.answers import made
 from tests.conftest import FINISHED

@@ -6,8 +6,8 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.store.address import tracking_uri
 from cppo_lab.tracking import ui
+from cppo_lab.tracking.address import tracking_uri
 
 MEAN = schema.validation_metric(schema.MEAN)
 

@@ -17,18 +17,17 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.runs.events import decoded
+from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
-from cppo_lab.runs.offsets import unsent
-from cppo_lab.runs.spool import FOLDER
+from cppo_lab.runs.recorder import Recorder, close_dead
+from cppo_lab.runs.spool import FOLDER, decoded
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import history
-from cppo_lab.store.address import sqlite_file, tracking_uri
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import recorder as recorder_module
-from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking import history
+from cppo_lab.tracking.address import sqlite_file, tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import ship, upload
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent

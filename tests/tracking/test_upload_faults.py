@@ -9,16 +9,17 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import safe_open, schema
+from cppo_lab import files as safe_open
+from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import read_status
-from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import open_client
 from cppo_lab.tracking import shipper as shipper_module
-from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.upload import upload
 from tests.conftest import FINISHED

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypedDict
 import torch
 from torch import Tensor
 
-from cppo_lab.safe_open import replacing
+from cppo_lab.files import replacing
 
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
 

@@ -20,7 +20,7 @@ from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_if_possib
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.safe_open import open_lock
+from cppo_lab.files import open_lock
 from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
 from cppo_lab.spec.synthetic import ANNEAL_STEPS
 

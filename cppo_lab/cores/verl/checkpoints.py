@@ -13,7 +13,7 @@ from typing import Any
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import steps
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import replacing
+from cppo_lab.files import replacing
 
 BEST = "best_checkpoint"
 STEP = "step"  # in the kept checkpoint: a file with its step

@@ -18,8 +18,8 @@ from cppo_lab.cores.base import Exported
 from cppo_lab.cores.verl.checkpoints import BEST, STEP
 from cppo_lab.cores.verl.hub_folder import copy_description, copy_file, require_complete
 from cppo_lab.errors import UserError, one_line
+from cppo_lab.files import names_below, open_below
 from cppo_lab.installed import install_extra
-from cppo_lab.safe_open import names_below, open_below
 from cppo_lab.spec import RunSpec
 
 Say = Callable[[str], None]

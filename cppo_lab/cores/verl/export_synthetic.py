@@ -8,8 +8,8 @@ from typing import Any
 from cppo_lab.cores.base import BEST_MODEL, Exported
 from cppo_lab.cores.verl.hub_folder import quiet, require_complete
 from cppo_lab.errors import UserError
+from cppo_lab.files import open_below
 from cppo_lab.installed import install_extra
-from cppo_lab.safe_open import open_below
 from cppo_lab.spec import MiniRun, RunSpec
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.safe_open import names_below, open_below
+from cppo_lab.files import names_below, open_below
 
 # Files that describe the model and tokenizer. No code, and nothing that a reader would unpickle.
 _DESCRIBES = (".json", ".txt", ".jinja", ".model")

@@ -32,7 +32,7 @@ from cppo_lab.cores.verl.ray_local import (
 )
 from cppo_lab.cores.verl.ray_supervisor import kept
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import replace_file
+from cppo_lab.files import replace_file
 from cppo_lab.spec import LayoutSpec
 
 HEAD = "ray_head.json"  # in the meeting folder: the address of Ray's head

@@ -13,7 +13,7 @@ from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
 from cppo_lab.cores.base import MetricSink, Resources
-from cppo_lab.safe_open import read_plain, replace_file
+from cppo_lab.files import read_plain, replace_file
 from cppo_lab.spec import VerlRun
 
 FOLDER = "verl_answers"  # in the run's folder

@@ -18,7 +18,7 @@ from typing import Any
 
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import open_append, open_lock, replace_file, replacing
+from cppo_lab.files import open_append, open_lock, replace_file, replacing
 from cppo_lab.schema import Outcome
 
 Row = tuple[int, dict[str, float]]

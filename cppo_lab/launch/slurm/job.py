@@ -18,7 +18,7 @@ from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
-from cppo_lab.runs.lock import AlreadyRunning
+from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.runs.machine import code_version
 from cppo_lab.signals import Interrupted
 

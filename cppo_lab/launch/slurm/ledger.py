@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.safe_open import open_append, open_lock
+from cppo_lab.files import open_append, open_lock
 
 NAME = "slurm.db"
 LOCK = "slurm.lock"

@@ -19,11 +19,11 @@ from pydantic import Field, model_validator
 
 from cppo_lab.batch import Batch
 from cppo_lab.errors import UserError
+from cppo_lab.files import replace_file
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, environment, refresh, require_slurm
-from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import ResourcesSpec
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.sweep.search.space import Tuning
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cppo_lab.errors import UserError
+from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import core_of
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Parameter, Search
-from cppo_lab.tracking.naming import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys

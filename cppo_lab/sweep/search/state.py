@@ -13,12 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.safe_open import open_lock, replace_file
-from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.store.exclusive import deferred_for
+from cppo_lab.files import open_lock, replace_file
 from cppo_lab.sweep.search.space import Tuning, describe, tidy
 from cppo_lab.sweep.search.storage import exclusive
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SEARCH_RUN, SearchStudy
+from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
 from cppo_lab.tracking.search_record import open_search, update_search
 
 FILE = "search.json"

@@ -17,10 +17,10 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab.errors import UserError
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
 from cppo_lab.signals import deferring
-from cppo_lab.store import address
-from cppo_lab.store.create import create_atomically, is_new
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import create_atomically, is_new
 
 VARIABLE = "OPTUNA_STORAGE"  # Optuna's variable; workers get the URL through it, so no file has a password
 DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder

@@ -12,8 +12,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from cppo_lab.files import open_lock
 from cppo_lab.runs.folder import ensure_folder_tag
-from cppo_lab.safe_open import open_lock
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.search.compatibility import require_equal
 from cppo_lab.sweep.search.samplers import make_pruner, make_sampler, suggest

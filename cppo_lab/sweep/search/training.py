@@ -12,10 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from cppo_lab.attempt import Attempt, describe, execute
-from cppo_lab.redaction import mask_output
-from cppo_lab.runs.folder import is_cancelled
-from cppo_lab.runs.lock import AlreadyRunning, is_held
-from cppo_lab.safe_open import open_append
+from cppo_lab.files import mask_output, open_append
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held
 from cppo_lab.signals import blocked
 from cppo_lab.tracking.search_record import Point
 

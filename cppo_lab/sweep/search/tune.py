@@ -15,7 +15,6 @@ from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.runs.machine import code_version
-from cppo_lab.store import address
 from cppo_lab.sweep.paths import require_folder
 from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
@@ -23,6 +22,7 @@ from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
 from cppo_lab.sweep.search.storage import VARIABLE
 from cppo_lab.sweep.search.study import MLFLOW_ID, OWNER, REASON, RUN_IDS, SearchStudy, held_by_others
 from cppo_lab.sweep.search.worker import Worker
+from cppo_lab.tracking import address
 from cppo_lab.tracking.search_record import TrialRecord
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load

@@ -11,10 +11,9 @@ from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
-from cppo_lab.redaction import redacted
+from cppo_lab.files import redacted
+from cppo_lab.runs.tags import figure_tag
 from cppo_lab.spec import ResourcesSpec
-from cppo_lab.store import address
-from cppo_lab.store.exclusive import deferred_for
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.search.objectives import running_mean, values_of
 from cppo_lab.sweep.search.progress import Watch
@@ -23,8 +22,8 @@ from cppo_lab.sweep.search.state import SearchState
 from cppo_lab.sweep.search.storage import file_of, storage_url
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SearchStudy, TrialClaim, searches_folder
 from cppo_lab.sweep.search.training import Pruned, Run, TrainingFailed, train
-from cppo_lab.tracking import search_record
-from cppo_lab.tracking.naming import figure_tag
+from cppo_lab.tracking import address, search_record
+from cppo_lab.tracking.client import deferred_for
 from cppo_lab.tracking.search_record import Point, TrialRecord, score_metric
 
 

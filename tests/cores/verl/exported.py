@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cppo_lab import schema
 from cppo_lab.cores.verl.checkpoints import BEST
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.recorder import Recorder
 
 SCORES = {0: 0.125, 2: 0.5, 4: 0.25}
 BEST_STEP = 2

@@ -20,7 +20,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.cores.verl.checkpoints import BEST
-from cppo_lab.runs.lock import held
+from cppo_lab.runs.folder import held
 from tests.cores.verl.conftest import WORDS
 from tests.cores.verl.exported import (
     BEST_STEP,

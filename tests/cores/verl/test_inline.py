@@ -11,9 +11,9 @@ from cppo_lab.attempt import Attempt
 from cppo_lab.launch.inline import launch_inline
 from cppo_lab.runs.folder import read_status
 from cppo_lab.spec import VerlRun
-from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.listing import attempts
 from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.read import attempts
 
 pytestmark = pytest.mark.verl
 

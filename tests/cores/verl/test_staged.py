@@ -11,7 +11,7 @@ from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.verl.staged import FOLDER, HandOver, stage
-from cppo_lab.safe_open import replace_file
+from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec, VerlRun
 from cppo_lab.sweep.compose import compose
 

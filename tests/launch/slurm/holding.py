@@ -11,8 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from cppo_lab.runs.events import Line, StepEvent
-from cppo_lab.runs.spool import Spool
+from cppo_lab.runs.spool import Line, Spool, StepEvent
 
 STEP = 5  # behind a checkpoint (validation.every=2 of TINY), and further than it
 HELD = "held-at-step"  # a file in the run's folder: who writes it does nothing more

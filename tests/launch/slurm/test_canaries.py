@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.store import address
+from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY

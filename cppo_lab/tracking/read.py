@@ -2,21 +2,34 @@
 
 import gc
 import re
-from collections.abc import Collection, Iterator
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
-from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from cppo_lab import schema
+from cppo_lab.answers import ANSWERS
 from cppo_lab.errors import StoreAway, UserError
-from cppo_lab.redaction import redacted
-from cppo_lab.store import address, artifact_hosts
-from cppo_lab.store.records import AttemptRecord, StoredRun, attempt_record
+from cppo_lab.files import redacted
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import (
+    REMEDY,
+    STORE_FAULTS,
+    deferred_for,
+    fault_line,
+    guard,
+    open_client,
+    require_answer,
+    require_health,
+)
+from cppo_lab.tracking.records import AttemptRecord, StoredRun, attempt_record
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
@@ -24,20 +37,12 @@ FEW = 10  # runs that are asked for one by one
 _PLAIN = re.compile(r"[\w.\-]+")
 
 
-def require_answer(uri: str) -> None:
-    """Raises SQLAlchemyError if a database server does not answer immediately; MLflow would retry for a minute and a
-    half.
-    """
-    if not uri.startswith(("http://", "https://")) and address.sqlite_file(uri) is None:
-        create_engine(uri, poolclass=NullPool).connect().close()
-
-
 def open_store(uri: str) -> MlflowClient:
     """A client that reads the store at `uri`. Raises SQLAlchemyError if it is a database server that does not
     answer.
     """
     require_answer(uri)
-    artifact_hosts.guard()
+    guard()
     return MlflowClient(uri)
 
 
@@ -174,3 +179,107 @@ def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[Atte
     """All attempts at one run, newest first."""
     runs = newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
     return [attempt_record(run.info.run_id, run.data.tags) for run in runs]
+
+
+def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[AttemptRecord]]:
+    """All attempts at the runs that the store has, newest first; none if it is a SQLite file that does not exist.
+
+    Raises UserError if it cannot be read, StoreAway if it does not answer within seconds.
+    """
+    if not run_ids or ((database := address.sqlite_file(uri)) is not None and not database.is_file()):
+        return {run_id: [] for run_id in run_ids}
+    try:
+        require_health(uri)
+        return attempts(open_client(uri), schema.experiment_name(core), run_ids)
+    except STORE_FAULTS as error:
+        raise StoreAway(
+            f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
+        ) from None
+
+
+def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
+    """All attempts at one run, newest first; None if the store does not answer, which is reported on standard error."""
+    found = known_attempts_of(uri, experiment, [run_id])
+    return None if found is None else found[run_id]
+
+
+def known_attempts_of(
+    uri: str, experiment: str, run_ids: Sequence[str]
+) -> dict[str, list[AttemptRecord]] | None:
+    """All attempts at several runs, by run id; see `known_attempts`."""
+    try:
+        require_health(uri)
+        with deferred_for(uri):
+            return attempts(open_client(uri), experiment, run_ids)
+    except (*STORE_FAULTS, UserError) as error:
+        said = f"tracking store does not answer, using the run's folder: {fault_line(error)}"
+        print(said, file=sys.stderr, flush=True)
+        return None
+
+
+def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
+    """Record that an attempt was ended from outside after `step`; `reason` is one line.
+
+    For runs without a spool in their folder; for all others the spool records how they ended.
+    """
+    client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
+    if step is not None:
+        client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
+    client.set_terminated(mlflow_id, "KILLED")
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)  # last: it says that the rest is done
+
+
+class StoredFiles:
+    """Implements `answers.reading.AnswerFiles` for the MLflow run `mlflow_id`."""
+
+    def __init__(self, client: MlflowClient, mlflow_id: str) -> None:
+        self.client, self.mlflow_id = client, mlflow_id
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its path."""
+        try:
+            entries = self.client.list_artifacts(self.mlflow_id, ANSWERS)
+        except STORE_FAULTS as error:
+            raise self._unreadable(error) from None
+        return {one.path: one.file_size or 0 for one in entries if not one.is_dir}
+
+    def names(self) -> list[str]:
+        return sorted(path.removeprefix(f"{ANSWERS}/") for path in self._sizes)
+
+    def content(self, name: str, largest: int) -> bytes | None:
+        if name not in self._sizes:
+            return None
+        if self._sizes[name] > largest:  # an oversized file is not downloaded at all
+            raise UserError(
+                f"{self.what(name)} has {self._sizes[name]} bytes, more than the {largest} allowed: delete that "
+                "artifact"
+            )
+        try:
+            with tempfile.TemporaryDirectory(prefix="cppo-") as target:
+                local = Path(self.client.download_artifacts(self.mlflow_id, name, target))
+                with local.open("rb") as file:
+                    return file.read(largest + 1)
+        except STORE_FAULTS as error:
+            raise self._unreadable(error) from None
+
+    def what(self, name: str) -> str:
+        return f"{name} of MLflow run {self.mlflow_id}"
+
+    def _unreadable(self, error: Exception) -> StoreAway:
+        return StoreAway(
+            f"the artifacts of MLflow run {self.mlflow_id} cannot be read: {fault_line(error)}: {REMEDY}"
+        )
+
+
+def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
+    """The files of the newest finished attempt at a run, or else of the newest attempt; None if the store has no
+    attempt.
+
+    Raises UserError if the store does not answer.
+    """
+    past = known_attempts(uri, experiment, run_id)
+    if past is None:
+        raise StoreAway(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
+    chosen = [one for one in past if one.is_result] or past
+    return StoredFiles(open_client(uri), chosen[0].mlflow_id) if chosen else None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cppo_lab.files import read_plain
 from cppo_lab.runs.spool import FOLDER, files, place_in, read_lines
-from cppo_lab.safe_open import read_plain
-from cppo_lab.store.address import store_key
+from cppo_lab.tracking.address import store_key
 
 NAME = "shipped.json"
 _LARGEST = 16 * 2**20  # bytes; ours have some hundred for each attempt and store

@@ -15,8 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cppo_lab.errors import StoreAway, UserError
-from cppo_lab.redaction import MASK, redacted
-from cppo_lab.safe_open import is_shared, open_lock
+from cppo_lab.files import MASK, is_shared, open_lock, redacted
 
 VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
 DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, like the default of `mlflow server`

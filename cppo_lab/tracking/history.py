@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cppo_lab import npz
+from cppo_lab.answers import npz
 
 HISTORY = "history.npz"
 FORMAT = 1

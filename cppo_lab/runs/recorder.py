@@ -17,27 +17,38 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.redaction import redacted
-from cppo_lab.runs.events import Artifact, Begin, End, StepEvent, Tags
+from cppo_lab.files import NO_ROOM, redacted, replace_file
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
+    AlreadyRunning,
     Cause,
     ensure_folder_tag,
     folder_tag,
+    is_lost,
+    lock_file,
     read_status,
     seconds_trained,
     variants_text,
     write_status,
 )
-from cppo_lab.runs.following import score_of
-from cppo_lab.runs.lock import AlreadyRunning, is_lost, lock_file
 from cppo_lab.runs.machine import Environment, environment, slurm_array_task
-from cppo_lab.runs.scores import summarise
-from cppo_lab.runs.spool import Record, Spool, new_record, newest_record, open_spool
-from cppo_lab.safe_open import NO_ROOM, replace_file
+from cppo_lab.runs.spool import (
+    Artifact,
+    Begin,
+    End,
+    Record,
+    Spool,
+    StepEvent,
+    Tags,
+    new_record,
+    newest_record,
+    open_spool,
+    score_of,
+    summarise,
+)
+from cppo_lab.runs.tags import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
 ACTIVITY_SECONDS = 0.5  # the same for the counter of one activity

@@ -1,0 +1,243 @@
+"""Opens the tracking store, creates what is missing in it, and keeps its password from other hosts."""
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from cppo_lab.errors import StoreAway, UserError, one_line
+from cppo_lab.files import open_append, redacted
+from cppo_lab.signals import deferred
+from cppo_lab.tracking import address
+
+HEALTH_SECONDS = 5.0
+STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an unreachable or broken store
+REMEDY = (
+    f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
+)
+_BACKGROUND = re.compile(
+    r"\(Background on this error at: [^)]*\)"
+)  # a line that SQLAlchemy appends to its errors
+DEFAULT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's variable for the default artifact location
+QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # no progress bar for files of two kilobytes
+# Overrides the environment: at the end of a run MLflow would print its URL with the user's name and password.
+_NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store at `uri`. Creates the tables of a new SQLite store.
+
+    Raises UserError if the store cannot be reached.
+    """
+    address.limit_patience()
+    guard()
+    address.require_mlflow_database(uri)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_NO_ADDRESS)
+    try:
+        require_answer(uri)
+        with _plain_default_experiment():
+            if (database := address.sqlite_file(uri)) is not None and is_new(database):
+                with exclusive(uri):
+                    create_atomically(database, _make_tables)
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+    except STORE_FAULTS as error:
+        # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
+        address.require_mlflow_database(uri)
+        if (database := address.sqlite_file(uri)) is not None and "already exists" in str(error):
+            raise address.half_made(database) from None
+        if text := address.outdated(uri):
+            raise UserError(text) from None
+        raise StoreAway(
+            f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
+        ) from None
+    return client
+
+
+def require_answer(uri: str) -> None:
+    """Raises SQLAlchemyError if a database server does not answer immediately; MLflow would retry for a minute and a
+    half.
+    """
+    if not uri.startswith(("http://", "https://")) and address.sqlite_file(uri) is None:
+        create_engine(uri, poolclass=NullPool).connect().close()
+
+
+def require_health(uri: str) -> None:
+    """Raises OSError if a server does not respond within seconds; MLflow would wait for minutes.
+
+    Other problems are left to MLflow's client, which handles users, passwords and certificates.
+    """
+    if not uri.startswith("http"):
+        return
+    parts = urlsplit(uri)
+    server = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+    try:
+        urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close()
+    except (TimeoutError, ConnectionError):
+        raise
+    except URLError as error:
+        if isinstance(error.reason, TimeoutError | ConnectionError):
+            raise
+    except HTTPException:
+        return
+
+
+def _make_tables(path: Path) -> None:
+    """Create a SQLite file with MLflow's tables and its experiment 0, like MLflow's client."""
+    SqlAlchemyStore(f"sqlite:///{path}", os.environ[DEFAULT_ROOT]).engine.dispose()
+
+
+@contextlib.contextmanager
+def _plain_default_experiment() -> Iterator[None]:
+    """MLflow inserts the working folder's name into the SQL for its experiment 0 without escaping: quotes and colons
+    would cause an error, or change the SQL. As a URI the name has neither.
+    """
+    if DEFAULT_ROOT in os.environ:
+        yield
+        return
+    with address.in_the_environment((Path.cwd() / "mlruns").as_uri(), DEFAULT_ROOT):
+        yield
+
+
+def fault_line(error: Exception) -> str:
+    """A store's error as one short line without passwords."""
+    if text := address.no_answer(error):
+        return text
+    return redacted(one_line(_BACKGROUND.sub("", str(error))))[:500] or type(error).__name__
+
+
+def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
+    """The id of experiment `name`, which is created if it does not exist.
+
+    With SQLite, artifacts are stored next to the database; with another database, in the working folder of the process
+    that creates the experiment; a server chooses the location itself. Raises UserError if the experiment was deleted.
+    """
+    with exclusive(uri):
+        return _ensure_experiment(client, uri, name, description)
+
+
+def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: str) -> str:
+    found: Experiment | None = client.get_experiment_by_name(name)
+    if found is not None:
+        if found.lifecycle_stage != "active":
+            raise UserError(
+                f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "
+                f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
+            )
+        return str(found.experiment_id)
+    database = address.sqlite_file(uri)
+    beside = Path.cwd() if database is None else database.resolve().parent
+    location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
+    tags = {"mlflow.note.content": description} if description else {}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+_ENDING = ".new"
+
+
+def is_new(path: Path) -> bool:
+    """Whether the folder of `path` exists, and the file is missing or empty."""
+    return path.parent.is_dir() and not (path.exists() and path.stat().st_size)
+
+
+def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
+    """Call `make` to create the file under a temporary name, and rename it to `path` once it is complete and on disk.
+
+    Does nothing if there is a file with content. Tables are created by some fifty statements, and a process killed in
+    between would leave a file that no later one can use. The caller ensures that only one process at a time runs this;
+    leftovers of killed processes are removed.
+    """
+    if not is_new(path):
+        return
+    for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # including SQLite's journal
+        left.unlink(missing_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
+    try:
+        open_append(beside).close()  # SQLite ignores the umask and gives the group no write permission
+        make(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def exclusive(uri: str) -> Iterator[None]:
+    """Let only one thread of one process at a time enter for a SQLite store, and defer signals. Must not be nested.
+
+    For looking something up and creating it if it is missing: an experiment, a parent, a registration.
+    """
+    database = address.sqlite_file(uri)
+    if database is None or not database.parent.is_dir():
+        yield
+        return
+    with address.locked(database), deferred():
+        yield
+
+
+def deferred_for(uri: str) -> contextlib.AbstractContextManager[None]:
+    """`signals.deferred` for a SQLite store. Not for a server, which may be unreachable: a termination request must not
+    wait for it.
+
+    For calls whose interruption is handled by code that writes to the store, which an interrupted call keeps locked.
+    """
+    return contextlib.nullcontext() if address.sqlite_file(uri) is None else deferred()
+
+
+_SENDS_PASSWORD = ("http", "https", "mlflow-artifacts")  # the schemes whose requests MLflow authenticates
+# Anything else, such as a backslash or a user name, is read as different hosts by different libraries.
+_PLAIN = re.compile(r"([a-z-]+)://([\w.-]+|\[[\da-f:]+\])(?::(\d{1,5}))?(?:/.*)?", re.ASCII | re.IGNORECASE)
+_NO_HOST = re.compile(r"mlflow-artifacts:(?:/|///)?(?:[^/\s\\].*)?")
+_PORTS = {"http": 80, "https": 443}
+
+
+@cache
+def guard() -> None:
+    """Make every client of MLflow in this process refuse artifacts on other servers."""
+    repositories: Any = get_registered_artifact_repositories()  # the registry itself
+    for scheme in _SENDS_PASSWORD:
+        repositories[scheme] = partial(_checked, repositories[scheme])
+
+
+def require_tracking_host(artifact_uri: str, tracking_uri: str) -> None:
+    """Raise UserError for artifacts on another server than the tracking server; other ports are other servers."""
+    if _NO_HOST.fullmatch(artifact_uri):
+        return  # MLflow takes the tracking server
+    ours, theirs = urlsplit(tracking_uri), _PLAIN.fullmatch(artifact_uri)
+    scheme, host, port = theirs.groups() if theirs else ("", "", None)
+    scheme = ours.scheme if scheme == "mlflow-artifacts" else scheme.lower()
+    server = (scheme, host.strip("[]").lower(), int(port) if port else _PORTS.get(scheme))
+    if server != (ours.scheme, ours.hostname, ours.port or _PORTS.get(ours.scheme)):
+        raise UserError(
+            f"artifacts at {redacted(artifact_uri)!r} are not on the tracking server {redacted(tracking_uri)}: they "
+            "are neither read nor written, since MLflow would send its password there; if you trust that server, "
+            "set MLFLOW_TRACKING_URI to it"
+        )
+
+
+def _checked(
+    make: Callable[..., Any], artifact_uri: str, tracking_uri: str | None = None, **named: Any
+) -> Any:
+    if tracking_uri is not None:  # None: a call by the user's own code, with addresses of their own
+        require_tracking_host(artifact_uri, tracking_uri)
+    return make(artifact_uri, tracking_uri=tracking_uri, **named)
