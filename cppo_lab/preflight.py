@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
 from cppo_lab.core_records import core_of
 from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, load_core, load_stand_ins
 from cppo_lab.errors import UserError
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.installed import install_extra
+from cppo_lab.runs.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step

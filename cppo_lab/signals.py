@@ -73,8 +73,8 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """Defer signals that end this process until the block has ended. May be nested.
+def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Defer signals that end this process until the block has ended; `at_signal` is called at each. May be nested.
 
     For short work on a SQLite file: an exception in the middle of a transaction keeps the session alive, and with it
     the file's lock, until it has been handled. The code that handles it could not write to the file.
@@ -86,9 +86,14 @@ def deferred() -> Iterator[None]:
     came: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_END_SIGNALS)}
     before = {number: handler for number, handler in before.items() if callable(handler)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        at_signal()
+
     try:
         for number in before:
-            signal.signal(number, lambda number, _: came.append(number))
+            signal.signal(number, on_signal)
         yield
     finally:
         for number, handler in before.items():

@@ -101,7 +101,7 @@ def report_code() -> str:
     """
     shared = [
         of_bytes((PACKAGE_FOLDER / f"{name}.py").read_bytes())
-        for name in ("schema", "store/history", "store/address")
+        for name in ("schema", "tracking/history", "tracking/address")
     ]
     return fingerprint((libraries(), tree(REPORTS), tree(PARTS_FOLDER / "analysis"), shared))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import attempt as execute
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
+from cppo_lab.runs import attempt as execute
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri

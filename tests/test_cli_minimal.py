@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import attempt as execute
 from cppo_lab import installed
 from cppo_lab.cli import main
+from cppo_lab.runs import attempt as execute
 from tests.plausible import train
 
 WITHOUT = """\

@@ -19,9 +19,9 @@ from mlflow.store import db_migrations as migrations
 from scipy.stats import nct, t
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
 from cppo_lab.cli.answer import HEADING
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import ListingRow

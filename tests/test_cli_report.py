@@ -10,13 +10,14 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cppo_lab import attempt, schema
+from cppo_lab import schema
 from cppo_lab.analysis.grid import Baseline
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.unchanged import database_state
 from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.sweep import ReportRequest
+from cppo_lab.runs import attempt
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan

@@ -12,8 +12,8 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt, describe, prepare_process
 from cppo_lab.runs import recorder
+from cppo_lab.runs.attempt import Attempt, describe, prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder
@@ -143,7 +143,7 @@ def test_a_signal_while_the_end_is_recorded_does_not_change_it(
         return Outcome(schema.DONE, 4)
 
     monkeypatch.setattr(recorder, "_keep_output", told)
-    monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: train)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: train)
     with contextlib.nullcontext() if error is None else pytest.raises(ValueError, match="bad"):
         Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
     assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == status
@@ -168,7 +168,7 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
 
     monkeypatch.setattr(shipper, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(shipper, "ship", full)
-    monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: trained)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
     attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
     attempt.run()
     first = read_status(attempt.folder)
@@ -187,12 +187,12 @@ def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
 ) -> None:
     """A new store stands at the old one's address: the folder says that all has been sent."""
     old, new = f"sqlite:///{workspace}/old.db", f"sqlite:///{workspace}/new.db"
-    monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: trained)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
     Attempt(tiny_spec, workspace / "runs", old).run()
     attempt = Attempt(tiny_spec, workspace / "runs", new)
     save_shipped(attempt.folder, new, load_shipped(attempt.folder, old))
     assert not unsent(attempt.folder, new)
-    monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: pytest.fail("it trains again"))
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: pytest.fail("it trains again"))
     attempt.run()
     [lost] = attempts_at(client.open_client(old), "cppo-mini", tiny_spec.run_id)
     [found] = attempts_at(client.open_client(new), "cppo-mini", tiny_spec.run_id)
@@ -213,7 +213,7 @@ def test_a_signal_in_the_last_words_only_hurries_them(
     monkeypatch.setattr(shipper, "EVERY_SECONDS", 1e6)
     monkeypatch.setattr(read, "known_attempts", lambda *_: None)
     monkeypatch.setattr(shipper.Shipper, "_try", away)
-    monkeypatch.setattr("cppo_lab.attempt.load_core", lambda _: trained)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
     leave = shipper.Shipper.__exit__
 
     def leave_told(self: shipper.Shipper, *arguments: Any) -> None:

@@ -3,7 +3,7 @@
 Guarantees of this package:
 
 - Every job that it is given runs once; one that fails does not stop the others (`base.py`: `Launcher`, `Job`).
-- What becomes of a run is recorded by its job (`cppo_lab.attempt`), not by the launcher.
+- What becomes of a run is recorded by its job (`cppo_lab.runs.attempt`), not by the launcher.
 - Looking at the queues writes nothing (`queues.py`). Only `reconcile.py` repairs what killed processes have left.
 - Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for the name of one.
 

@@ -5,8 +5,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from cppo_lab.attempt import describe
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.runs.attempt import describe
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
 from cppo_lab.signals import Interrupted, blocked
 

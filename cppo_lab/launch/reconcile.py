@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError
 from cppo_lab.launch.queues import look
+from cppo_lab.runs.attempt import has_checkpoint, tidy
 from cppo_lab.runs.folder import AlreadyRunning, Cause, folder_tag, held, is_cancelled, is_held, read_status
 from cppo_lab.runs.recorder import close_dead
 from cppo_lab.runs.spool import newest_record

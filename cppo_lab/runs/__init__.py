@@ -9,6 +9,6 @@ Guarantees of this package:
 - `folder.py` writes `status.json`, marks cancelled runs, and lists what a local launcher has yet to start.
 - `machine.py` says where, with what and by which code a run is trained: single facts, never the whole environment.
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these; `cppo_lab.tracking` uploads the
+Begin with `spool.py` and `folder.py`. `cppo_lab.runs.attempt` trains a run with these; `cppo_lab.tracking` uploads the
 spool. No link in a run's folder is followed: files are opened by `cppo_lab.files` (docs/security.md).
 """

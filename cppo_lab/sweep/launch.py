@@ -1,20 +1,21 @@
 """Launches a plan: trains each unfinished run once."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
-from cppo_lab.batch import Batch, in_batches
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError, printable
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repaired
+from cppo_lab.launch.training import TrainingJob, training_jobs
 from cppo_lab.rules import rule_of
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Queue, announce, forget_cancelled, variants_text
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
@@ -30,6 +31,7 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.read import past_attempts
 from cppo_lab.tracking.records import AttemptRecord
+from cppo_lab.tracking.uploader import Uploader
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,13 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
     nesting = {run.run_id: parents.tags(run, past[run.run_id]) for run in todo}
-    work = _attempts(plan, todo, uri, version, going, nesting)
+    work = _attempts(plan, todo, version, going, nesting)
     describe_sweeps(
         plan, uri, experiment_id, parents, states
     )  # first, so that it is available during training
     try:
         with address.in_the_environment(uri), progress.shown():
-            _train(plan, work, progress.see)
+            _train(plan, work, uri, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
         past = repaired(run_ids, plan.core, uri, runs, queued, again=True)
@@ -217,7 +219,6 @@ def _require_rules(todo: Sequence[PlannedRun]) -> None:
 def _attempts(
     plan: Plan,
     todo: Sequence[PlannedRun],
-    uri: str,
     version: str,
     replaces: Mapping[str, tuple[str, ...]],
     nesting: Mapping[str, Mapping[str, str]],
@@ -229,7 +230,6 @@ def _attempts(
             paths=plan.paths,
             resources=run.resources,
             runs=runs_folder(),
-            uri=uri,
             tags={**sweep_tags(plan, run), **nesting[run.run_id], schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -249,19 +249,22 @@ def _workers(launcher: LauncherSpec) -> int:
     return launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
 
 
-def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt | Batch]], None]) -> None:
+def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[TrainingJob]], None]) -> None:
     """Pass the work to the launcher; unfinished runs are shown as queued."""
-    jobs = in_batches(work, _workers(plan.launcher))
+    waits = launcher_of(plan.launcher.name).queue is None  # until the jobs have ended
+    jobs = training_jobs(work, uri, _workers(plan.launcher), uploads=not waits)
     for job in jobs:
-        if isinstance(job, Batch):
-            job.list_runs()
-    with Queue(runs_folder(), [attempt.spec.run_id for attempt in work]) as queue:
+        job.list_runs()
+    folders = [attempt.folder for attempt in work]
+    with (
+        Uploader(folders, uri) if waits else contextlib.nullcontext(),
+        Queue(runs_folder(), [attempt.run_id for attempt in work]) as queue,
+    ):
 
-        def report(event: Event[Attempt | Batch]) -> None:
-            attempts = event.job.attempts if isinstance(event.job, Batch) else (event.job,)
+        def report(event: Event[TrainingJob]) -> None:
             if event.kind in ("ended", "cancelled"):
-                for attempt in attempts:
-                    queue.ended(attempt.spec.run_id)
+                for run_id in event.job.run_ids:
+                    queue.ended(run_id)
             see(event)
 
         try:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
-from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import is_held, read_status
 from cppo_lab.runs.spool import RunRows, score_of, score_text
 from cppo_lab.runs.state import STARTING, RunState
@@ -50,7 +50,7 @@ class Progress:
     pace: Mapping[str, float] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)  # ids of the runs that have not been started
     running: list[StartedRun] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)  # jobs of several runs that have been started
+    batches: list[TrainingJob] = field(default_factory=list)  # jobs of several runs that have been started
     ended: int = 0
     submitted: int = 0
 
@@ -97,13 +97,13 @@ class Progress:
         with contextlib.suppress(OSError):
             os.write(2, f"{start}cppo: {text}\n".encode())
 
-    def see(self, event: Event[Attempt | Batch]) -> None:
+    def see(self, event: Event[TrainingJob]) -> None:
         """Process a launcher's event."""
         with self._lock:
-            if isinstance(event.job, Batch):
+            if event.job.batch:
                 self._see_batch(event.kind, event.job)
             else:
-                self._see_run(event.kind, event.job)
+                self._see_run(event.kind, event.job.attempts[0])
 
     def _see_run(self, kind: str, attempt: Attempt) -> None:
         name = self.name(attempt)
@@ -120,7 +120,7 @@ class Progress:
         elif kind == "ended":
             self._end(attempt, name)
 
-    def _see_batch(self, kind: str, batch: Batch) -> None:
+    def _see_batch(self, kind: str, batch: TrainingJob) -> None:
         """Print one line for all runs of a batch at its start, and one for all successful runs at its end."""
         name = self._name_of(batch)
         if kind == "submitted":
@@ -139,13 +139,13 @@ class Progress:
             self.batches.remove(batch)
             self._end_batch(name, batch)
 
-    def _name_of(self, batch: Batch) -> str:
+    def _name_of(self, batch: TrainingJob) -> str:
         """The name of a batch: its first condition, and its number of runs."""
         first, *others = dict.fromkeys(self.name(one).rpartition("/")[0] for one in batch.attempts)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({len(batch.attempts)} runs)"
 
-    def _end_batch(self, name: str, batch: Batch) -> None:
+    def _end_batch(self, name: str, batch: TrainingJob) -> None:
         """Print how many runs of a batch are done, and a separate line for every other run."""
         done = 0
         for attempt in batch.attempts:

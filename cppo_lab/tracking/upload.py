@@ -46,8 +46,9 @@ from cppo_lab.runs.spool import (
 from cppo_lab.runs.tags import merged
 from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
+from cppo_lab.tracking.read import experiment_runs
 from cppo_lab.tracking.records import recorded_status
-from cppo_lab.tracking.sent import ShippedRecord, load_shipped, save_shipped, unsent
+from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
 COMPARED = 100  # requests of points for which one comparison with the store is made
@@ -76,20 +77,28 @@ class Sent:
 
 
 def upload(
-    folders: Iterable[Path], uri: str, report: Callable[[int, int], None] = lambda done, of: None
+    folders: Iterable[Path],
+    uri: str,
+    report: Callable[[int, int], None] = lambda done, of: None,
+    unwritten: dict[Path, Sequence[Line]] | None = None,
+    sent: Callable[[Path], None] = lambda folder: None,
 ) -> Sent:
-    """Upload the unsent metrics in the folders of runs; a run that is training may be among them.
+    """Upload what the store lacks of the runs in `folders`; a run that is training may be among them.
 
-    `report` is called after each run with how many of how many are done. Raises UserError if the store is offline, or,
-    once all others are sent, for runs that it refuses.
+    `report` is called after each run with how many of how many are done, `sent` with each that the store took.
+    `unwritten`: lines that a full disk kept out of the spools; those that the store took are removed. Raises UserError
+    if the store is offline, or, once all others are sent, for runs that it refuses.
     """
-    waiting = [folder for folder in folders if unsent(folder, uri)]
+    lines = {} if unwritten is None else unwritten
+    waiting = [folder for folder in folders if folder in lines or unsent(folder, uri)]
     if not waiting:
         return Sent()
     client, points, faults = open_client(uri), 0, list[str]()
     for number, folder in enumerate(waiting, start=1):
         try:
-            points += ship(folder, uri, client)
+            points += ship(folder, uri, client, lines.get(folder, ()))
+            lines.pop(folder, None)
+            sent(folder)
         except (*STORE_FAULTS, UserError) as error:
             faults.append(
                 f"run {folder.name} could not be uploaded to the tracking store ({fault_line(error)})"
@@ -121,6 +130,29 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
             if error.error_code not in _REFUSALS or not shipment.forget_deleted():
                 raise
         return _Shipment(folder, uri, client, _safe_to_send(unwritten)).send()
+
+
+def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
+    """Forget what has been sent of finished runs that the store does not have any more: deleted there, or the store has
+    been replaced or put back. The next upload sends them again. Returns their folders.
+
+    Asks the store for all runs of an experiment at once. Raises what MLflow raises if it does not answer.
+    """
+    newest = {folder: record for folder in folders if (record := newest_record(folder)) is not None}
+    ended = {folder: r for folder, r in newest.items() if r.end and r.end.status in schema.FINISHED}
+    if not ended:
+        return []
+    client = open_client(uri)
+    names = {record.begin.experiment for record in ended.values()}
+    stored = {
+        run.data.tags.get(schema.TAG_RECORD)
+        for name in names
+        for run in experiment_runs(client, name, schema.TAG_RECORD)
+    }
+    lost = [folder for folder, record in ended.items() if record.begin.record not in stored]
+    for folder in lost:
+        forget_shipped(folder, uri)
+    return lost
 
 
 def retire(client: MlflowClient, mlflow_id: str) -> None:
@@ -204,7 +236,7 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        If it is the newest record, training continues and everything is uploaded again; any other record stays deleted.
+        If it is the newest record, everything is uploaded again; any other record stays deleted.
         """
         if not self.token or self._active() is not None:
             return False
@@ -230,11 +262,9 @@ class _Shipment:
             raise
         return run if run.info.lifecycle_stage == "active" else None
 
-    def _is_unfinished(self) -> bool:
+    def _is_newest(self) -> bool:
         newest = newest_record(self.folder)
-        if newest is None or newest.begin.record != self.token:
-            return False
-        return newest.end is None or newest.end.status not in schema.FINISHED
+        return newest is not None and newest.begin.record == self.token
 
     def _send_file(self, path: Path, earlier: Sequence[Path]) -> None:
         offset = self.state.offsets.get(path.name, 0)
@@ -367,7 +397,7 @@ class _Shipment:
         experiment = self.client.get_experiment_by_name(line.experiment)
         runs = [] if experiment is None else self._of_record(experiment.experiment_id)
         active = [run for run in runs if run.info.lifecycle_stage == "active"]
-        self.record.deleted = bool(runs) and not active and not self._is_unfinished()
+        self.record.deleted = bool(runs) and not active and not self._is_newest()
         return experiment, active[0] if active else None
 
     def _of_record(self, experiment_id: str) -> list[Run]:

@@ -1,6 +1,6 @@
 """The command that starts Python in the jobs of a chaos run: `job_entry.py -u -m submitit.core._submit FOLDER`.
 
-The upload process of a run normally starts after half a minute of training, when the runs here are already over. So
+The uploading process of a job normally starts after half a minute of training, when the runs here are already over. So
 half of them start it at once. Otherwise they equal runs that users launch.
 """
 
@@ -11,10 +11,10 @@ import sys
 
 def main() -> None:
     """Run the module named after `-m`."""
-    from cppo_lab.tracking import shipper
+    from cppo_lab.tracking import uploader
 
     if int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) % 2 == 0:
-        shipper.ASIDE_AFTER_SECONDS = 0.5
+        uploader.FIRST_SECONDS = 0.5
     words = sys.argv[sys.argv.index("-m") + 1 :]
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)

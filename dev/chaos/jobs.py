@@ -7,7 +7,7 @@ from cppo_lab.runs.folder import holder
 from dev.chaos.study import steps_on_file
 from dev.slurm.daemons import PROC, Process, everything, look_up
 
-_TRAINER, _SHIPPER = "submitit.core._submit", "cppo_lab.tracking.ship_process"
+_TRAINER, _SHIPPER = "submitit.core._submit", "cppo_lab.tracking.uploader"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.attempt import Attempt, execute
+from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.spec import RunSpec
 from dev.chaos.records import Comparison, Point, Recorded, Store, compare, read_store
 

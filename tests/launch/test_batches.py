@@ -10,7 +10,6 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.batch import Batch, groups, in_batches
 from cppo_lab.cli import main
 from cppo_lab.cli.exit_codes import Exit
@@ -19,6 +18,7 @@ from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.loop import train
 from cppo_lab.monitor.cancel import _end_process
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cli import main
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri

@@ -10,14 +10,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cli import main
 from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.reconcile import repair
+from cppo_lab.runs import attempt as run_module
+from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of

@@ -10,14 +10,14 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repair
+from cppo_lab.runs import attempt as run_module
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning, Queue, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record

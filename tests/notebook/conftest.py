@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import attempt
 from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.runs import attempt
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep

@@ -77,6 +77,6 @@ AT_ITS_END = {
     "when the history is sent": Point(_CLIENT, "log_artifact", True, _is_history),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
-    "before its checkpoints are removed": Point("cppo_lab.attempt", "remove_checkpoints"),
+    "before its checkpoints are removed": Point("cppo_lab.runs.attempt", "remove_checkpoints"),
 }
 POINTS = WHILE_IT_TRAINS | AT_ITS_END

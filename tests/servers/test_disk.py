@@ -11,10 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
@@ -169,7 +169,7 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
         os.truncate(ballast, ballast.stat().st_size - free)
         return load_core(core)
 
-    monkeypatch.setattr("cppo_lab.attempt.load_core", filled)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", filled)
     Attempt(tiny_spec, small_disk, tracking_uri()).run()
     printed = capsys.readouterr().err
     # A warm start has 56 kB.
@@ -188,8 +188,8 @@ def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
     code = f"""
 import resource
 from pathlib import Path
-from cppo_lab import attempt
-from cppo_lab.attempt import Attempt
+from cppo_lab.runs import attempt
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import shipper

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from urllib3.util import connection
 
-from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec

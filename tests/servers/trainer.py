@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.answers.recording import Recording, StepAnswers
-from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
+from cppo_lab.runs import attempt as run_module
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted

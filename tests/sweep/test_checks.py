@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.attempt import Attempt
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.errors import UserError
 from cppo_lab.launch import local
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups

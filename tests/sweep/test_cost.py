@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt, _tags
 from cppo_lab.estimate import estimate
+from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.parse import parse_run
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.tags import flatten

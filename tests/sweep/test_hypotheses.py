@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab import attempt, schema
+from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
+from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec

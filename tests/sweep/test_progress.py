@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
 from cppo_lab.sweep.declare import load_sweep

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.attempt import Attempt
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.search import training

@@ -12,11 +12,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import attempt, schema
+from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
+from cppo_lab.runs import attempt
 from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch

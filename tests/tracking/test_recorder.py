@@ -15,8 +15,8 @@ from mlflow.entities import Run
 
 from cppo_lab import files as safe_open
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt, execute
 from cppo_lab.errors import UserError
+from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, captured_output, close_dead
 from cppo_lab.runs.spool import newest_record, read_rows

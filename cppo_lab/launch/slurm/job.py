@@ -13,11 +13,11 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
-from cppo_lab.attempt import Allocation, Attempt
-from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Allocation
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.runs.machine import code_version
 from cppo_lab.signals import Interrupted
@@ -127,20 +127,21 @@ def _allocation(job: Job) -> Allocation | None:
 
 def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
     """`job` with the machines and GPUs that Slurm allocated, in place of those that the launcher saw."""
-    if isinstance(job, Batch):
-        own = (_in_this_job(one, allocation) for one in job.attempts)
-        return dataclasses.replace(job, attempts=tuple(one for one in own if isinstance(one, Attempt)))
     here: dict[str, Any] = {
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "allocation": allocation,
     }
-    if OUTSIDE in os.environ:  # the project in the image does the training
-        version = code_version()
+    version = code_version() if OUTSIDE in os.environ else ""  # the project in the image does the training
+    if isinstance(job, TrainingJob):
+        tags = {schema.TAG_CODE_VERSION: version} if version else {}
+        attempts = (
+            dataclasses.replace(attempt, **here, tags={**attempt.tags, **tags}) for attempt in job.attempts
+        )
+        return dataclasses.replace(job, attempts=tuple(attempts))
+    if version:
         here |= {"code_version": version}
-        if hasattr(job, "tags"):
-            here |= {"tags": {**job.tags, schema.TAG_CODE_VERSION: version}}
-    known = {name: value for name, value in here.items() if hasattr(job, name)}
-    if not known:
+    fields = {name: value for name, value in here.items() if hasattr(job, name)}
+    if not fields:
         return job
     assert dataclasses.is_dataclass(job) and not isinstance(job, type)
-    return dataclasses.replace(job, **known)
+    return dataclasses.replace(job, **fields)

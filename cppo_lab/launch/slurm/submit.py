@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from cppo_lab.batch import Batch
 from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, environment, refresh, require_slurm
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.spec import ResourcesSpec
 
 if TYPE_CHECKING:
@@ -281,13 +281,13 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
 
 
 def _names(job: Job) -> tuple[str, ...]:
-    """The names of a job in the ledger: those of the runs of a batch."""
-    return job.run_ids if isinstance(job, Batch) else (job.name,)
+    """The names of a job in the ledger: those of its runs."""
+    return job.run_ids if isinstance(job, TrainingJob) else (job.name,)
 
 
 def _without(job: J, busy: Collection[str]) -> J | None:
     """`job` without the runs that are in the queue already; None if nothing is left of it."""
-    if isinstance(job, Batch):
+    if isinstance(job, TrainingJob):
         return cast(J | None, job.without(busy))
     return None if job.name in busy else job
 

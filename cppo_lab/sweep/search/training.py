@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from cppo_lab.attempt import Attempt, describe, execute
 from cppo_lab.files import mask_output, open_append
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt, describe
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held
 from cppo_lab.signals import blocked
 from cppo_lab.tracking.search_record import Point
@@ -39,6 +40,7 @@ class Run:
     """A training run of a search: how to train it, and how to read its curve."""
 
     attempt: Attempt
+    uri: str
     finished: Callable[[], list[Point] | None]  # the recorded curve; None while it is not done
     live: Callable[[], list[Point]]  # what it has written so far
 
@@ -82,7 +84,7 @@ def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str |
     # The child does not load Ray or verl, and does not inherit this process's locks.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(run.attempt, sender))
+    child = context.Process(target=_child, args=(TrainingJob((run.attempt,), run.uri), sender))
     with blocked(signal.SIGHUP):  # the child is ended below
         child.start()
     try:
@@ -110,16 +112,16 @@ def _log(attempt: Attempt) -> Path:
     return attempt.folder / "attempts" / "search_log.out"
 
 
-def _child(attempt: Attempt, sender: Connection) -> None:
+def _child(job: TrainingJob, sender: Connection) -> None:
     """Runs in the child: train, and send an error as one line. Output goes to a file of the run."""
-    (attempt.folder / "attempts").mkdir(parents=True, exist_ok=True)
-    with open_append(_log(attempt)) as log:
+    (job.folder / "attempts").mkdir(parents=True, exist_ok=True)
+    with open_append(_log(job.attempts[0])) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     mask_output()
     try:
-        execute(attempt)
+        job.run()
     except AlreadyRunning as error:
         print(error)
-    except Exception as error:  # noqa: BLE001 - execute has recorded it; the trial fails
+    except Exception as error:  # noqa: BLE001 - the attempt has recorded it; the trial fails
         sender.send(describe(error))

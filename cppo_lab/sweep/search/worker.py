@@ -10,8 +10,9 @@ from typing import Any
 from optuna.trial import TrialState
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.files import redacted
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.declared import Scalar
@@ -61,7 +62,7 @@ class Worker:
     def places(self) -> tuple[Path, ...]:
         """The folders of its training runs, and the folder of the study's file."""
         file = file_of(storage_url())
-        return (*self._attempt.places, *(() if file is None else (file.parent,)))
+        return (*self._job.places, *(() if file is None else (file.parent,)))
 
     @property
     def fresh_process(self) -> bool:
@@ -71,12 +72,12 @@ class Worker:
     @property
     def nodes(self) -> int:
         """The number of machines per training run."""
-        return self._attempt.nodes
+        return self._job.nodes
 
     @property
     def gpus(self) -> int:
         """The number of GPUs per machine of a training run."""
-        return self._attempt.gpus
+        return self._job.gpus
 
     @property
     def resources(self) -> ResourcesSpec:
@@ -84,10 +85,10 @@ class Worker:
         return self.tuning.base.resources
 
     @property
-    def _attempt(self) -> Attempt:
+    def _job(self) -> TrainingJob:
         """A representative training run of the search."""
         base = self.tuning.base
-        return Attempt(base.run, self.runs, self.uri, layout=base.layout, paths=base.paths)
+        return TrainingJob((Attempt(base.run, self.runs, layout=base.layout, paths=base.paths),), self.uri)
 
     def give_up(self, why: str) -> None:
         """Print why it stops; its trial is then free."""
@@ -179,7 +180,6 @@ class _Work:
             paths=composed.paths,
             resources=composed.resources,
             runs=worker.runs,
-            uri=worker.uri,
             tags={
                 **search_record.missing_tags(self.client, spec, wanted),
                 schema.TAG_CODE_VERSION: worker.code_version,
@@ -198,7 +198,7 @@ class _Work:
                 search_record.tag_finished(self.client, done, wanted)
                 return search_record.recorded_curve(self.client, done, metric)
 
-        return Run(attempt, finished, lambda: search_record.live_curve(attempt.folder, metric))
+        return Run(attempt, worker.uri, finished, lambda: search_record.live_curve(attempt.folder, metric))
 
     def _train(self, runs: Sequence[Run]) -> list[list[Point]]:
         """The curves of all seeds, trained one after the other."""

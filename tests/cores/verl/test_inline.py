@@ -7,8 +7,8 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.launch.inline import launch_inline
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import container
 from cppo_lab.launch.slurm.container import ContainerSpec, Wrapping, after, before, wrapping
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.submit import groups, parameters
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.sweep.compose import compose
 from tests.launch.slurm.containers import RUNTIMES
 from tests.launch.slurm.jobs import Noted, slurm_spec

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cppo_lab import attempt as execute
 from cppo_lab import schema
-from cppo_lab.attempt import Attempt
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm.container import OUTSIDE
 from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.runs import attempt as execute
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.sweep.compose import compose
 
 

@@ -1,0 +1,156 @@
+"""A job of training runs: what a launcher starts for a list of attempts, one or many."""
+
+import contextlib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.core_records import CoreRecord, core_of
+from cppo_lab.files import redacted
+from cppo_lab.runs.attempt import (
+    Attempt,
+    abandon,
+    groups,
+    lend_machine,
+    read_folders,
+    resources_of,
+    shared_process,
+    train,
+)
+from cppo_lab.runs.folder import AlreadyRunning, held, list_runs, new_batch
+from cppo_lab.runs.spool import Line
+from cppo_lab.spec import ResourcesSpec
+from cppo_lab.tracking import address
+from cppo_lab.tracking.uploader import Uploader, upload_last
+
+RUNS = 120  # the maximum per job
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Attempts that are trained in one process (`runs/attempt.py`), for the store at `uri`.
+
+    A job of one run has that run's folder. One of several has a folder of its own, so that cancelling one run does not
+    affect the others. `uploads`: whether it sends its runs to the store; a launcher that waits for its jobs does so
+    itself.
+    """
+
+    attempts: tuple[Attempt, ...]
+    uri: str
+    uploads: bool = True
+    batch: str = ""  # the name of a job of several runs
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The pickled state: without the store's password, which is in the environment."""
+        return {**vars(self), "uri": redacted(self.uri)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, uri=address.with_password(state["uri"]))
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs, in their order."""
+        return tuple(attempt.run_id for attempt in self.attempts)
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return self.batch or self.attempts[0].run_id
+
+    @property
+    def folder(self) -> Path:
+        """Its folder; the launcher keeps its logs in the subfolder `attempts`."""
+        return self.attempts[0].runs / self.name
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders of the runs and of the store; for published models also those of the models and prepared data."""
+        first, file = self.attempts[0], address.sqlite_file(self.uri)
+        beside = [] if file is None else [file.parent]  # SQLite and MLflow create files beside it
+        read = [folder for attempt in self.attempts for folder in read_folders(attempt.spec, attempt.paths)]
+        return tuple(dict.fromkeys([first.runs, *beside, *read]))
+
+    @property
+    def _core(self) -> CoreRecord:
+        return core_of(self.attempts[0].spec.core)
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it needs a process that has not loaded Ray or verl yet.
+
+        Both read the environment on import, and Ray keeps the first run's token, so a second run could not
+        authenticate.
+        """
+        return self._core.fresh_process
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return self._core.nodes(self.attempts[0].layout)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes on each machine."""
+        return self._core.gpus(self.attempts[0].layout)
+
+    @property
+    def resources(self) -> ResourcesSpec | None:
+        """The resource limits of each run."""
+        return self.attempts[0].resources
+
+    def without(self, run_ids: Collection[str]) -> "TrainingJob | None":
+        """The job of the runs that are not among `run_ids`; None if there are none."""
+        attempts = tuple(attempt for attempt in self.attempts if attempt.run_id not in run_ids)
+        return replace(self, attempts=attempts) if attempts else None
+
+    def list_runs(self) -> None:
+        """Write the runs to the folder of a job of several, so that `cppo logs` and `cppo cancel` find it."""
+        if self.batch:
+            list_runs(self.folder, self.run_ids)
+
+    def run(self) -> None:
+        """Train the runs, in this process; on the other machines of an allocation, help with the first."""
+        first = self.attempts[0]
+        if first.allocation is not None and first.allocation.rank:
+            lend_machine(first.spec.core, resources_of(first), first.visible_devices)
+            return
+        with contextlib.ExitStack() as stack:
+            if self.batch:
+                stack.enter_context(held(self.folder))
+            if self.uploads:
+                stack.enter_context(Uploader([attempt.folder for attempt in self.attempts], self.uri))
+            train(self.attempts, self._rescue, alone=not self.batch)
+
+    def _rescue(self, folder: Path, lines: Sequence[Line], asked: bool) -> None:
+        upload_last([folder], self.uri, {folder: lines}, hurry=asked)
+
+    def give_up(self, why: str) -> None:
+        """Record why interrupted runs will not be resumed until somebody launches them again."""
+        for attempt in self.attempts:
+            with contextlib.suppress(AlreadyRunning):
+                abandon(attempt, why)
+        if self.uploads:
+            upload_last([attempt.folder for attempt in self.attempts], self.uri)
+
+
+def training_jobs(
+    attempts: Sequence[Attempt], uri: str, workers: int = 1, uploads: bool = True
+) -> list[TrainingJob]:
+    """Jobs for `attempts`, in the order of their first runs: those that can be trained in one process share a job.
+
+    No job has more than RUNS runs, or more than its share if some of the `workers` would otherwise be idle.
+    """
+    most = max(1, min(RUNS, math.ceil(len(attempts) / max(workers, 1))))
+    jobs: list[list[Attempt]] = []
+    open_jobs: dict[str, list[Attempt]] = {}  # jobs that may have room, by the settings of their process
+    for group in groups(attempts, most):
+        process = shared_process(group[0])
+        job = open_jobs.get(process)
+        if not process or job is None or len(job) + len(group) > most:
+            job = []
+            jobs.append(job)
+            open_jobs[process] = job
+        job += group
+    return [TrainingJob(tuple(job), uri, uploads, new_batch() if len(job) > 1 else "") for job in jobs]

@@ -1,0 +1,463 @@
+"""Attempts at runs, in the process that trains them: from taking a run's lock to recording its end.
+
+A process trains a list of attempts, one or many: those that differ only in the seed together where their core can, the
+others one after the other. Each is recorded in its own folder as if it were alone. A process that is killed leaves a
+spool without an end, a status that says `running`, and a lock that the kernel has released: `state.py` reads that as
+interrupted, and the next attempt continues the record from the newest checkpoint.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeGuard
+
+from cppo_lab import schema
+from cppo_lab.core_records import core_of
+from cppo_lab.cores.base import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    Resources,
+    TogetherRun,
+    load_companion,
+    load_core,
+    load_datasets,
+    load_together,
+)
+from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
+from cppo_lab.errors import printable
+from cppo_lab.files import redacted
+from cppo_lab.hub import hub_cache
+from cppo_lab.runs.folder import (
+    AlreadyRunning,
+    Cause,
+    begin_status,
+    forget_cancelled,
+    held,
+    is_cancelled,
+    read_status,
+    set_aside,
+    write_status,
+)
+from cppo_lab.runs.machine import Environment, environment, sampling
+from cppo_lab.runs.recorder import Recorder, begin_line, close_dead
+from cppo_lab.runs.spool import End, Line, Record, new_record, newest_record
+from cppo_lab.runs.state import OF_OTHERS
+from cppo_lab.runs.tags import resolved_yaml
+from cppo_lab.schema import Outcome
+from cppo_lab.signals import (
+    Interrupted,
+    deferred,
+    find_interruption,
+    handle_signals,
+    hold_signals,
+    ignore_signals,
+)
+from cppo_lab.spec import (
+    AnswersSpec,
+    HubModel,
+    LayoutSpec,
+    MathData,
+    PathsSpec,
+    ResourcesSpec,
+    RunSpec,
+    canonical,
+)
+from cppo_lab.spec.layout import layout_tag
+
+# Takes lines that a full disk kept out of the spool in a run's folder, and whether the process has been asked to end.
+# Only the tracking store can keep them.
+Rescue = Callable[[Path, Sequence[Line], bool], None]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at one run: what it trains, and with what."""
+
+    spec: RunSpec
+    runs: Path  # the folder of all runs; this one's is runs/<run_id>
+    tags: Mapping[str, str] = field(default_factory=dict)
+    layout: LayoutSpec | None = None  # None for cores that do not use one
+    paths: PathsSpec | None = None
+    resources: ResourcesSpec | None = None  # None: no time limit
+    threads: int = 1
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
+    replaces: tuple[str, ...] = ()  # the finished results that this one replaces
+    allocation: Allocation | None = None  # the machines of the run; None: only this one
+    mismatch: bool = True  # whether to log the metrics `mismatch/*`
+    answers: AnswersSpec | None = None  # which responses to keep; None: none
+    # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
+    created: float = field(default_factory=time.time, compare=False)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.spec.run_id
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.runs / self.spec.run_id
+
+
+def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> None:
+    """Train the runs that are not done, from their checkpoints if they have them, and record each.
+
+    An attempt that replaces finished results starts from scratch, or resumes an earlier attempt at the same
+    replacement. Whatever ends the process is recorded for all unfinished runs and re-raised. The failure, cancellation
+    or lock of a run that is `alone` in its job is raised, too; otherwise it is printed, and the others go on.
+    """
+    prepare_process(attempts[0].threads, attempts[0].visible_devices)
+    for group in groups(attempts):
+        with contextlib.ExitStack() as locks:
+            free = [attempt for attempt in group if _is_free(attempt, locks, alone)]
+            _train_group(free, rescue, alone)
+
+
+def groups(attempts: Sequence[Attempt], most: int | None = None) -> list[list[Attempt]]:
+    """Groups of attempts to train together, ordered by first member, up to the core's limit and `most` in size."""
+    alike: dict[object, list[Attempt]] = {}
+    for number, attempt in enumerate(attempts):
+        process = shared_process(attempt)
+        kind = f"{process} {canonical(attempt.spec.model_copy(update={'seed': 0}))}" if process else number
+        alike.setdefault(kind, []).append(attempt)
+    parts = []
+    for group in alike.values():
+        size = min(core_of(group[0].spec.core).most_together, most or len(attempts))
+        parts += [group[start : start + size] for start in range(0, len(group), size)]
+    return parts
+
+
+def shared_process(attempt: Attempt) -> str:
+    """A key that is equal for runs that can share a process; empty for runs that are trained alone."""
+    if core_of(attempt.spec.core).train_together is None:
+        return ""
+    places = f"{attempt.layout} {attempt.paths} {attempt.runs}"
+    return f"{attempt.spec.core} {attempt.resources} {places} {attempt.threads}"
+
+
+def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool:
+    """Take the run's lock, held until `locks` is closed. False if another process trains it or it was cancelled;
+    raised instead if it is `alone`.
+    """
+    try:
+        locks.enter_context(held(attempt.folder))
+    except AlreadyRunning as error:
+        if alone:
+            raise
+        print(error, flush=True)
+        return False
+    if is_cancelled(attempt.folder, attempt.created):
+        if alone:
+            raise Interrupted(None)
+        print(f"run {attempt.run_id} was cancelled before it began", flush=True)
+        return False
+    forget_cancelled(attempt.folder)  # an earlier attempt was
+    return True
+
+
+class _Recorder(Recorder):
+    """The recorder of one of several runs: a cancelled one ends without a signal, since the process trains others."""
+
+    attempt: Attempt | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a step. Raises Interrupted if the run has been cancelled meanwhile."""
+        if self.attempt is not None and is_cancelled(self.attempt.folder, self.attempt.created):
+            raise Interrupted(None)
+        super().log(step, metrics)
+
+
+@dataclass
+class _Course:
+    """A run that is being trained. `ended` once its end is on record."""
+
+    attempt: Attempt
+    recorder: _Recorder
+    rescue: Rescue
+    ended: bool = False
+
+    def end(self, how: Outcome | BaseException) -> None:
+        """Record how the run ended, and remove the checkpoints of one that has a result."""
+        recorder, folder = self.recorder, self.attempt.folder
+        if isinstance(how, Outcome):
+            recorder.finish(how)
+        elif not isinstance(how, Interrupted | KeyboardInterrupt):
+            recorder.fail(describe(how), "".join(traceback.format_exception(how)))
+        elif is_cancelled(folder, self.attempt.created):
+            recorder.interrupt("cancelled", Cause.CANCELLED)
+        else:
+            recorder.interrupt(str(how) or f"terminated by {signal.SIGINT.name}")
+        self.ended = True
+        if recorder.spool.unwritten:
+            asked = isinstance(how, Interrupted | KeyboardInterrupt)
+            self.rescue(folder, list(recorder.spool.unwritten), asked)
+        elif isinstance(how, Outcome):  # otherwise only the store may know that the run ended
+            remove_checkpoints(folder)
+
+
+def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> None:
+    """Train runs together that differ only in the seed. The caller holds their locks."""
+    hold_signals()  # a record that has begun must have an end
+    courses: list[_Course] = []
+    try:
+        here = environment()
+        for attempt in attempts:
+            try:
+                if (recorder := _begin(attempt, rescue, here)) is not None:
+                    courses.append(_Course(attempt, recorder, rescue))
+            except Exception as error:  # recorded as far as possible; the other runs continue
+                if alone:
+                    raise
+                print(f"run {attempt.run_id} failed: {describe(error)}", file=sys.stderr, flush=True)
+        handle_signals()
+        if courses:
+            _train_courses(courses, alone)
+        ignore_signals(lambda: None)  # until the caller has recorded what it must
+    except BaseException as error:
+        asked = find_interruption(error)
+        if asked is None:
+            ignore_signals(lambda: None)
+        else:
+            ignore_signals()
+        for course in courses:
+            if not course.ended:
+                course.end(asked or error)
+        if asked is not None:
+            raise asked from None
+        raise
+    handle_signals(now=False)  # inline launcher: the next run raises a pending signal
+
+
+def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
+    """Train the runs whose records have begun; an error of one that is `alone` is raised."""
+
+    def ended(place: int, how: Outcome | BaseException) -> None:
+        with deferred():  # a signal must not interrupt recording the end of a run
+            courses[place].end(how)
+        if isinstance(how, Exception):
+            text = "".join(traceback.format_exception(how))
+            print(f"run {courses[place].attempt.run_id} failed:\n{text}", file=sys.stderr, end="", flush=True)
+
+    core = courses[0].attempt.spec.core
+    if not alone:
+        for course in courses:
+            course.recorder.attempt = course.attempt
+        runs = [
+            TogetherRun(one.attempt.spec, one.recorder, resources_of_attempt(one.attempt)) for one in courses
+        ]
+        load_together(core)(runs, ended)
+        return
+    [course] = courses
+    with sampling(course.attempt.folder) as load:
+        course.recorder.sampled = load
+        course.recorder.doing("importing the trainer")
+        resources = replace(resources_of_attempt(course.attempt), doing=course.recorder.doing)
+        outcome = load_core(core)(course.attempt.spec, course.recorder, resources)
+        ignore_signals(lambda: None)
+        course.end(outcome)
+
+
+def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _Recorder | None:
+    """Begin the record of an attempt; None if the run is done.
+
+    An OSError while writing is recorded as a failure of the run and re-raised.
+    """
+    spec, folder = attempt.spec, attempt.folder
+    record = _newest_record(attempt)
+    if has_finished(record) and (not attempt.replaces or _replaces_the_same(attempt, record)):
+        remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
+        return None
+    continues, tags = _continues(attempt, record), _tags(attempt)
+    core = core_of(spec.core)
+    try:
+        return _Recorder(
+            spec,
+            tags,
+            folder,
+            continues,
+            gpus=core.gpus(attempt.layout) * core.nodes(attempt.layout),
+            datasets=load_datasets(spec.core)(spec, resources_of_attempt(attempt)),
+            yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
+            here=here,
+        )
+    except OSError as error:
+        _record_unstarted(spec, tags, folder, redacted(describe(error)), rescue)
+        raise
+
+
+def _record_unstarted(
+    spec: RunSpec, tags: Mapping[str, str], folder: Path, reason: str, rescue: Rescue
+) -> None:
+    """Record the failure of a run that could not write the beginning of its record."""
+    with contextlib.suppress(OSError):
+        ended = {"run_id": spec.run_id, "status": schema.FAILED, "reason": reason, "cause": Cause.ERROR}
+        write_status(folder, {**read_status(folder), **ended})
+    with contextlib.suppress(OSError):
+        if close_dead(folder, schema.FAILED, reason):
+            return
+    begin = begin_line(spec, tags, folder, new_record())
+    rescue(folder, [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)], False)
+
+
+def _newest_record(attempt: Attempt) -> Record | None:
+    """The newest record in the run's folder. The contents of a folder copied from another run are moved aside."""
+    folder, run_id = attempt.folder, attempt.run_id
+    record = newest_record(folder)
+    if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
+        return record
+    print(f"{folder} was copied from run {other}: its contents are moved aside", file=sys.stderr, flush=True)
+    set_aside(folder, f"{OF_OTHERS}{other}")
+    return None
+
+
+def _continues(attempt: Attempt, record: Record | None) -> bool:
+    """Whether the attempt continues the `record` in its folder; otherwise it starts a new one.
+
+    The files of a result that is to be replaced are moved aside first. If an earlier attempt at the same replacement is
+    on record, they were moved then, and the files in the folder are that attempt's.
+    """
+    continues = record is not None and (not attempt.replaces or _replaces_the_same(attempt, record))
+    if attempt.replaces and not continues:
+        set_aside(attempt.folder, attempt.replaces[0])
+    begin_status(attempt.folder)
+    return continues
+
+
+def _replaces_the_same(attempt: Attempt, record: Record) -> bool:
+    """Whether a record is of an attempt that replaces one of the results that `attempt` is to replace."""
+    return bool(set(attempt.replaces) & set(record.begin.tags.get(schema.TAG_REPLACES, "").split()))
+
+
+def _tags(attempt: Attempt) -> dict[str, str]:
+    """The launcher's tags, and those that follow from its settings."""
+    tags = dict(attempt.tags)
+    if attempt.layout is not None and core_of(attempt.spec.core).uses_layout:
+        tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
+    if attempt.replaces:
+        tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)
+    return tags
+
+
+def abandon(attempt: Attempt, why: str) -> None:
+    """Add to the record of an interrupted run `why` it will not be resumed automatically.
+
+    Raises AlreadyRunning if another process trains it.
+    """
+    with held(attempt.folder):
+        record = newest_record(attempt.folder)
+        if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
+            return
+        reason = record.end.reason if record.end else "interrupted"
+        close_dead(attempt.folder, schema.PARTIAL, f"{reason}; {why}")
+
+
+def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
+    """Serve as a worker node for a run that another machine trains, until it ends or this process gets a signal."""
+    prepare_process(resources.threads, visible_devices)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # only the training machine handles the warning
+    # Exit without an error: otherwise Slurm would kill the training machine before it has recorded the end.
+    with contextlib.suppress(Interrupted):
+        load_companion(core)(resources)
+
+
+def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
+    """The folders that a run reads: the prepared data, if it uses them, and the models, if its model is published."""
+    folders = []
+    if isinstance(spec.data, MathData) and paths is not None:
+        folders.append(Path(paths.data))
+    if isinstance(spec.model, HubModel):
+        models = paths.models if paths is not None else None
+        folders += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
+    return folders
+
+
+class Training(Protocol):
+    """What trains: an attempt, or a preflight."""
+
+    @property
+    def runs(self) -> Path: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def layout(self) -> LayoutSpec | None: ...
+    @property
+    def paths(self) -> PathsSpec | None: ...
+    @property
+    def resources(self) -> ResourcesSpec | None: ...
+    @property
+    def allocation(self) -> Allocation | None: ...
+
+
+def resources_of_attempt(attempt: Attempt) -> Resources:
+    """The resources of an attempt, with its settings of mismatch metrics and kept responses."""
+    return replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
+
+
+def resources_of(training: Training) -> Resources:
+    """The resources that are passed to a core."""
+    return Resources(
+        training.runs,
+        training.folder,
+        threads=training.threads,
+        layout=training.layout,
+        paths=training.paths,
+        memory_gb=(training.resources.memory_gb or None) if training.resources else None,
+        allocation=training.allocation,
+    )
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run's folder has a checkpoint to resume from."""
+    return any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS))
+
+
+def tidy(folder: Path) -> None:
+    """Remove the checkpoints of a run that was killed after it recorded its result."""
+    if has_checkpoint(folder) and has_finished(newest_record(folder)):
+        # Another process trains it again, or the disk is full: a later launch removes them.
+        with contextlib.suppress(AlreadyRunning, OSError), held(folder):
+            if has_finished(newest_record(folder)):
+                remove_checkpoints(folder)
+
+
+def has_finished(record: Record | None) -> TypeGuard[Record]:
+    """Whether there is a record, and it has ended with a result."""
+    return record is not None and record.end is not None and record.end.status in schema.FINISHED
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run whose result is recorded."""
+    path = folder / CHECKPOINT
+    for leftover in (path, path.with_name(f"{path.name}.partial"), path.with_suffix(".partial")):
+        with contextlib.suppress(OSError):  # a leftover file does not fail the run
+            leftover.unlink(missing_ok=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(text[0])}" if text else type(error).__name__
+
+
+def prepare_process(threads: int, visible_devices: str | None) -> None:
+    """Set threads and visible devices; handle SIGTERM, and SIGUSR2, which submitit sends before a time limit.
+
+    Called before torch is loaded, which reads them.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
+    # submitit's local executor hides every device from a job that asked it for none.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+    handle_signals()

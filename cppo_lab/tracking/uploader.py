@@ -1,0 +1,188 @@
+"""Uploads runs while they train: one process beside a launcher, or beside a job that nobody waits for.
+
+No training step waits for the store, and the trainer's process does none of this work: MLflow needs CPU time for each
+point. The process can be killed at any time: what it has not sent is sent by the next upload, from wherever. Imports
+MLflow only when there is something to upload.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import is_held
+from cppo_lab.runs.spool import Line
+from cppo_lab.signals import deferred
+from cppo_lab.tracking.sent import unsent
+
+FIRST_SECONDS = 30.0  # of training: a shorter launch would be over before the process has imported MLflow
+EVERY_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 60.0  # between two tries while a store does not answer
+# How long the last upload waits for the store. Afterwards the points are in files, and `cppo sync` sends them.
+PATIENCE_SECONDS = 60.0
+HURRY_SECONDS = 8.0  # the same for a process that is being ended: Slurm kills 30 s after its SIGTERM
+LOOK_SECONDS = 0.5
+_COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.uploader import main; main()"]
+
+
+class Uploader:
+    """Uploads the runs in `folders` to the store at `uri` from the beginning of the block on, and the rest at its end.
+
+    If the process that has the block is killed, the uploading process goes on until no run is being trained.
+    """
+
+    def __init__(self, folders: Sequence[Path], uri: str) -> None:
+        self.folders, self.uri = folders, uri
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Uploader":
+        # Not on the command line, which all users of the machine can read: the URI may hold a password.
+        task = {
+            "uri": self.uri,
+            "folders": list(map(str, self.folders)),
+            "owner": os.getpid(),
+            "first": FIRST_SECONDS,
+        }
+        with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
+            # A new session, since Ctrl-C is for the owner, which then ends this process.
+            self._process = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True
+            )
+            assert self._process.stdin is not None
+            with self._process.stdin as stream:
+                stream.write(json.dumps(task))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Upload the rest from this process."""
+        if self._process is not None:
+            self._process.kill()  # it may hang with its store; its unfinished work is repeated
+            self._process.wait()
+        upload_last(self.folders, self.uri, hurry=error is not None and not isinstance(error, Exception))
+
+
+def upload_last(
+    folders: Sequence[Path],
+    uri: str,
+    unwritten: Mapping[Path, Sequence[Line]] | None = None,
+    hurry: bool = False,
+) -> None:
+    """Upload what the store lacks of runs. Prints a message for those that it does not take in time.
+
+    `unwritten`: lines that a full disk kept out of the spools. A signal to end this process shortens the wait, as
+    `hurry` does, and is raised afterwards.
+    """
+    last = _LastUpload(uri, dict(unwritten or {}), HURRY_SECONDS if hurry else PATIENCE_SECONDS)
+    last.waiting = [folder for folder in folders if folder in last.unwritten or unsent(folder, uri)]
+    if not last.waiting:
+        return
+    # In a thread, since a request to a store that hangs cannot be ended.
+    thread = threading.Thread(target=last.work, name="upload", daemon=True)
+    with deferred(last.hurry_up):
+        thread.start()
+        while thread.is_alive() and time.monotonic() < last.deadline:
+            thread.join(LOOK_SECONDS)
+        last.over = True
+    for folder in last.waiting:
+        rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
+        if folder in last.unwritten:
+            rest = f"the disk of {folder} has no room for the rest: launch it again"
+        print(f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True)
+
+
+class _LastUpload:
+    """Uploads `waiting` until the store has taken everything or `deadline` has passed since it last took a run."""
+
+    def __init__(self, uri: str, unwritten: dict[Path, Sequence[Line]], patience: float) -> None:
+        self.uri, self.unwritten, self.patience = uri, unwritten, patience
+        self.deadline = time.monotonic() + patience
+        self.waiting: list[Path] = []
+        self.over = False
+
+    def hurry_up(self) -> None:
+        """The process is ending: stop waiting for the store."""
+        self.patience = HURRY_SECONDS
+        self.deadline = min(self.deadline, time.monotonic() + HURRY_SECONDS)
+
+    def work(self) -> None:
+        """Upload the runs. The ones that the store refuses are tried again after the others."""
+        told = False
+        while self.waiting and not self.over:
+            fault = upload_once(self.waiting, self.uri, self._sent, self.unwritten)
+            if fault and not told:
+                print(f"tracking store does not answer: {fault}", file=sys.stderr, flush=True)
+                told = True
+            if fault:
+                time.sleep(LOOK_SECONDS)
+
+    def _sent(self, folder: Path) -> None:
+        self.waiting = [other for other in self.waiting if other != folder]
+        if self.patience > HURRY_SECONDS:
+            self.deadline = time.monotonic() + self.patience
+
+
+def main() -> None:
+    """The uploading process. It ends with its owner, or, if that is killed while its runs go on, after them."""
+    task: dict[str, Any] = json.load(sys.stdin)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
+    os.dup2(2, 1)  # standard output is for what the owner prints
+    uri, owner, folders = task["uri"], task["owner"], [Path(folder) for folder in task["folders"]]
+    pause, away_since, orphaned = task["first"], 0.0, False
+    while True:
+        time.sleep(pause) if orphaned else _wait(pause, owner)
+        trains = os.getppid() == owner or any(map(is_held, folders))
+        if not trains and not orphaned:
+            return  # the next launch sends the rest
+        orphaned = os.getppid() != owner
+        fault = upload_once(folders, uri)
+        if fault and not away_since:
+            away_since = time.monotonic()
+            print(f"tracking store does not answer, training continues: {fault}", file=sys.stderr, flush=True)
+        elif away_since and not fault:
+            away = time.monotonic() - away_since
+            print(f"tracking store is back after {away:.0f} s", file=sys.stderr, flush=True)
+            away_since = 0.0
+        if not trains:
+            return
+        # Exponential back-off with jitter, so that a hundred jobs do not return to a server at the same moment.
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause) * random.uniform(0.8, 1.0) if fault else EVERY_SECONDS
+
+
+def _wait(seconds: float, owner: int) -> None:
+    """Sleep, but not much longer than the owner lives."""
+    until = time.monotonic() + seconds
+    while (remaining := until - time.monotonic()) > 0 and os.getppid() == owner:
+        time.sleep(min(LOOK_SECONDS, remaining))
+
+
+def upload_once(
+    folders: Sequence[Path],
+    uri: str,
+    sent: Callable[[Path], None] = lambda folder: None,
+    unwritten: dict[Path, Sequence[Line]] | None = None,
+) -> str:
+    """Upload what the store lacks; returns its fault as a line, empty if there is none. `sent` is told of each run."""
+    waiting = [folder for folder in folders if folder in (unwritten or {}) or unsent(folder, uri)]
+    if not waiting:
+        return ""
+    from cppo_lab.tracking.client import STORE_FAULTS, fault_line
+    from cppo_lab.tracking.upload import upload
+
+    try:
+        upload(waiting, uri, unwritten=unwritten, sent=sent)
+    except (*STORE_FAULTS, UserError) as error:
+        return fault_line(error)
+    return ""
