@@ -10,12 +10,12 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.runs import attempt as execute
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from tests.conftest import FINISHED, TINY
+from tests.jobs import job
 from tests.plausible import train
 from tests.recorded import sent
 
@@ -92,7 +92,7 @@ def test_a_running_run_is_not_reported_as_a_result(
     """A run whose curve is complete but whose process has not finished it is no result yet."""
     uri = tracking_uri()
     spec = compose([*TINY, "rule=grpo", "seed=0"]).run
-    attempt = Attempt(spec, workspace / "runs", uri, {schema.sweep_tag("quickstart"): "grpo"})
+    attempt = job(spec, workspace / "runs", uri, {schema.sweep_tag("quickstart"): "grpo"})
     attempt.folder.mkdir(parents=True)
     recorder = Recorder(spec, attempt.tags, attempt.folder)
     for step in (0, 2, 4):

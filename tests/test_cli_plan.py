@@ -21,12 +21,12 @@ from scipy.stats import nct, t
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cli.answer import HEADING
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import ListingRow
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
+from tests.jobs import job
 from tests.recorded import sent
 from tests.waiting import CEILING_SECONDS
 
@@ -39,7 +39,7 @@ def some_states(workspace: Path) -> dict[str, str]:
     found = {}
     for rule, state in (("grpo", schema.DONE), ("dppo", schema.FAILED), ("cppo", schema.PARTIAL)):
         spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
-        attempt = Attempt(spec, workspace / "runs", tracking_uri())
+        attempt = job(spec, workspace / "runs", tracking_uri())
         attempt.folder.mkdir(parents=True)
         recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, attempt.folder)
         for step in (1, 2, 3):
@@ -336,7 +336,7 @@ def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(
     for length, seconds in ((8, 36.0), (16, 72.0)):
         for model in ("exact_early", "exact_late"):
             spec = compose(["core=exact", f"model={model}", f"rollout.max_response_length={length}"]).run
-            folder = Attempt(spec, workspace / "runs", tracking_uri()).folder
+            folder = job(spec, workspace / "runs", tracking_uri()).folder
             folder.mkdir(parents=True)
             recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
             for step in (1, 2, 3):

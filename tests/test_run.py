@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.runs import recorder
-from cppo_lab.runs.attempt import Attempt, describe, prepare_process
+from cppo_lab.runs.attempt import describe, prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder
@@ -24,6 +24,7 @@ from cppo_lab.tracking import client, read, shipper
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.sent import load_shipped, save_shipped, unsent
+from tests.jobs import job
 from tests.waiting import until
 
 
@@ -39,7 +40,7 @@ def test_a_run_sees_the_devices_it_was_given(
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit's local executor sets
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    attempt = Attempt(tiny_spec, runs=None, uri="", threads=3, visible_devices=given)  # type: ignore[arg-type]
+    attempt = job(tiny_spec, runs=None, uri="", threads=3, visible_devices=given)  # type: ignore[arg-type]
     prepare_process(attempt.threads, attempt.visible_devices)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
     assert os.environ["OMP_NUM_THREADS"] == "3"
@@ -102,7 +103,7 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
 
     monkeypatch.setattr(torch, "save", save_cut_off)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Interrupted):
-        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+        job(tiny_spec, workspace / "runs", tracking_uri()).run()
     assert len(cut) == 1
     status = read_status(workspace / "runs" / tiny_spec.run_id)
     assert status["status"] == schema.PARTIAL
@@ -118,7 +119,7 @@ def test_a_signal_while_the_record_begins_is_recorded(
 
     monkeypatch.setattr(recorder, "environment", told)
     with pytest.raises(Interrupted):
-        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+        job(tiny_spec, workspace / "runs", tracking_uri()).run()
     status = read_status(workspace / "runs" / tiny_spec.run_id)
     assert (status["status"], status["reason"]) == (
         schema.PARTIAL,
@@ -145,10 +146,10 @@ def test_a_signal_while_the_end_is_recorded_does_not_change_it(
     monkeypatch.setattr(recorder, "_keep_output", told)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: train)
     with contextlib.nullcontext() if error is None else pytest.raises(ValueError, match="bad"):
-        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+        job(tiny_spec, workspace / "runs", tracking_uri()).run()
     assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == status
     with pytest.raises(Interrupted):  # the launcher's next run, which was told to end as well
-        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+        job(tiny_spec, workspace / "runs", tracking_uri()).run()
 
 
 def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
@@ -169,7 +170,7 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
     monkeypatch.setattr(shipper, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(shipper, "ship", full)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
+    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
     attempt.run()
     first = read_status(attempt.folder)
     attempt.run()
@@ -188,8 +189,8 @@ def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
     """A new store stands at the old one's address: the folder says that all has been sent."""
     old, new = f"sqlite:///{workspace}/old.db", f"sqlite:///{workspace}/new.db"
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    Attempt(tiny_spec, workspace / "runs", old).run()
-    attempt = Attempt(tiny_spec, workspace / "runs", new)
+    job(tiny_spec, workspace / "runs", old).run()
+    attempt = job(tiny_spec, workspace / "runs", new)
     save_shipped(attempt.folder, new, load_shipped(attempt.folder, old))
     assert not unsent(attempt.folder, new)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: pytest.fail("it trains again"))
@@ -221,7 +222,7 @@ def test_a_signal_in_the_last_words_only_hurries_them(
         leave(self, *arguments)
 
     monkeypatch.setattr(shipper.Shipper, "__exit__", leave_told)
-    Attempt(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
+    job(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
     until_no_shipper_is_left()
     assert tries == [True]  # the run waits for no second one
     assert "`cppo sync` uploads it" in capsys.readouterr().err

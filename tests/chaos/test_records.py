@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.spec import RunSpec
 from dev.chaos.records import Comparison, Point, Recorded, Store, compare, read_store
+from tests.jobs import job
 
 POINTS: list[Point] = [("train/reward", step, repr(step / 8)) for step in range(5)]
 RUN = Recorded("m1", Counter(POINTS), Counter(POINTS), {"config.json": "a", "history.npz": ""})
@@ -69,7 +69,7 @@ def test_whatever_else_differs(store: Store, lost: int, said: str) -> None:
 def test_a_store_is_read_whole(workspace: Path, tiny_spec: RunSpec) -> None:
     uris = [f"sqlite:///{workspace}/{name}.db" for name in ("a", "b")]
     for uri in uris:
-        execute(Attempt(tiny_spec, Path(uri.removeprefix("sqlite:///")).with_suffix(""), uri))
+        job(tiny_spec, Path(uri.removeprefix("sqlite:///")).with_suffix(""), uri).run()
     first, second = (read_store(uri) for uri in uris)
     [[run]] = first.runs.values()
     assert first.statuses == {"FINISHED": 1}

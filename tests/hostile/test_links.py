@@ -9,9 +9,9 @@ import pytest
 from cppo_lab.cores.mini.checkpoint import save_whole
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock, replace_file
-from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.runs.folder import cancel, held, write_status
 from cppo_lab.spec import RunSpec
+from tests.jobs import job
 
 PRECIOUS = "mine"
 # What a run of the embedded core writes into its folder, and what it is written as before it is whole.
@@ -35,7 +35,7 @@ def test_a_run_in_a_folder_of_links_overwrites_nothing(tmp_path: Path, tiny_spec
         target.write_text(PRECIOUS)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(target)
-    execute(Attempt(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    job(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}").run()
     changed = [path.name for path in elsewhere.iterdir() if path.read_text() != PRECIOUS]
     assert changed == []
     for name in ("config.json", "status.json", "requirements.txt"):
@@ -48,7 +48,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) ->
     precious.write_text(PRECIOUS)
     (folder / "lock").symlink_to(precious)
     with pytest.raises(UserError, match=r"lock is a link or not a plain file.*remove it"):
-        execute(Attempt(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}"))
+        job(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}").run()
     assert precious.read_text() == PRECIOUS
 
 

@@ -27,6 +27,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
+from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.launch.test_launch import cppo
 
@@ -79,7 +80,7 @@ def status(run_id: str) -> dict[str, Any]:
 
 
 def attempt(spec: ExactRun | MiniRun, **others: Any) -> Attempt:
-    return Attempt(spec, Path("runs"), "sqlite:///mlflow.db", **others)
+    return job(spec, Path("runs"), "sqlite:///mlflow.db", **others)
 
 
 def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:

@@ -11,10 +11,10 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
+from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.launch.test_launch import SWEEP, TWO, cppo, mlflow_runs
 from tests.waiting import CEILING_SECONDS
@@ -72,11 +72,11 @@ def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
 def test_what_was_cancelled_before_this_attempt_does_not_concern_it(
     workspace: Path, tiny_spec: RunSpec
 ) -> None:
-    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
+    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
     run_folder.cancel(attempt.folder)
     with pytest.raises(Interrupted, match="cancelled before it began"):
-        execute(attempt)
-    execute(Attempt(tiny_spec, workspace / "runs", tracking_uri()))
+        attempt.run()
+    job(tiny_spec, workspace / "runs", tracking_uri()).run()
     assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
     assert not (attempt.folder / run_folder.CANCELLED).exists()
 

@@ -17,7 +17,7 @@ from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.runs import attempt as run_module
-from cppo_lab.runs.attempt import Attempt, execute
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of
@@ -27,6 +27,7 @@ from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
+from tests.jobs import job
 from tests.recorded import mlflow_run
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
@@ -95,14 +96,14 @@ def finished(workspace: Path, tiny_spec: RunSpec) -> Attempt:
         update={"training": tiny_spec.training.model_copy(update={"collapse_share": 0.0})}
     )
     tags = {schema.TAG_CODE_VERSION: "old", schema.sweep_tag("s"): "cppo"}
-    first = Attempt(spec, workspace / "runs", tracking_uri(), tags)
-    execute(first)
+    first = job(spec, workspace / "runs", tracking_uri(), tags)
+    first.run()
     (first.folder / "best_checkpoint").mkdir()
     (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
     (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
     [old] = all_runs()
     tags = tags | {schema.TAG_CODE_VERSION: "new"}
-    return Attempt(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.info.run_id,))
+    return job(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.info.run_id,))
 
 
 def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:
@@ -146,14 +147,14 @@ def test_killed_at_any_point(
         holder, name, survived = place
         patch.setattr(holder, name, dying(getattr(holder, name), survived, after))
         with contextlib.suppress(Killed):  # it may fall into the thread that ships
-            execute(finished)
+            finished.run()
     data = read_sweep(finished.uri, "cppo-mini", "s")
     assert list(data.runs["status"]) == [schema.DONE]
     steps = data.metrics[data.metrics["metric"] == SCORE]["step"]
     assert list(steps) == [0, 2, 4]  # of one run alone
 
     repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
-    execute(finished)
+    finished.run()
     repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
     results = [run for run in all_runs() if run.info.status == "FINISHED"]
     assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
@@ -172,7 +173,7 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
         with pytest.raises(KeyboardInterrupt):
-            execute(finished)
+            finished.run()
     state = state_of(RunFolder(finished.folder), Queued())
     assert (state.state, state.code_version) == (schema.DONE, "old")
     assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
@@ -180,7 +181,7 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
     assert (seen.state, seen.step) == (schema.PARTIAL, 2)
     begun = []
     monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step))
-    execute(finished)
+    finished.run()
     assert begun == [2]  # from its checkpoint, in its MLflow run
     assert len(all_runs(ViewType.ALL)) == 2
 
@@ -213,11 +214,11 @@ def test_a_replacement_that_fails_leaves_the_old_result(
 
 
 def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(finished: Attempt, tiny_spec: RunSpec) -> None:
-    other = Attempt(tiny_spec.model_copy(update={"seed": 9}), finished.runs, finished.uri)
-    execute(other)
+    other = job(tiny_spec.model_copy(update={"seed": 9}), finished.runs, finished.uri)
+    other.run()
     stranger = next(run for run in all_runs() if run.data.tags[schema.TAG_SEED] == "9")
     both = (*finished.replaces, stranger.info.run_id)
-    execute(Attempt(finished.spec, finished.runs, finished.uri, replaces=both))
+    job(finished.spec, finished.runs, finished.uri, replaces=both).run()
     left = {run.info.run_id for run in all_runs()}
     assert len(left) == 2
     assert stranger.info.run_id in left

@@ -17,7 +17,6 @@ from cppo_lab.launch import reconcile
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.runs import attempt as run_module
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning, Queue, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
@@ -29,6 +28,7 @@ from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.read import past_attempts
 from tests.conftest import FINISHED
+from tests.jobs import job
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 from tests.test_scale import counted
@@ -185,7 +185,7 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
     assert state(tiny_spec).state == expected
     trained = []
     monkeypatch.setattr(run_module, "load_core", lambda _: lambda *_: trained.append(1) or FINISHED)
-    Attempt(tiny_spec, folder.parent, tracking_uri()).run()
+    job(tiny_spec, folder.parent, tracking_uri()).run()
     assert bool(trained) == (expected not in schema.FINISHED)
     assert state(tiny_spec).state == (expected if expected in schema.FINISHED else schema.DONE)
     [run] = mlflow_runs()

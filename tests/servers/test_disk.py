@@ -14,7 +14,6 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
@@ -23,6 +22,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
+from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of
 from tests.servers.test_faults import LATER, MIDDLE, Make, assert_never_waited, copy_of, spec, trainer
@@ -170,7 +170,7 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
         return load_core(core)
 
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", filled)
-    Attempt(tiny_spec, small_disk, tracking_uri()).run()
+    job(tiny_spec, small_disk, tracking_uri()).run()
     printed = capsys.readouterr().err
     # A warm start has 56 kB.
     assert free > 56_000 or re.search(
@@ -202,7 +202,7 @@ def limited(core):
     return real(core)
 
 attempt.load_core = limited
-Attempt(compose(TINY).run, Path("runs").resolve(), tracking_uri()).run()
+job(compose(TINY).run, Path("runs").resolve(), tracking_uri()).run()
 """
     with Path("output").open("w+") as output:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -10,7 +10,6 @@ import pytest
 from urllib3.util import connection
 
 from cppo_lab.errors import UserError
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
@@ -22,6 +21,7 @@ from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.ui import where_to_look
 from cppo_lab.tracking.upload import upload
 from dev.servers.postgres import Postgres
+from tests.jobs import job
 from tests.recorded import shipper_ended
 from tests.servers.test_postgres_search import files_with
 
@@ -110,7 +110,7 @@ def test_a_run_in_postgres_has_no_password(
 def test_a_job_on_file_has_no_password_and_finds_it_again(
     uri: str, workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = Attempt(tiny_spec, workspace / "runs", uri)
+    attempt = job(tiny_spec, workspace / "runs", uri)
     written = pickle.dumps(attempt)
     assert SECRET.encode() not in written
     with address.in_the_environment(uri):
@@ -126,7 +126,7 @@ def test_a_job_on_file_has_no_password_and_finds_it_again(
 
 
 def test_a_job_of_a_store_without_password_needs_no_environment(workspace: Path, tiny_spec: RunSpec) -> None:
-    attempt = Attempt(tiny_spec, workspace / "runs", "sqlite:////tmp/x.db")
+    attempt = job(tiny_spec, workspace / "runs", "sqlite:////tmp/x.db")
     assert pickle.loads(pickle.dumps(attempt)) == attempt
 
 

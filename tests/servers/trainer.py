@@ -17,7 +17,6 @@ from cppo_lab import schema
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.runs import attempt as run_module
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
@@ -25,6 +24,7 @@ from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.tracking import shipper
 from cppo_lab.tracking.ship_process import ShipProcess
 from tests.answers import made
+from tests.jobs import job
 from tests.servers.forked import Forked, Gate, KillAt
 from tests.waiting import CEILING_SECONDS, until
 
@@ -127,7 +127,7 @@ def attempt(settings: Settings) -> None:
     if settings.kill is not None:
         settings.kill.arm()
     try:
-        run_module.execute(Attempt(settings.spec, settings.runs, settings.uri))
+        run_module.execute(job(settings.spec, settings.runs, settings.uri))
     except Interrupted as error:
         print(error, flush=True)
 

@@ -7,10 +7,10 @@ import pytest
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.errors import UserError
 from cppo_lab.launch import local
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
+from tests.jobs import job
 
 DENSE = ["core=verl", "model=qwen3_8b_base"]
 
@@ -52,7 +52,7 @@ def test_a_run_has_the_time_that_its_resources_say(tmp_path: Any, monkeypatch: p
     given: dict[str, Any] = {}
     monkeypatch.setattr(local.LocalExecutor, "update_parameters", lambda _, **values: given.update(values))
     monkeypatch.setattr(local.LocalExecutor, "submit", lambda *_: None)
-    local._submit(Attempt(found.run, tmp_path, "", resources=found.resources))
+    local._submit(job(found.run, tmp_path, "", resources=found.resources))
     assert given == {"timeout_min": 90, "name": found.run_id}
     assert compose(["core=verl", "model=qwen3_30b_a3b_base"]).resources.hours == 168
     assert compose([]).resources.hours == 72

@@ -10,7 +10,6 @@ import yaml
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.parse import parse_run
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.tags import flatten
@@ -22,6 +21,7 @@ from cppo_lab.sweep.find import Found, find_recorded_run, find_run, is_run_id
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.lookup import nested
 from tests.conftest import FINISHED, TINY
+from tests.jobs import job
 from tests.recorded import sent
 
 by_size = find_module._by_size  # before a test replaces it
@@ -35,7 +35,7 @@ def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(spec: RunSpec, workspace: Path) -> Path:
-    attempt = Attempt(spec, workspace / "runs", tracking_uri())
+    attempt = job(spec, workspace / "runs", tracking_uri())
     attempt.folder.mkdir(parents=True)
     Recorder(spec, {}, attempt.folder).finish(FINISHED)
     sent(attempt.folder)

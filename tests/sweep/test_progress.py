@@ -20,6 +20,7 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
 from tests.conftest import TINY
+from tests.jobs import job
 from tests.waiting import until
 
 SCORE = schema.validation_metric(schema.MEAN, 16)
@@ -33,7 +34,7 @@ def plan(workspace: Path) -> Plan:
 
 @pytest.fixture
 def attempt(plan: Plan, workspace: Path) -> Attempt:
-    return Attempt(plan.runs[0].spec, workspace / "runs", "sqlite:///mlflow.db", created=time.time())
+    return job(plan.runs[0].spec, workspace / "runs", "sqlite:///mlflow.db", created=time.time())
 
 
 def record(folder: Path, rows: dict[int, float | None], seconds: float = 2.0) -> None:
@@ -195,7 +196,7 @@ def test_steps_without_a_validation_have_no_score(plan: Plan, attempt: Attempt) 
 def test_a_cancelled_batch_is_one_line_and_counts_all_its_runs(
     plan: Plan, attempt: Attempt, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = Attempt(plan.runs[1].spec, workspace / "runs", "sqlite:///mlflow.db")
+    other = job(plan.runs[1].spec, workspace / "runs", "sqlite:///mlflow.db")
     waiting = [run.run_id for run in plan.runs[:3]]
     progress = Progress(plan, {}, todo=3, waiting=waiting)
     capsys.readouterr()

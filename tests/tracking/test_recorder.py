@@ -16,7 +16,6 @@ from mlflow.entities import Run
 from cppo_lab import files as safe_open
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.runs.attempt import Attempt, execute
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, captured_output, close_dead
 from cppo_lab.runs.spool import newest_record, read_rows
@@ -27,6 +26,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.read import attempts
 from tests.conftest import FINISHED
+from tests.jobs import job
 from tests.recorded import mlflow_run, points
 
 
@@ -100,9 +100,9 @@ def test_a_run_that_cannot_write_at_its_start_says_why(
         (folder / broken).write_text("a file stands where the folder should")
     else:
         (folder / broken).mkdir()  # a folder stands where the file should
-    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
+    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
     with pytest.raises(OSError, match=broken):
-        execute(attempt)
+        attempt.run()
     experiment = open_client(tracking_uri()).get_experiment_by_name("cppo-mini")
     assert experiment is not None
     runs = open_client(tracking_uri()).search_runs([experiment.experiment_id])

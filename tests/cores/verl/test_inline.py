@@ -8,12 +8,12 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.launch.inline import launch_inline
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import attempts
+from tests.jobs import job
 
 pytestmark = pytest.mark.verl
 
@@ -22,7 +22,7 @@ def test_a_run_has_a_process_of_its_own_and_its_failure_is_recorded(workspace: P
     """Its data is missing, which is seen before Ray is started."""
     found = compose(["core=verl", "model=qwen3_1_7b", "layout=one_node"])
     assert isinstance(found.run, VerlRun)
-    attempt = Attempt(found.run, workspace / "runs", tracking_uri(), layout=found.layout, paths=found.paths)
+    attempt = job(found.run, workspace / "runs", tracking_uri(), layout=found.layout, paths=found.paths)
     events: list[str] = []
     launch_inline([attempt], found.launcher, lambda event: events.append(event.kind))
     assert events == ["started", "ended"]

@@ -14,8 +14,8 @@ from cppo_lab.launch.slurm import container
 from cppo_lab.launch.slurm.container import ContainerSpec, Wrapping, after, before, wrapping
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.submit import groups, parameters
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.sweep.compose import compose
+from tests.jobs import job
 from tests.launch.slurm.containers import RUNTIMES
 from tests.launch.slurm.jobs import Noted, slurm_spec
 
@@ -142,7 +142,7 @@ def test_a_published_model_is_shown_and_found_in_the_hub_s_cache(work: Path) -> 
     composed = compose(
         ["core=verl", "model=qwen3_1_7b_base", "data=dapo_math", "layout=one_node", "paths.data=../prepared"]
     )
-    attempt = Attempt(
+    attempt = job(
         composed.run,
         work / "runs",
         f"sqlite:///{work.parent}/store/x.db",

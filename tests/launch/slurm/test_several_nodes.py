@@ -13,12 +13,13 @@ from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.sweep.compose import compose
+from tests.jobs import job
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     composed = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"])
-    return Attempt(composed.run, tmp_path, "sqlite:///nowhere.db", layout=composed.layout)
+    return job(composed.run, tmp_path, "sqlite:///nowhere.db", layout=composed.layout)
 
 
 @dataclass
@@ -62,7 +63,7 @@ def test_a_job_on_one_node_has_no_allocation(
     attempt: Attempt, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = compose(["core=verl", "model=tiny_qwen3"]).layout
-    SlurmTask(Attempt(attempt.spec, attempt.runs, attempt.uri, layout=layout), requeues=3)()
+    SlurmTask(job(attempt.spec, attempt.runs, attempt.uri, layout=layout), requeues=3)()
     assert seen.trained[0].allocation is None
 
 
@@ -89,7 +90,7 @@ def test_in_a_container_a_run_has_the_version_of_the_code_in_the_image(
 ) -> None:
     monkeypatch.setattr(job_module, "code_version", lambda: "0.2.0+image")
     tags = {schema.TAG_CODE_VERSION: "0.2.0+login", "kept": "x"}
-    one = Attempt(attempt.spec, attempt.runs, attempt.uri, tags)
+    one = job(attempt.spec, attempt.runs, attempt.uri, tags)
     SlurmTask(one, requeues=3)()
     monkeypatch.setenv(OUTSIDE, str(attempt.runs / "outside"))
     SlurmTask(one, requeues=3)()
