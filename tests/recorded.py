@@ -38,6 +38,6 @@ def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:
     return [(point.step, point.value, point.timestamp) for point in history]
 
 
-def shipper_ended() -> None:
-    """Waits until no thread of this process ships: one whose store is away may outlive its run by a try."""
-    until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})
+def upload_ended() -> None:
+    """Waits until no thread of this process uploads: one whose store is away may outlive its run by a try."""
+    until("it has given up", lambda: "upload" not in {thread.name for thread in threading.enumerate()})

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import client, read, shipper
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.read import attempts_at
-from cppo_lab.tracking.sent import load_shipped, save_shipped, unsent
 from tests.jobs import job
-from tests.waiting import until
+from tests.recorded import upload_ended
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
@@ -40,8 +37,7 @@ def test_a_run_sees_the_devices_it_was_given(
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit's local executor sets
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    attempt = job(tiny_spec, runs=None, uri="", threads=3, visible_devices=given)  # type: ignore[arg-type]
-    prepare_process(attempt.threads, attempt.visible_devices)
+    prepare_process(3, given)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
@@ -117,7 +113,7 @@ def test_a_signal_while_the_record_begins_is_recorded(
         os.kill(os.getpid(), signal.SIGTERM)
         return Environment({}, [])
 
-    monkeypatch.setattr(recorder, "environment", told)
+    monkeypatch.setattr("cppo_lab.runs.attempt.environment", told)
     with pytest.raises(Interrupted):
         job(tiny_spec, workspace / "runs", tracking_uri()).run()
     status = read_status(workspace / "runs" / tiny_spec.run_id)
@@ -167,68 +163,37 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
     def full(*_: object) -> int:
         raise MlflowException("no space left on the server")
 
-    monkeypatch.setattr(shipper, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(shipper, "ship", full)
+    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("cppo_lab.tracking.upload.ship", full)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
-    attempt.run()
-    first = read_status(attempt.folder)
-    attempt.run()
-    assert read_status(attempt.folder) == first and first["status"] == schema.DONE
-    # Else it would ship at last once `full` is gone, and say so to the tests that follow.
-    until_no_shipper_is_left()
-
-
-def until_no_shipper_is_left() -> None:
-    until("no shipper is left", lambda: "shipper" not in [one.name for one in threading.enumerate()])
-
-
-def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
-    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new store stands at the old one's address: the folder says that all has been sent."""
-    old, new = f"sqlite:///{workspace}/old.db", f"sqlite:///{workspace}/new.db"
-    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    job(tiny_spec, workspace / "runs", old).run()
-    attempt = job(tiny_spec, workspace / "runs", new)
-    save_shipped(attempt.folder, new, load_shipped(attempt.folder, old))
-    assert not unsent(attempt.folder, new)
-    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: pytest.fail("it trains again"))
-    attempt.run()
-    [lost] = attempts_at(client.open_client(old), "cppo-mini", tiny_spec.run_id)
-    [found] = attempts_at(client.open_client(new), "cppo-mini", tiny_spec.run_id)
-    assert (found.record, found.status) == (lost.record, schema.DONE)
+    again = job(tiny_spec, workspace / "runs", tracking_uri())
+    again.run()
+    first = read_status(again.folder)
+    again.run()
+    assert read_status(again.folder) == first and first["status"] == schema.DONE
+    upload_ended()  # else it would succeed once `full` is gone
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(
     tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run has ended and its store is away: a launcher's SIGTERM must not make an interruption of it."""
-    tries: list[bool] = []
+    tries: list[str] = []
 
-    def away(_: shipper.Shipper, last: bool = False) -> bool:
-        tries.append(last)
-        return False
+    def away(*_: object) -> str:
+        if not tries:
+            os.kill(os.getpid(), signal.SIGTERM)
+        tries.append("nobody answers")
+        return tries[-1]
 
-    monkeypatch.setattr(shipper, "HURRY_SECONDS", 0.0)
-    monkeypatch.setattr(shipper, "EVERY_SECONDS", 1e6)
-    monkeypatch.setattr(read, "known_attempts", lambda *_: None)
-    monkeypatch.setattr(shipper.Shipper, "_try", away)
+    monkeypatch.setattr(uploader, "HURRY_SECONDS", 0.0)
+    monkeypatch.setattr(uploader, "upload_once", away)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    leave = shipper.Shipper.__exit__
-
-    def leave_told(self: shipper.Shipper, *arguments: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        leave(self, *arguments)
-
-    monkeypatch.setattr(shipper.Shipper, "__exit__", leave_told)
-    job(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
-    until_no_shipper_is_left()
-    assert tries == [True]  # the run waits for no second one
+    with pytest.raises(Interrupted):  # afterwards: it was held
+        job(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
+    upload_ended()
     assert "`cppo sync` uploads it" in capsys.readouterr().err
     assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == schema.DONE
-    with pytest.raises(Interrupted):  # the next run of this process
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_an_interruption_is_found_behind_what_libraries_make_of_it() -> None:

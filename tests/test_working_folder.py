@@ -84,10 +84,10 @@ def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
     """What a job starts while it trains, in the environment that `cppo` has made."""
     code = (
         "from cppo_lab.cli import COMPLETE, main; main([COMPLETE])\n"
-        "import multiprocessing; from pathlib import Path\n"
-        "from cppo_lab.tracking.ship_process import ShipProcess\n"
-        "process = ShipProcess(Path('none').resolve(), 'sqlite:///' + str(Path('mlflow.db').resolve()))\n"
-        "assert process.ship() == ''; process.close()\n"
+        "import multiprocessing, time; from pathlib import Path\n"
+        "from cppo_lab.tracking import uploader\n"
+        "process = uploader._start([Path('none').resolve()], 'sqlite:///' + str(Path('mlflow.db').resolve()))\n"
+        "time.sleep(1); process.kill(); process.wait()\n"
         "child = multiprocessing.get_context('spawn').Process(target=print, args=('x',)); child.start(); child.join()\n"
         "assert child.exitcode == 0, child.exitcode\n"
     )

@@ -219,7 +219,6 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
         handle_signals()
         if courses:
             _train_courses(courses, alone)
-        ignore_signals(lambda: None)  # until the caller has recorded what it must
     except BaseException as error:
         asked = find_interruption(error)
         if asked is None:
@@ -253,6 +252,7 @@ def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
             TogetherRun(one.attempt.spec, one.recorder, resources_of_attempt(one.attempt)) for one in courses
         ]
         load_together(core)(runs, ended)
+        ignore_signals(lambda: None)
         return
     [course] = courses
     with sampling(course.attempt.folder) as load:
@@ -260,7 +260,7 @@ def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
         course.recorder.doing("importing the trainer")
         resources = replace(resources_of_attempt(course.attempt), doing=course.recorder.doing)
         outcome = load_core(core)(course.attempt.spec, course.recorder, resources)
-        ignore_signals(lambda: None)
+        ignore_signals(lambda: None)  # held for the next run
         course.end(outcome)
 
 

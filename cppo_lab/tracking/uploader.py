@@ -73,6 +73,17 @@ class Uploader:
         upload_last(self.folders, self.uri, hurry=error is not None and not isinstance(error, Exception))
 
 
+def _start(folders: Sequence[Path], uri: str) -> "subprocess.Popen[str]":
+    # A new session, since Ctrl-C is for the owner, which then ends this process.
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    # Not on the command line, which all users of the machine can read: the URI may hold a password.
+    task = {"uri": uri, "folders": list(map(str, folders)), "owner": os.getpid(), "first": FIRST_SECONDS}
+    assert process.stdin is not None
+    with process.stdin as stream:
+        stream.write(json.dumps(task))
+    return process
+
+
 def upload_last(
     folders: Sequence[Path],
     uri: str,
@@ -95,11 +106,11 @@ def upload_last(
         while thread.is_alive() and time.monotonic() < last.deadline:
             thread.join(LOOK_SECONDS)
         last.over = True
-    for folder in last.waiting:
-        rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
-        if folder in last.unwritten:
-            rest = f"the disk of {folder} has no room for the rest: launch it again"
-        print(f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True)
+        for folder in last.waiting:
+            rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
+            if folder in last.unwritten:
+                rest = f"the disk of {folder} has no room for the rest: launch it again"
+            print(f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True)
 
 
 class _LastUpload:
@@ -134,13 +145,19 @@ class _LastUpload:
 
 
 def main() -> None:
-    """The uploading process. It ends with its owner, or, if that is killed while its runs go on, after them."""
+    """The uploading process; its task comes on standard input."""
     task: dict[str, Any] = json.load(sys.stdin)
+    work([Path(folder) for folder in task["folders"]], task["uri"], task["owner"], task["first"])
+
+
+def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
+    """Upload in this process until its `owner` (a process id) has ended, or, if that is killed while its runs go on,
+    until these have. Begins after `first` seconds.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
     os.dup2(2, 1)  # standard output is for what the owner prints
-    uri, owner, folders = task["uri"], task["owner"], [Path(folder) for folder in task["folders"]]
-    pause, away_since, orphaned = task["first"], 0.0, False
+    pause, away_since, orphaned = first, 0.0, False
     while True:
         time.sleep(pause) if orphaned else _wait(pause, owner)
         trains = os.getppid() == owner or any(map(is_held, folders))

@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.tracking import shipper
+from cppo_lab.tracking import uploader
 from dev.chaos import job_entry
 from dev.chaos.__main__ import main
 from dev.chaos.launching import begun
 from dev.chaos.nemesis_run import JOB_ENTRY
 from dev.chaos.study import ROOT
 
-SHOW = (
-    "import sys; from cppo_lab.tracking import shipper; print(shipper.ASIDE_AFTER_SECONDS, *sys.argv[1:])\n"
-)
+SHOW = "import sys; from cppo_lab.tracking import uploader; print(uploader.FIRST_SECONDS, *sys.argv[1:])\n"
 
 
 def test_a_submission_has_begun_until_its_answer_is_on_record(tmp_path: Path) -> None:
@@ -29,7 +27,7 @@ def test_a_submission_has_begun_until_its_answer_is_on_record(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("task", "seconds"), [("4", "0.5"), ("5", "30.0")])
-def test_half_of_the_jobs_have_a_process_that_ships_at_once(
+def test_half_of_the_jobs_upload_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -38,7 +36,7 @@ def test_half_of_the_jobs_have_a_process_that_ships_at_once(
 ) -> None:
     (tmp_path / "shown.py").write_text(SHOW)
     script = Path(job_entry.__file__)
-    monkeypatch.setattr(shipper, "ASIDE_AFTER_SECONDS", shipper.ASIDE_AFTER_SECONDS)
+    monkeypatch.setattr(uploader, "FIRST_SECONDS", uploader.FIRST_SECONDS)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
     monkeypatch.setattr(sys, "argv", [str(script), "-u", "-m", "shown", "a", "b"])
     monkeypatch.setattr(

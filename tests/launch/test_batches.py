@@ -10,15 +10,15 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.batch import Batch, groups, in_batches
 from cppo_lab.cli import main
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.loop import train
+from cppo_lab.launch.training import training_jobs
 from cppo_lab.monitor.cancel import _end_process
-from cppo_lab.runs.attempt import Attempt
+from cppo_lab.runs.attempt import Attempt, groups
 from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
@@ -27,7 +27,6 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
-from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.launch.test_launch import cppo
 
@@ -80,7 +79,7 @@ def status(run_id: str) -> dict[str, Any]:
 
 
 def attempt(spec: ExactRun | MiniRun, **others: Any) -> Attempt:
-    return job(spec, Path("runs"), "sqlite:///mlflow.db", **others)
+    return Attempt(spec, Path("runs"), **others)
 
 
 def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
@@ -88,19 +87,15 @@ def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
     dppo_runs = [attempt(exact_run(seed=seed, rule=DPPO)) for seed in range(2)]
     mini = [attempt(compose([f"seed={seed}"]).run) for seed in range(2)]
     mixed = [cppo_runs[0], mini[0], dppo_runs[0], *cppo_runs[1:], mini[1], dppo_runs[1]]
-    jobs = in_batches(mixed)
-    assert [job.attempts if isinstance(job, Batch) else job for job in jobs] == [
-        (*cppo_runs, *dppo_runs),
-        *mini,
-    ]
+    jobs = training_jobs(mixed, "sqlite:///mlflow.db")
+    assert [list(job.attempts) for job in jobs] == [[*cppo_runs, *dppo_runs], mini[:1], mini[1:]]
+    assert [bool(job.batch) for job in jobs] == [True, False, False]
     assert groups(mixed) == [cppo_runs, mini[:1], dppo_runs, mini[1:]]
     assert len({job.name for job in jobs}) == 3
-    # With several workers none is left without work; one run is no batch.
-    sizes = [len(job.attempts) for job in in_batches(cppo_runs, workers=2) if isinstance(job, Batch)]
-    assert sizes == [3, 2]
-    assert in_batches(cppo_runs[:1]) == cppo_runs[:1]
+    # With several workers none is left without work.
+    assert [len(job.attempts) for job in training_jobs(cppo_runs, "", workers=2)] == [3, 2]
     other_threads = attempt(exact_run(seed=9), threads=2)
-    assert len(in_batches([*cppo_runs, other_threads])) == 2
+    assert len(training_jobs([*cppo_runs, other_threads], "")) == 2
 
 
 def test_an_inline_batch_leaves_what_single_runs_leave(

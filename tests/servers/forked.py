@@ -29,7 +29,7 @@ _PRELOADED = (
     "cppo_lab.cli",
     "cppo_lab.cores.mini.loop",
     "cppo_lab.sweep.search.tune",
-    "cppo_lab.tracking.shipper",
+    "cppo_lab.tracking.upload",
     "tests.servers.trainer",
     "tests.servers.warm",
 )

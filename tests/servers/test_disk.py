@@ -192,10 +192,10 @@ from cppo_lab.runs import attempt
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import shipper
+from cppo_lab.tracking import uploader
 from tests.conftest import TINY
 
-real, shipper.PATIENCE_SECONDS = attempt.load_core, 0.1  # the store is a file, too
+real, uploader.PATIENCE_SECONDS = attempt.load_core, 0.1  # the store is a file, too
 
 def limited(core):
     resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))

@@ -17,12 +17,12 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.address import absolute_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import known_attempts
-from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.ui import where_to_look
 from cppo_lab.tracking.upload import upload
+from cppo_lab.tracking.uploader import upload_last
 from dev.servers.postgres import Postgres
 from tests.jobs import job
-from tests.recorded import shipper_ended
+from tests.recorded import upload_ended
 from tests.servers.test_postgres_search import files_with
 
 SECRET = "s3cret"
@@ -36,7 +36,7 @@ AWAY = [
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is away stays away."""
-    monkeypatch.setattr("cppo_lab.tracking.shipper.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
@@ -73,10 +73,10 @@ def test_a_run_whose_store_is_away_says_and_keeps_no_password(
     pytest.importorskip("psycopg2")
     folder = workspace / "runs" / tiny_spec.run_id
     recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, uri, recorder):
-        recorder.log(0, {"train/reward": 0.5})
-        recorder.finish(Outcome(DONE, 0))
-    shipper_ended()
+    recorder.log(0, {"train/reward": 0.5})
+    recorder.finish(Outcome(DONE, 0))
+    upload_last([folder], uri)
+    upload_ended()
     assert known_attempts(uri, "cppo-mini", tiny_spec.run_id) is None
     with pytest.raises(UserError) as caught:
         upload([folder], uri)
@@ -93,9 +93,9 @@ def test_a_run_in_postgres_has_no_password(
     uri = absolute_uri(new_database())
     folder = workspace / "runs" / tiny_spec.run_id
     recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, uri, recorder):
-        recorder.log(0, {"train/reward": 0.5})
-        recorder.finish(Outcome(DONE, 0))
+    recorder.log(0, {"train/reward": 0.5})
+    recorder.finish(Outcome(DONE, 0))
+    upload_last([folder], uri)
     client = open_client(uri)
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None

@@ -1,14 +1,15 @@
 """A training process for the fault tests: real but for its steps, which take no time and whose metrics are known.
 
-Its record goes the way of every run: `execute`, recorder, spool, shipper. It waits at a gate before each step that the
-test does not want yet. Steps that a kill has cut off since the last checkpoint are trained again.
+Its record goes the way of every run: `TrainingJob`, recorder, spool, uploader. It waits at a gate before each
+step that the test does not want yet. Steps that a kill has cut off since the last checkpoint are trained again.
 """
 
 import json
 import math
+import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import AnswersSpec, RunSpec
-from cppo_lab.tracking import shipper
-from cppo_lab.tracking.ship_process import ShipProcess
+from cppo_lab.tracking import uploader
 from tests.answers import made
 from tests.jobs import job
 from tests.servers.forked import Forked, Gate, KillAt
@@ -97,7 +97,9 @@ class Settings:
     steps: Path  # file of the steps that were logged, and of how often each asked the store
     environment: Mapping[str, str] = field(default_factory=dict)
     ship_seconds: float = 0.1  # between two shipments
-    aside_after: float = 1e9  # seconds until a process of its own ships
+    real_process: bool = (
+        False  # whether the uploading process is a new one, as in a launch, and not a forked one
+    )
     patience: float = CEILING_SECONDS  # seconds that an end waits for the store
     hurry: float = CEILING_SECONDS  # and one that a signal has asked for
     stub: bool = True
@@ -118,16 +120,18 @@ def attempt(settings: Settings) -> None:
     """In a process of its own: one attempt at a run."""
     if settings.stub:
         run_module.load_core = lambda name: train
-    shipper.EVERY_SECONDS = settings.ship_seconds
-    shipper.ASIDE_AFTER_SECONDS = settings.aside_after
-    shipper.LONGEST_PAUSE_SECONDS = max(0.2, settings.ship_seconds)
-    shipper.PATIENCE_SECONDS, shipper.HURRY_SECONDS = settings.patience, settings.hurry
-    shipper.LOOK_SECONDS = 0.05
+    uploader.EVERY_SECONDS = settings.ship_seconds
+    uploader.FIRST_SECONDS = 0.0 if settings.real_process else settings.ship_seconds
+    uploader.LONGEST_PAUSE_SECONDS = max(0.2, settings.ship_seconds)
+    uploader.PATIENCE_SECONDS, uploader.HURRY_SECONDS = settings.patience, settings.hurry
+    uploader.LOOK_SECONDS = 0.05
+    if not settings.real_process:
+        uploader._start = _Beside  # type: ignore[assignment]
     _watch_steps(settings)
     if settings.kill is not None:
         settings.kill.arm()
     try:
-        run_module.execute(job(settings.spec, settings.runs, settings.uri))
+        job(settings.spec, settings.runs, settings.uri).run()
     except Interrupted as error:
         print(error, flush=True)
 
@@ -160,10 +164,34 @@ def _calls_of_this_thread() -> list[str]:
 
         setattr(owner, name, noted)
 
-    watch(shipper, "open_client")
-    watch(shipper, "ship")
-    watch(ShipProcess, "ship")
+    watch(uploader, "upload_once")
     return calls
+
+
+class _Beside:
+    """The uploading process, forked: it has imported MLflow, and dies at the points at which the trainer is to die."""
+
+    def __init__(self, folders: Sequence[Path], uri: str) -> None:
+        owner = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+
+            def die(kill: KillAt) -> None:
+                kill.note.write_text(kill.name)
+                os.kill(owner, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            KillAt._die = die  # type: ignore[method-assign, assignment]
+            try:
+                uploader.work(folders, uri, owner, uploader.FIRST_SECONDS)
+            finally:
+                os._exit(0)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
 
 
 class Trainer:

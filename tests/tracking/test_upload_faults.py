@@ -16,16 +16,14 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import shipper as shipper_module
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.sent import unsent
-from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.upload import upload
+from cppo_lab.tracking.uploader import upload_last
 from tests.conftest import FINISHED
-from tests.recorded import mlflow_run, sent, shipper_ended
+from tests.recorded import mlflow_run, sent, upload_ended
 from tests.tracking.test_upload import log, steps
-from tests.waiting import until
 
 
 class Away:
@@ -44,7 +42,15 @@ class Away:
         monkeypatch.setattr(MlflowClient, "get_experiment_by_name", ask)
 
 
-def test_nobody_waits_for_a_store_that_is_away(
+@contextlib.contextmanager
+def uploading(recorder: Recorder) -> Iterator[None]:
+    """What a job does when its run has ended."""
+    yield
+    lines = list(recorder.spool.unwritten)
+    upload_last([recorder.folder], tracking_uri(), {recorder.folder: lines} if lines else None)
+
+
+def test_a_store_that_is_away_at_the_end_loses_nothing(
     workspace: Path,
     tiny_spec: RunSpec,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,43 +58,25 @@ def test_nobody_waits_for_a_store_that_is_away(
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
     store = Away(monkeypatch)
     recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, tracking_uri(), recorder):
+    with uploading(recorder):
         recorder.begin(None)
         log(recorder, 0, 1, 2)
-        until("the store is asked", lambda: store.asked >= 3)
         recorder.finish(FINISHED)
+    assert store.asked > 1
     assert read_status(folder)["status"] == schema.DONE
     said = capsys.readouterr().err
-    assert said.count("does not answer, training continues") == 1
+    assert said.count("tracking store does not answer") == 1
     assert "`cppo sync` uploads it" in said
     with pytest.raises(UserError, match="nothing is lost, `cppo sync` uploads the rest"):
         upload([folder], tracking_uri())
-    shipper_ended()
+    upload_ended()
     store.away = False
     assert upload([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]
-
-
-def test_it_comes_back(
-    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = workspace / "runs" / tiny_spec.run_id
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
-    store = Away(monkeypatch)
-    recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, tracking_uri(), recorder):
-        log(recorder, 0, 1)
-        until("the store is asked", lambda: store.asked >= 2)
-        store.away = False
-        recorder.finish(FINISHED)
-    assert "is back after" in capsys.readouterr().err
-    assert not unsent(folder, tracking_uri())
-    assert mlflow_run(folder).info.status == "FINISHED"
 
 
 def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
@@ -103,7 +91,7 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     recorder = Recorder(tiny_spec, {}, folder)
     recorder.begin(0)
     # A context of its own: `undo` would take back the fixtures' settings, too.
-    with monkeypatch.context() as disk, Shipper(folder, tracking_uri(), recorder):
+    with monkeypatch.context() as disk, uploading(recorder):
         log(recorder, 0)
         sent(folder)  # all that is on file is in the store
 
@@ -153,7 +141,7 @@ def test_an_artifact_that_a_full_disk_does_not_take_is_sent_all_the_same(
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
     recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, tracking_uri(), recorder):
+    with uploading(recorder):
         log(recorder, 0)
         with monkeypatch.context() as patch:
             fill_disk(patch, folder, spool)
@@ -173,15 +161,15 @@ def test_a_store_that_is_away_and_a_full_disk(
     """Nothing has the end of the run: it is not called safe."""
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
     Away(monkeypatch)
     recorder = Recorder(tiny_spec, {}, folder)
-    with Shipper(folder, tracking_uri(), recorder), monkeypatch.context() as patch:
+    with uploading(recorder), monkeypatch.context() as patch:
         log(recorder, 0)
         fill_disk(patch, folder, True)
         log(recorder, 1)
         recorder.finish(FINISHED)
-    shipper_ended()
+    upload_ended()
     said = capsys.readouterr().err
     assert f"the disk of {folder} has no room for the rest: launch it again" in said
     assert "safe" not in said
@@ -211,7 +199,7 @@ def test_the_store_gets_the_newest_content_and_keeps_it(
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
     recorder = Recorder(tiny_spec, {}, folder)
-    with monkeypatch.context() as patch, Shipper(folder, tracking_uri(), recorder):
+    with monkeypatch.context() as patch, uploading(recorder):
         full_disk_at_the_end(recorder, patch, spool)
     assert stored(folder, "answers/outcomes.npz") == b"of steps 0 and 1"
     (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
