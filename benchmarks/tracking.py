@@ -1,9 +1,9 @@
 """Cost of tracking per training step, compared with `mlflow.log_metrics`, on SQLite and on a real MLflow server.
 
 A step of 100 ms logs 60 metrics. It sleeps, as one that waits for a GPU, or computes with torch in one thread. Blocks
-of steps alternate: without logging, through our recorder with its thread at work, through MLflow. A block of ours
-begins with as many steps in the spool as training has there, so that all shipping of a block's steps falls into it;
-they are shipped as those of a run of more than half a minute.
+of steps alternate: without logging, through our recorder with the uploading process at work, through MLflow. A block
+of ours begins with as many steps in the spool as training has there, so that all uploading of a block's steps falls
+into it; they are uploaded as those of a launch of more than half a minute.
 
 *_log_ms             what a step waits for inside `log`: mean, median, 99th percentile
 *_held_percent       by how much tracking lengthens a step: what the training thread spends in `log`, and waits for
@@ -11,7 +11,7 @@ they are shipped as those of a run of more than half a minute.
                      run, but other processes had the processors, does not count (/proc/thread-self/schedstat)
 *_longer_percent     by how much the clock says that steps take longer: mean of the rounds, and `spread`, the standard
                      error of that mean, which is large where others use the machine
-*_cpu_percent        processor time of recording and shipping, as a share of the step
+*_cpu_percent        processor time of recording in the training process, as a share of the step
 shipped_per_second   points that a spool is emptied by, per store; PostgreSQL where it is installed
 fsync_ms             what a step would wait for if every line were brought through to the disk at once, as ours are
                      only before they are sent
@@ -45,17 +45,17 @@ sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
 from cppo_lab import schema  # noqa: E402
 from cppo_lab.runs.recorder import Recorder  # noqa: E402
 from cppo_lab.sweep.compose import compose  # noqa: E402
-from cppo_lab.tracking import address, shipper  # noqa: E402
+from cppo_lab.tracking import address, uploader  # noqa: E402
 from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
 from cppo_lab.tracking.sent import unsent  # noqa: E402
-from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
 from cppo_lab.tracking.upload import ship  # noqa: E402
+from cppo_lab.tracking.uploader import EVERY_SECONDS, Uploader  # noqa: E402
 from dev.servers import postgres  # noqa: E402
 from dev.servers.mlflow_server import MlflowServer  # noqa: E402
 
 STEP_SECONDS = 0.1
 METRICS = 60
-WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the thread comes by
+WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the uploader comes by
 AT_MOST = {"*_ours_*_held_percent": 2.0}
 AT_LEAST = {"*_times_less_blocking": 20.0}
 UNITS = {
@@ -123,11 +123,11 @@ class Block:
 
 @contextlib.contextmanager
 def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
-    """`log` through our recorder, with the thread that ships."""
+    """`log` through our recorder, beside the process that uploads."""
     recorder = Recorder(SPEC, {}, folder, continues=False)
-    with Shipper(folder, uri, recorder):
+    with Uploader([folder], uri):
         while unsent(folder, uri):
-            time.sleep(0.1)  # until the process that ships has begun
+            time.sleep(0.1)  # until that has begun
         for step in range(WAITING):
             recorder.log(step, values(step))
         yield lambda step: recorder.log(step, values(step))
@@ -250,7 +250,7 @@ def main() -> None:
         "--quick", action="store_true", help="one round of short blocks that sleep, no PostgreSQL"
     )
     quick = parser.parse_args().quick
-    shipper.ASIDE_AFTER_SECONDS = 0.0
+    uploader.FIRST_SECONDS = 0.0
     rounds, steps, spooled = (1, 4, 5) if quick else (4, 65, 500)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)

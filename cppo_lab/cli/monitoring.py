@@ -106,12 +106,12 @@ def sync(options: argparse.Namespace) -> int:
 
     from cppo_lab.monitor.logs import run_folders
     from cppo_lab.tracking.sent import unsent
-    from cppo_lab.tracking.upload import upload
+    from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
-    said = ""
+    said, first = "", True
     while True:
         folders = run_folders(runs, options.run)
         if options.dry_run:
@@ -124,6 +124,9 @@ def sync(options: argparse.Namespace) -> int:
                 print(folder.name)
             print(f"{len(left)} runs have metrics to upload to {redacted(uri)}", file=sys.stderr)
             return Exit.DONE
+        if first:
+            tell_of_lost(forget_lost(folders, uri))
+        first = False
         open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
         try:
             sent = upload(folders, uri, counter("runs sent"))

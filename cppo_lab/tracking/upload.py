@@ -30,6 +30,7 @@ from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_lock, redacted
+from cppo_lab.runs.attempt import has_finished
 from cppo_lab.runs.spool import (
     FOLDER,
     Artifact,
@@ -46,7 +47,7 @@ from cppo_lab.runs.spool import (
 from cppo_lab.runs.tags import merged
 from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
-from cppo_lab.tracking.read import experiment_runs
+from cppo_lab.tracking.read import experiment_runs, reading
 from cppo_lab.tracking.records import recorded_status
 from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, unsent
 
@@ -136,23 +137,29 @@ def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
     """Forget what has been sent of finished runs that the store does not have any more: deleted there, or the store has
     been replaced or put back. The next upload sends them again. Returns their folders.
 
-    Asks the store for all runs of an experiment at once. Raises what MLflow raises if it does not answer.
+    Asks the store for all runs of an experiment at once. Raises UserError if it cannot be read.
     """
-    newest = {folder: record for folder in folders if (record := newest_record(folder)) is not None}
-    ended = {folder: r for folder, r in newest.items() if r.end and r.end.status in schema.FINISHED}
-    if not ended:
+    records = {folder: record for folder in folders if has_finished(record := newest_record(folder))}
+    if not records:
         return []
-    client = open_client(uri)
-    names = {record.begin.experiment for record in ended.values()}
-    stored = {
-        run.data.tags.get(schema.TAG_RECORD)
-        for name in names
-        for run in experiment_runs(client, name, schema.TAG_RECORD)
-    }
-    lost = [folder for folder, record in ended.items() if record.begin.record not in stored]
+    with reading(uri) as client:
+        stored = {
+            run.data.tags[schema.TAG_RECORD]
+            for experiment in {record.begin.experiment for record in records.values()}
+            for run in experiment_runs(client, experiment, schema.TAG_RECORD)
+        }
+    lost = [folder for folder, record in records.items() if record.begin.record not in stored]
     for folder in lost:
         forget_shipped(folder, uri)
     return lost
+
+
+def tell_of_lost(folders: Sequence[Path]) -> None:
+    """Say on standard error that finished runs are uploaded again; nothing if there are none."""
+    if folders:
+        count = "1 finished run was" if len(folders) == 1 else f"{len(folders)} finished runs were"
+        named = ", ".join(folder.name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
+        print(f"cppo: {count} not in the tracking store any more: uploaded again ({named})", file=sys.stderr)
 
 
 def retire(client: MlflowClient, mlflow_id: str) -> None:
