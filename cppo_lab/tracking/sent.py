@@ -26,7 +26,6 @@ class ShippedRecord:
     mlflow_id: str = ""
     pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
     ended: bool = False  # its end was uploaded; the history is still to be uploaded as an artifact
-    deleted: bool = False  # a user deleted it and nothing continues it: it is left alone
 
 
 @dataclass
@@ -80,7 +79,6 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
                 str(one["mlflow_id"]),
                 [str(name) for name in one["pending"]],
                 bool(one.get("ended")),
-                bool(one.get("deleted")),
             )
             for token, one in values["records"].items()
         }

@@ -16,12 +16,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
-from urllib.parse import quote
+from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.artifacts import list_artifacts
-from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
@@ -241,37 +239,25 @@ class _Shipment:
         return self.sent
 
     def forget_deleted(self) -> bool:
-        """Whether a user has deleted the MLflow run of the record that was being sent.
-
-        If it is the newest record, everything is uploaded again; any other record stays deleted.
+        """Whether the MLflow run of the record that was being sent was deleted. Then the whole record is to be sent
+        again, to a new one.
         """
-        if not self.token or self._active() is not None:
+        if not self.token or not self.record.mlflow_id or self._is_active():
             return False
-        newest = newest_record(self.folder)
-        if newest is not None and newest.begin.record == self.token:
-            self.state.records[self.token] = ShippedRecord()
-            self.record.mlflow_id = self._create(newest.begin, None).info.run_id
-            for path in files(self.folder):
-                if _owner(path) == self.token:
-                    self.state.offsets.pop(path.name, None)
-        else:
-            self.record.deleted = True
+        del self.state.records[self.token]
+        for path in files(self.folder):
+            if _owner(path) == self.token:
+                self.state.offsets.pop(path.name, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
 
-    def _active(self) -> Run | None:
-        """The record's MLflow run; None if it is deleted."""
+    def _is_active(self) -> bool:
         try:
-            run = self.client.get_run(self.record.mlflow_id)
+            return bool(self.client.get_run(self.record.mlflow_id).info.lifecycle_stage == "active")
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None
+                return False
             raise
-        return run if run.info.lifecycle_stage == "active" else None
-
-    def _is_newest(self) -> bool:
-        newest = newest_record(self.folder)
-        return newest is not None and newest.begin.record == self.token
 
     def _send_file(self, path: Path, earlier: Sequence[Path]) -> None:
         offset = self.state.offsets.get(path.name, 0)
@@ -301,9 +287,8 @@ class _Shipment:
     def _take(self, line: Line) -> None:
         if isinstance(line, Begin):
             self.token = line.record
-            if not self.record.deleted:
-                self._begin(line)
-        elif self.record.deleted or not self.record.mlflow_id:
+            self._begin(line)
+        elif not self.record.mlflow_id:
             return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
             self.steps.append(line)
@@ -365,11 +350,9 @@ class _Shipment:
 
     def _begin(self, line: Begin) -> None:
         """Create the record's MLflow run if needed, and set it to RUNNING."""
-        experiment, run = self._find(line)
-        if self.record.deleted:
-            return
+        run = self._stored(line)
         is_new = run is None
-        run = self.runs[self.token] = run or self._create(line, experiment)
+        run = self.runs[self.token] = run or self._create(line)
         before, mlflow_id = run.data.tags, run.info.run_id
         self.record.mlflow_id = mlflow_id
         self.record.ended = False
@@ -394,26 +377,23 @@ class _Shipment:
             inputs = [_dataset_input(schema.Dataset(**dataset)) for dataset in line.datasets]
             self.client.log_inputs(mlflow_id, datasets=inputs)
 
-    def _find(self, line: Begin) -> tuple[Experiment | None, Run | None]:
-        """The experiment and the MLflow run of the record whose lines are being read, if the store has them.
+    def _stored(self, line: Begin) -> Run | None:
+        """The MLflow run of the record whose lines are being read, if the store has it.
 
-        It may have the run from an earlier try whose response, or our record of it, was lost.
+        It may have it from an earlier try whose response, or our record of it, was lost.
         """
         if self.record.mlflow_id:
-            return None, self.client.get_run(self.record.mlflow_id)
+            return self.client.get_run(self.record.mlflow_id)
         experiment = self.client.get_experiment_by_name(line.experiment)
         runs = [] if experiment is None else self._of_record(experiment.experiment_id)
-        active = [run for run in runs if run.info.lifecycle_stage == "active"]
-        self.record.deleted = bool(runs) and not active and not self._is_newest()
-        return experiment, active[0] if active else None
+        return next(iter(runs), None)
 
     def _of_record(self, experiment_id: str) -> list[Run]:
-        """The MLflow runs of the record whose lines are being read: several if a request was sent twice."""
+        """The active MLflow runs of the record whose lines are being read: several if a request was sent twice."""
         return list(
             self.client.search_runs(
                 [experiment_id],
                 filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(self.token)}'",
-                run_view_type=ViewType.ALL,
                 order_by=["attributes.start_time ASC"],
             )
         )
@@ -426,15 +406,12 @@ class _Shipment:
         if address.sqlite_file(self.uri) is not None:  # a SQLite file has no retries
             return
         for run in self._of_record(ours.info.experiment_id):
-            if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
+            if run.info.run_id != ours.info.run_id:
                 self.client.set_terminated(run.info.run_id, "KILLED")
                 self.client.delete_run(run.info.run_id)
 
-    def _create(self, line: Begin, experiment: Experiment | None) -> Run:
-        if experiment is not None and experiment.lifecycle_stage == "active":
-            place = experiment.experiment_id
-        else:
-            place = ensure_experiment(self.client, self.uri, line.experiment)
+    def _create(self, line: Begin) -> Run:
+        place = ensure_experiment(self.client, self.uri, line.experiment)
         tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
         return self.client.create_run(place, start_time=line.time_ms, tags=tags, run_name=line.name)
 
@@ -464,25 +441,17 @@ class _Shipment:
         record = self.record
         if not record.mlflow_id or not (record.pending or record.ended):
             return
-        run = self.runs.get(self.token) or self._active()
-        if run is None:
-            if not record.ended:
-                raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
-            record.pending, record.ended = [], False  # deleted since its end
-            save_shipped(self.folder, self.uri, self.state)
-            return
-        store = _Artifacts(self.client, self.uri, run, self.folder, [*self._lines(), *unwritten])
+        run = self.runs.get(self.token) or self.client.get_run(record.mlflow_id)
+        if run.info.lifecycle_stage != "active":
+            raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
+        store = _Artifacts(self.client, run, self.folder, [*self._lines(), *unwritten])
         tags = run.data.tags
         if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
-            # Sent twice, since a full disk lost the progress of the upload; the files here may be older, too.
-            missing = store.missing()
-            record.pending = [name for name in record.pending if name in missing]
+            record.pending = []  # sent twice, since a full disk lost the progress; the files here may be older, too
         while record.pending:
             store.send(record.pending[0])
             del record.pending[0]
         if record.ended:
-            for name in store.missing():
-                store.send(name)
             whole = store.send_history()
             store.send_table()
             self._require_points(whole)
@@ -525,7 +494,6 @@ class _Artifacts:
     """The artifacts of one MLflow run, from the run's folder. All methods raise what MLflow raises."""
 
     client: MlflowClient
-    uri: str
     run: Run
     folder: Path
     lines: Sequence[Line]  # of the record
@@ -541,13 +509,6 @@ class _Artifacts:
             path = (self.folder / name).resolve()
             self.client.log_artifact(self.run.info.run_id, str(path), _place(name))
 
-    def missing(self) -> list[str]:
-        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
-        named = dict.fromkeys(line.path for line in self.lines if isinstance(line, Artifact))
-        names = [name for name in named if name in self._carried or self._is_file(name)]
-        stored = {(place, name) for place in set(map(_place, names)) for name in self._stored(place)}
-        return [name for name in names if (_place(name), Path(name).name) not in stored]
-
     def send_history(self) -> history.History:
         """Upload all points in one file, which saves readers a request for each metric; returns them."""
         rows = [(line.step, line.time_ms, line.metrics) for line in self.lines if isinstance(line, StepEvent)]
@@ -561,15 +522,6 @@ class _Artifacts:
             self._send_content(TABLE, content)
             tag = json.dumps([{"path": TABLE, "type": "table"}])
             self.client.set_tag(self.run.info.run_id, TABLE_TAG, tag)
-
-    def _stored(self, place: str | None) -> list[str]:
-        """The names of the artifacts in a folder; by its address, since the client would query the run again."""
-        if place and quote(place) != place:
-            stored = self.client.list_artifacts(self.run.info.run_id, place)
-        else:
-            uri = f"{self.run.info.artifact_uri}/{place}" if place else self.run.info.artifact_uri
-            stored = list_artifacts(uri, tracking_uri=self.uri)
-        return [PurePosixPath(file.path).name for file in stored]
 
     def _send_content(self, name: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
