@@ -452,6 +452,8 @@ class _Shipment:
             store.send(record.pending[0])
             del record.pending[0]
         if record.ended:
+            for name in store.missing():
+                store.send(name)
             whole = store.send_history()
             store.send_table()
             self._require_points(whole)
@@ -508,6 +510,16 @@ class _Artifacts:
         elif self._is_file(name):
             path = (self.folder / name).resolve()
             self.client.log_artifact(self.run.info.run_id, str(path), _place(name))
+
+    def missing(self) -> list[str]:
+        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
+        named = dict.fromkeys(line.path for line in self.lines if isinstance(line, Artifact))
+        names = [name for name in named if name in self._carried or self._is_file(name)]
+        places = {_place(name) for name in names}
+        stored = {
+            file.path for place in places for file in self.client.list_artifacts(self.run.info.run_id, place)
+        }
+        return [name for name in names if Path(name).as_posix() not in stored]
 
     def send_history(self) -> history.History:
         """Upload all points in one file, which saves readers a request for each metric; returns them."""
