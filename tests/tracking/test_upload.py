@@ -28,7 +28,7 @@ from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts
 from cppo_lab.tracking.sent import unsent
-from cppo_lab.tracking.upload import ship, upload
+from cppo_lab.tracking.upload import forget_lost, ship, upload
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent
 
@@ -292,19 +292,23 @@ def test_a_run_that_a_user_deletes_while_it_trains_is_recorded_anew(folder: Path
     assert mlflow_run(folder).info.status == "FINISHED"
 
 
-def test_a_result_that_a_user_deleted_stays_deleted(folder: Path, tiny_spec: RunSpec) -> None:
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
+    folder: Path, tiny_spec: RunSpec, remembers: bool
+) -> None:
     whole_life(tiny_spec, folder)
-    old = mlflow_run(folder).info.run_id
-    open_client(tracking_uri()).delete_run(old)
-    (folder / FOLDER / "shipped.json").unlink()  # not even then does it come back
+    before = mlflow_run(folder)
+    open_client(tracking_uri()).delete_run(before.info.run_id)
+    if remembers:
+        assert forget_lost([folder], tracking_uri()) == [folder]
+    else:
+        (folder / FOLDER / "shipped.json").unlink()
     sent(folder)
-    assert [run.info.lifecycle_stage for run in all_runs()] == ["deleted"]
+    [after] = all_runs(ViewType.ACTIVE_ONLY)
+    assert (after.info.status, after.data.metrics) == ("FINISHED", before.data.metrics)
+    assert after.data.tags[schema.TAG_FILES] == "complete"
     assert not unsent(folder, tracking_uri())
-    anew = Recorder(tiny_spec, {}, folder)
-    anew.begin(None)
-    log(anew, 0)
-    assert steps(folder) == [0]
-    assert len(all_runs(ViewType.ACTIVE_ONLY)) == 1
+    assert forget_lost([folder], tracking_uri()) == []
 
 
 def test_what_is_known_once_training_begins_becomes_a_tag(folder: Path, tiny_spec: RunSpec) -> None:
@@ -414,7 +418,8 @@ def test_a_result_that_is_deleted_before_its_files_have_come_blocks_nothing(
     open_client(tracking_uri()).delete_run(run.info.run_id)
     sent(folder)
     assert not unsent(folder, tracking_uri())
-    assert [one.info.lifecycle_stage for one in all_runs()] == ["deleted"]
+    [again] = all_runs(ViewType.ACTIVE_ONLY)
+    assert again.data.tags[schema.TAG_FILES] == "complete"
 
 
 def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path, tiny_spec: RunSpec) -> None:
