@@ -1,6 +1,13 @@
-"""The state of a run: one function of its folder and of its place in the queue, which every command shares.
+"""The state of a run: one function of its folder and of its place in a queue, which every command shares.
 
-No store is asked, and only the needed files of a folder are read, so that thousands of runs take a second.
+No store is asked, and of a folder no more is read than the answer needs, so that thousands of runs take a second.
+The first that applies decides:
+
+1. status.json has a result: `done` or `collapsed`.
+2. A process holds the run's lock, or the run's job has machines: `running`.
+3. A job waits, or a living launcher has the run on its list: `queued`.
+4. status.json, or else the end of the spool, says how the last attempt stopped: `failed` or `partial`.
+5. An attempt has begun and says nothing of its end: it was killed, `partial`. No attempt has begun: `missing`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,9 +48,9 @@ class RunState:
     @property
     def note(self) -> str:
         """Step and reason on one line."""
-        reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
+        progress = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
         reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons may include the step
-        return "; ".join(part for part in (reached, one_line(reason)) if part)
+        return "; ".join(filter(None, (progress, one_line(reason))))
 
 
 class RunFolder:
@@ -58,26 +65,21 @@ class RunFolder:
         return is_held(self.path)
 
     @cached_property
+    def cancelled(self) -> bool:
+        """Whether the run was cancelled since its last start."""
+        return is_cancelled(self.path)
+
+    @cached_property
     def status(self) -> Mapping[str, Any]:
         """Its status.json; empty if it has none, or that of another run, whose folder was copied."""
         status = read_status(self.path)
         if status.get("status") and "run_id" not in status:  # as versions until 37ff870 wrote it
-            tags = self._begin.tags if self._begin is not None else {}
-            added = {"run_id": schema.TAG_RUN_ID, "code_version": schema.TAG_CODE_VERSION}
-            status |= {name: tags[tag] for name, tag in added.items() if tag in tags}
+            for path in files(self.path)[-1:]:
+                match next(read_lines(path), None):
+                    case Begin(tags=tags), _:
+                        status["run_id"] = tags.get(schema.TAG_RUN_ID, self.path.name)
+                        status.setdefault("code_version", tags.get(schema.TAG_CODE_VERSION, ""))
         return status if status.get("run_id", self.path.name) == self.path.name else {}
-
-    @property
-    def _begin(self) -> Begin | None:
-        """The first line of its newest attempt."""
-        paths = files(self.path)
-        line, _ = next(read_lines(paths[-1]), (None, 0)) if paths else (None, 0)
-        return line if isinstance(line, Begin) else None
-
-    @cached_property
-    def cancelled(self) -> bool:
-        """Whether the run was cancelled since its last start."""
-        return is_cancelled(self.path)
 
     @cached_property
     def record(self) -> Record | None:
@@ -91,17 +93,15 @@ class RunFolder:
         """Whether no attempt at the run has left a record here."""
         return not self.status.get("record") and self.record is None
 
-    def set_aside(self) -> "RunState | None":
+    def set_aside(self) -> RunState | None:
         """The newest result that was moved aside to be replaced; None if there is none."""
         results = [
-            path
+            (path.joinpath("status.json").stat().st_mtime_ns, status)
             for path in self.path.glob(f"{ASIDE}/*")
-            if not path.name.startswith(OF_OTHERS) and read_status(path).get("status") in schema.FINISHED
+            if not path.name.startswith(OF_OTHERS)
+            and (status := read_status(path)).get("status") in schema.FINISHED
         ]
-        if not results:
-            return None
-        status = read_status(max(results, key=lambda path: (path / "status.json").stat().st_mtime_ns))
-        return RunState(status["status"], status.get("reason") or "", status.get("code_version") or "")
+        return _result(max(results, key=lambda result: result[0])[1]) if results else None
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,6 @@ class Place:
     ending: bool = False
 
 
-NOWHERE = Place()
-
-
-def _unknown(run_ids: Sequence[str]) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Queued:
     """What the launchers have: `listed`, the runs on the lists of live ones, and the `places` of runs in a queue.
@@ -134,20 +127,11 @@ class Queued:
 
     listed: Collection[str] = frozenset()
     places: Mapping[str, Place] = field(default_factory=dict)
-    why_ended: Callable[[Sequence[str]], Mapping[str, str]] = _unknown
+    why_ended: Callable[[Sequence[str]], Mapping[str, str]] = lambda run_ids: {}
 
     def place(self, run_id: str) -> Place:
         """The place of a run."""
-        return self.places.get(run_id, NOWHERE)
-
-
-def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunState:
-    """The state of a run. `replacing`: a result that was moved aside does not count, since it is to be replaced."""
-    live = _live_state(run, queued.place(run.path.name), run.path.name in queued.listed)
-    if replacing or live.state in {schema.RUNNING, *schema.FINISHED} or (ended := run.set_aside()) is None:
-        return live
-    stopped = f"{ended.reason}; " if ended.reason else ""
-    return replace(ended, reason=f"{stopped}its replacement is {live.state} ({live.note})")
+        return self.places.get(run_id, Place())
 
 
 def states(runs: Path, run_ids: Iterable[str], queued: Queued) -> dict[str, RunState]:
@@ -160,72 +144,69 @@ def explained(before: dict[str, RunState], queued: Queued) -> dict[str, RunState
     silent = [
         run_id
         for run_id, state in before.items()
-        if run_id in queued.places
-        and (state.state == schema.MISSING or (state.state == schema.PARTIAL and state.cause == Cause.DIED))
+        if run_id in queued.places and (state.state == schema.MISSING or state.cause == Cause.DIED)
     ]
-    words = queued.why_ended(silent) if silent else {}
-    places = {run_id: queued.place(run_id) for run_id in words}
-    return before | {
-        run_id: replace(before[run_id], reason=f"{place.kind} {place.job}: {words[run_id]}")
-        for run_id, place in places.items()
-    }
+    after = dict(before)
+    for run_id, words in (queued.why_ended(silent) if silent else {}).items():
+        place = queued.place(run_id)
+        after[run_id] = replace(before[run_id], reason=f"{place.kind} {place.job}: {words}")
+    return after
 
 
-def _live_state(run: RunFolder, place: Place, listed: bool) -> RunState:
+def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunState:
+    """The state of a run. `replacing`: a result that was moved aside does not count, since it is to be replaced."""
+    state = _newest(run, queued.place(run.path.name), run.path.name in queued.listed)
+    if replacing or state.state in {schema.RUNNING, *schema.FINISHED} or (result := run.set_aside()) is None:
+        return state
+    stopped = f"{result.reason}; " if result.reason else ""
+    return replace(result, reason=f"{stopped}its replacement is {state.state} ({state.note})")
+
+
+def _newest(run: RunFolder, place: Place, listed: bool) -> RunState:
     """The state of the files that are not set aside."""
-    recorded, version = run.status.get("status"), run.status.get("code_version") or ""
+    status, recorded = run.status, run.status.get("status")
     if recorded in schema.FINISHED:
-        return RunState(recorded, run.status.get("reason") or "", version)
+        return _result(status)
+    stopped = recorded in (schema.FAILED, schema.PARTIAL)
+    version, step, t_stop = status.get("code_version") or "", status.get("step"), status.get("t_stop")
+    at = (None, None) if step is None or t_stop is None else (step, t_stop)
     # A cancelled run is over; that of another job with machines may be requeued.
-    over = recorded in (schema.FAILED, schema.PARTIAL) and run.cancelled
-    if run.held or (place.active and not over):
-        return RunState(schema.RUNNING, _activity(run, place), version, *_progress(run))
-    if place.waits is not None:
-        return RunState(schema.QUEUED, place.waits, version, *_progress(run))
-    if listed and not run.cancelled:
-        return RunState(schema.QUEUED, "", version, *_progress(run))
-    return _ended(run)
-
-
-def _activity(run: RunFolder, place: Place) -> str:
-    """What a live run does besides training."""
-    if run.status.get("status") == schema.RUNNING:
-        # The activity within a step changes too fast to show; before the first step it may take minutes.
-        return "" if run.status.get("first_step") is not None else str(run.status.get("activity") or "")
-    if place.ending:
-        return "; ".join(filter(None, ["its job is ending", run.status.get("reason")]))
-    return STARTING
-
-
-def _progress(run: RunFolder) -> tuple[int | None, int | None]:
-    """Step and last step."""
-    step, t_stop = run.status.get("step"), run.status.get("t_stop")
-    return (step, t_stop) if isinstance(step, int) and isinstance(t_stop, int) else (None, None)
-
-
-def _ended(run: RunFolder) -> RunState:
-    """The state of a run that is neither trained nor queued."""
-    status = run.status
-    recorded, version = status.get("status"), status.get("code_version") or ""
-    if recorded in (schema.FAILED, schema.PARTIAL):
-        reason = status.get("reason") or ""
-        return _stopped(recorded, reason, status.get("cause"), version, _progress(run))
+    if run.held or (place.active and not (stopped and run.cancelled)):
+        return RunState(schema.RUNNING, _activity(status, place), version, *at)
+    if place.waits is not None or (listed and not run.cancelled):
+        return RunState(schema.QUEUED, place.waits or "", version, *at)
+    if stopped:
+        return _stopped(recorded, status.get("reason") or "", status.get("cause"), version, at)
     # A status without an end is older than the spool if the process was killed between the two; before its first
     # attempt a run has only been announced, without a time.
     begun = recorded == schema.RUNNING or not status or "seconds" in status
     record = run.record if begun else None
-    if record is None and recorded != schema.RUNNING:
-        return RunState(schema.MISSING)
-    at = _progress(run)
     if record is not None:
-        version = record.begin.tags.get(schema.TAG_CODE_VERSION, version)
+        tags = record.begin.tags
+        version = tags.get(schema.TAG_CODE_VERSION, version)
         if at == (None, None):
-            t_stop = record.begin.tags.get(schema.TAG_T_STOP, "")
-            at = max(record.rows, default=None), int(t_stop) if t_stop.isdecimal() else None
+            last = tags.get(schema.TAG_T_STOP, "")
+            at = max(record.rows, default=None), int(last) if last.isdecimal() else None
         if record.end is not None:
             return _stopped(record.end.status, record.end.reason, None, version, at)
+    elif recorded != schema.RUNNING:
+        return RunState(schema.MISSING)
     cause = Cause.CANCELLED if run.cancelled else Cause.DIED
     return _stopped(schema.PARTIAL, f"interrupted: {WORDS[cause]}", cause, version, at)
+
+
+def _result(status: Mapping[str, Any]) -> RunState:
+    return RunState(status["status"], status.get("reason") or "", status.get("code_version") or "")
+
+
+def _activity(status: Mapping[str, Any], place: Place) -> str:
+    """What a live run does besides training."""
+    if status.get("status") == schema.RUNNING:
+        # The activity within a step changes too fast to show; before the first step it may take minutes.
+        return "" if status.get("first_step") is not None else status.get("activity") or ""
+    if place.ending:
+        return "; ".join(filter(None, ("its job is ending", status.get("reason"))))
+    return STARTING
 
 
 def _stopped(
@@ -234,4 +215,5 @@ def _stopped(
     """A recorded end. `cause`: None if it was not recorded, as in spools and by versions before 0.2.0."""
     if cause is None:
         cause = Cause.DIED if _SILENT in reason else ""
-    return RunState(state, reason, version, *(at if state == schema.PARTIAL else (None, None)), cause=cause)
+    step, t_stop = at if state == schema.PARTIAL else (None, None)
+    return RunState(state, reason, version, step, t_stop, cause)
