@@ -478,8 +478,8 @@ LAUNCH = (
     Fault(
         "two launchers submit at once (the lock is shared)",
         "cppo_lab/launch/slurm/ledger.py",
-        "fcntl.flock(file, fcntl.LOCK_EX)",
-        "fcntl.flock(file, fcntl.LOCK_SH)",
+        "fcntl.flock(self._file, fcntl.LOCK_EX)",
+        "fcntl.flock(self._file, fcntl.LOCK_SH)",
         "tests/launch/test_ledger_records.py",
     ),
     Fault(
@@ -513,15 +513,15 @@ LAUNCH = (
     Fault(
         "the last line of a launcher's list counts while it is being written",
         "cppo_lab/runs/folder.py",
-        'if line.endswith("\\n"):',
-        "if len(line) > 1:",
+        '*lines, _ = file.read().decode(errors="replace").split("\\n")',
+        'lines = file.read().decode(errors="replace").split("\\n")',
         "tests/runs/test_queue.py",
     ),
     Fault(
         "a live launcher's list counts as a dead one's (its lock is shared)",
         "cppo_lab/runs/folder.py",
-        "fcntl.flock(file, fcntl.LOCK_EX)",
-        "fcntl.flock(file, fcntl.LOCK_SH)",
+        "fcntl.flock(self._file, fcntl.LOCK_EX)",
+        "fcntl.flock(self._file, fcntl.LOCK_SH)",
         "tests/runs/test_queue.py",
     ),
     Fault(

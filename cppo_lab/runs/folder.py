@@ -1,9 +1,14 @@
-"""The state of a run from its folder, without the tracking store: status, configuration, cancellation, its name."""
+"""What a run's folder says without its spool: status, lock, cancellation. And the lists of launchers beside it.
+
+`runs/<id>/status.json` is for whoever looks on: how far the run is, and how its last attempt ended. It is replaced as a
+whole, so a reader never sees half of it, and it may be some seconds behind the spool. `runs/<id>/lock` is held (flock)
+by the process that trains the run, and the kernel releases it however that process ends: a status that says `running`
+beside a free lock is that of a killed process.
+"""
 
 import contextlib
 import fcntl
 import json
-import math
 import os
 import re
 import secrets
@@ -13,31 +18,39 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self, TextIO
+from typing import IO, Any
 
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import NO_ROOM, open_lock, open_plain, overwrite_file, read_plain, replace_file
 
+# In a run's folder.
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
-LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousand
-NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
-# In the folder of all runs: an identity that is the same from every machine and mount point.
-IDENTITY = "identity"
-ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
-_STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
+LOCK = "lock"
 CANCELLED = "cancelled"  # holds the time of cancellation, in seconds since the epoch
-_IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
-# The fields of a status; any other field, or a value of another type, was not written by us.
-_WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step"})
-_NUMBERS = frozenset({"score", "best", "final_mean", "started", "updated", "seconds", "first_time"})
-_TEXTS = frozenset(
-    {"status", "reason", "cause", "activity", "core", "rule", "model", "variants", "host", "job", "record"}
-    | {"run_id", "code_version"}
-)
+ASIDE = "replaced"  # the files of results that were replaced, by their MLflow ids
+# In the folder of all runs.
+IDENTITY = "identity"  # a name of that folder which is the same from every machine and mount point
+QUEUES = "queues"  # the lists of launchers
+BATCH = "batch-"  # how the names of the folders of batches begin
+LIST = "runs.txt"  # in the folder of a batch: the ids of its runs, one a line
+
+LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousand
+LOCK_TRIES = 50
+LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
+NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
+_TEXTS = ("run_id", "record", "status", "reason", "cause", "activity", "code_version", "host", "job")
+_WHOLE = ("seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step")
+_NUMBERS = ("score", "best", "final_mean", "started", "updated", "seconds", "first_time")
+_KINDS: Mapping[str, tuple[type, ...]] = {  # of the fields of a status
+    **dict.fromkeys((*_TEXTS, "core", "rule", "model", "variants"), (str,)),
+    **dict.fromkeys(_WHOLE, (int,)),
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    "replaces": (bool,),
+}
 _MOST = 1e15  # of a number: larger than any step or time
+_IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
 
 
 class Cause(StrEnum):
@@ -49,72 +62,48 @@ class Cause(StrEnum):
     ERROR = "error"
 
 
+class AlreadyRunning(RuntimeError):
+    """Another process on this machine is training this run."""
+
+
+# Status
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The last status of a run's folder, empty if it has none; a value that nobody of us would write is None."""
+    values = _read_json(folder / STATUS) or {}
+    return {key: _checked(value, _KINDS[key]) for key, value in values.items() if key in _KINDS}
+
+
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace `status.json` in a run's folder. The caller holds the folder's lock.
 
     If the disk has no room for another file, it is overwritten in place, so that a run's end is known.
     """
-    text = json.dumps(values)
+    path, text = folder / STATUS, json.dumps(values)
     try:
-        replace_file(folder / STATUS, text)
+        replace_file(path, text)
     except OSError as error:
-        if error.errno not in NO_ROOM or not (folder / STATUS).exists():
+        if error.errno not in NO_ROOM or not path.exists():
             raise
-        overwrite_file(folder / STATUS, text)
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none. Other fields are omitted."""
-    values = _json(folder / STATUS) or {}
-    checked = {key: _checked(key, value) for key, value in values.items()}
-    return {key: value for key, value in checked.items() if value is not None or values[key] is None}
-
-
-def read_config(path: Path) -> dict[str, Any] | None:
-    """The configuration in a file that the recorder wrote; None if it holds none."""
-    try:
-        return _json(path)
-    except OSError:
-        return None
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it holds none."""
-    try:
-        values = json.loads(read_plain(path, LARGEST) or b"")
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _checked(key: str, value: object) -> object:
-    """A value of a status; None if it is not valid for that field."""
-    if isinstance(value, bool):
-        return value if key == "replaces" else None
-    if isinstance(value, int) and key in _WHOLE | _NUMBERS:
-        return value if abs(value) <= _MOST else None
-    if isinstance(value, float) and key in _NUMBERS:
-        return value if math.isfinite(value) and abs(value) <= _MOST else None
-    return one_line(value) if isinstance(value, str) and key in _TEXTS else None
+        overwrite_file(path, text)
 
 
 def announce(folder: Path, names: Mapping[str, Any]) -> None:
-    """Write a run's names (NAMES) into its folder before it is trained; existing ones stay."""
-    if (folder / STATUS).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    own = folder / f"{STATUS}.{secrets.token_hex(4)}"
-    own.write_text(json.dumps({"status": "", "step": None, **names}), encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another launcher, or the run itself, was first
-        os.link(own, folder / STATUS)
-    own.unlink()
+    """Write a run's names (NAMES) into its folder before it is trained; an existing status stays."""
+    _write_once(folder / STATUS, json.dumps({"status": "", "step": None, **names}))
 
 
 def begin_status(folder: Path) -> None:
     """Clear how the previous attempt ended; the run's names and its total training time stay."""
-    if before := read_status(folder):
-        names = {key: before[key] for key in NAMES if key in before}
-        write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(before)})
+    if status := read_status(folder):
+        names = {key: status[key] for key in NAMES if key in status}
+        write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(status)})
+
+
+def seconds_trained(status: Mapping[str, Any]) -> float:
+    """Wall-clock seconds of all attempts at a run together, up to its last status; 0 if the status lacks them."""
+    return float(status.get("seconds") or 0)
 
 
 def variants_text(variants: Mapping[str, str]) -> str:
@@ -122,16 +111,117 @@ def variants_text(variants: Mapping[str, str]) -> str:
     return ";".join(f"{sweep}={variant}" for sweep, variant in variants.items())
 
 
-def parse_variants(text: object) -> dict[str, str]:
+def parse_variants(text: str | None) -> dict[str, str]:
     """What `variants_text` has written; empty for anything else."""
-    parts = [part.partition("=") for part in text.split(";")] if isinstance(text, str) else []
+    parts = (part.partition("=") for part in (text or "").split(";"))
     return {sweep: variant for sweep, _, variant in parts if sweep and variant}
 
 
-def seconds_trained(status: Mapping[str, Any]) -> float:
-    """Wall-clock seconds of all attempts at a run together, up to its last status; 0 if the status lacks them."""
-    seconds = status.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that the recorder wrote; None if it holds none."""
+    with contextlib.suppress(OSError):
+        return _read_json(path)
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if it holds none. Raises OSError if it cannot be read."""
+    try:
+        values = json.loads(read_plain(path, LARGEST) or b"")
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _checked(value: Any, kinds: tuple[type, ...]) -> Any:
+    if type(value) not in kinds:
+        return None
+    if isinstance(value, str):
+        return one_line(value)
+    return value if abs(value) <= _MOST else None
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Put `text` into `path` unless that exists: of several processes, one succeeds, and none sees half of it."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    draft.write_text(text, encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(draft, path)
+    draft.unlink()
+
+
+# The lock
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
+
+    The lock file names the holder. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder / LOCK) as lock:
+        for _ in range(LOCK_TRIES):  # a count, not a deadline, so that a stalled machine does not lose tries
+            if _locked(lock):
+                break
+            time.sleep(LOCK_SECONDS / LOCK_TRIES)
+        else:
+            raise AlreadyRunning(f"run {folder.name} is being trained by another process")
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process is training the run of `folder`. Writes nothing."""
+    lock = open_plain(folder / LOCK)
+    if lock is None:
+        return False
+    with lock:
+        return not _locked(lock, fcntl.LOCK_SH)
+
+
+def holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
+    if not is_held(folder):
+        return None
+    text = (read_plain(folder / LOCK, LARGEST) or b"").decode(errors="replace")
+    host, _, pid = one_line(text).rpartition(":")
+    return (host, int(pid)) if host and pid.isdecimal() else None
+
+
+def lock_file(folder: Path) -> int:
+    """The inode of the lock of a run's folder; 0 if it has none."""
+    try:
+        return (folder / LOCK).lstat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def is_lost(folder: Path, inode: int) -> bool:
+    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new one.
+
+    No answer, as of a network's file system that is away, ends no training.
+    """
+    with contextlib.suppress(OSError):
+        return bool(inode) and lock_file(folder) != inode
+    return False
+
+
+def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock could be taken at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# Cancellation, replacement, identity
 
 
 def cancel(folder: Path) -> None:
@@ -161,7 +251,8 @@ def set_aside(folder: Path, mlflow_id: str) -> None:
     """
     target = folder / ASIDE / re.sub(r"[^0-9A-Za-z-]", "_", mlflow_id)
     for path in sorted(folder.iterdir()):
-        if path.name in _STAYS or path.name == "lock" or path.suffix == ".lock":
+        # `attempts` has the launcher's output, which is being written.
+        if path.name in (ASIDE, "attempts", LOCK) or path.suffix == ".lock":
             continue
         target.mkdir(parents=True, exist_ok=True)
         if not (target / path.name).exists():
@@ -183,113 +274,36 @@ def ensure_folder_tag(folder: Path) -> str:
 
     Raises UserError if the identity file is damaged.
     """
+    path = folder.parent / IDENTITY
+    _write_once(path, f"{socket.gethostname()}-{secrets.token_hex(8)}\n")
     if tag := folder_tag(folder):
         return tag
-    runs = folder.parent
-    runs.mkdir(parents=True, exist_ok=True)
-    own = runs / f"{IDENTITY}.{secrets.token_hex(4)}"
-    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another process was first
-        os.link(own, runs / IDENTITY)
-    own.unlink()
-    if tag := folder_tag(folder):
-        return tag
-    raise UserError(
-        f"{runs / IDENTITY} is damaged: remove it, and the next run gives the folder another name"
-    )
+    raise UserError(f"{path} is damaged: remove it, and the next run gives the folder another name")
 
 
-_MOST_LOCK = 1000  # bytes of a lock: a host and a process
-LOCK_TRIES = 50
-LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
-
-
-class AlreadyRunning(RuntimeError):
-    """Another process on this machine is training this run."""
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
-
-    The lock file names the holder. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open_lock(folder / "lock") as lock:
-        for _ in range(LOCK_TRIES):  # a count, not a deadline, so that a stalled machine does not lose tries
-            if _locked(lock):
-                break
-            time.sleep(LOCK_SECONDS / LOCK_TRIES)
-        else:
-            raise AlreadyRunning(f"run {folder.name} is being trained by another process")
-        lock.truncate(0)
-        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
-        lock.flush()
-        yield
-
-
-def lock_file(folder: Path) -> int:
-    """The inode of the lock of a run's folder; 0 if it has none."""
-    try:
-        return (folder / "lock").lstat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def is_lost(folder: Path, inode: int) -> bool:
-    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new one.
-
-    No answer, as of a network's file system that is away, ends no training.
-    """
-    with contextlib.suppress(OSError):
-        return bool(inode) and lock_file(folder) != inode
-    return False
-
-
-def holder(folder: Path) -> tuple[str, int] | None:
-    """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
-    if not is_held(folder):
-        return None
-    said = (read_plain(folder / "lock", _MOST_LOCK) or b"").decode(errors="replace")
-    host, _, pid = one_line(said).rpartition(":")
-    return (host, int(pid)) if host and pid.isascii() and pid.isdecimal() and int(pid) < 2**31 else None
-
-
-def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether the lock could be taken at once."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a living process is training the run of `folder`. Writes nothing."""
-    lock = open_plain(folder / "lock")
-    if lock is None:
-        return False
-    with lock:
-        return not _locked(lock, fcntl.LOCK_SH)
-
-
-FOLDER = "queues"  # below the folder of all runs
+# What launchers have yet to start or end
 
 
 class Queue:
     """This launcher's list: a context manager that shows `run_ids` as queued until they are removed.
 
-    Files of dead launchers are removed.
+    The list is a locked file, which counts as long as its launcher lives. Files of dead launchers are removed.
     """
 
     def __init__(self, runs: Path, run_ids: Iterable[str]) -> None:
-        self._folder, self._run_ids = runs / FOLDER, tuple(run_ids)
+        self._folder, self._run_ids = runs / QUEUES, tuple(run_ids)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Queue":
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.glob("*.list"):
             _remove_if_dead(path)
-        self._path, self._file = _own_file(self._folder)
+        while True:
+            self._path = self._folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
+            self._file = self._path.open("x", encoding="utf-8")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if os.fstat(self._file.fileno()).st_nlink:
+                break
+            self._file.close()  # another launcher removed it as dead before it was locked
         self._write("+", self._run_ids)
         return self
 
@@ -297,9 +311,7 @@ class Queue:
         """Remove a run from the list, once it has ended and its outcome is recorded."""
         self._write("-", [run_id])
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._path.unlink(missing_ok=True)
         self._file.close()
 
@@ -310,66 +322,33 @@ class Queue:
 
 def queued(runs: Path) -> frozenset[str]:
     """The runs on the lists of the live launchers of this machine. Writes nothing."""
-    found: set[str] = set()
-    for path in (runs / FOLDER).glob("*.list"):
+    run_ids: set[str] = set()
+    for path in (runs / QUEUES).glob("*.list"):
         file = open_plain(path)
         if file is None:  # its launcher has just ended
             continue
         with file:
-            if not _lock(file, fcntl.LOCK_SH):
-                found |= _listed(file.read().decode(errors="replace"))
-    return frozenset(found)
-
-
-def _listed(text: str) -> set[str]:
-    listed: set[str] = set()
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            change = listed.add if line.startswith("+") else listed.discard
-            change(line[1:-1])
-    return listed
-
-
-def _own_file(folder: Path) -> tuple[Path, TextIO]:
-    """A new, locked file. If another launcher removed it as dead before it was locked, it is created again."""
-    while True:
-        path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
-        file = path.open("x", encoding="utf-8")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
-            return path, file
-        file.close()
+            if not _locked(file, fcntl.LOCK_SH):
+                *lines, _ = file.read().decode(errors="replace").split("\n")  # the last one is being written
+                ended = {line[1:] for line in lines if line.startswith("-")}
+                run_ids |= {line[1:] for line in lines if line.startswith("+")} - ended
+    return frozenset(run_ids)
 
 
 def _remove_if_dead(path: Path) -> None:
-    if not path.is_file():  # not created by a launcher
-        return
-    try:
-        with open_lock(path) as file:
-            if _lock(file, fcntl.LOCK_EX):
-                file.truncate()  # for a reader that mistakes our lock for the launcher's
-                path.unlink(missing_ok=True)
-    except (FileNotFoundError, PermissionError, UserError):  # gone; another account's; not a launcher's
-        pass
-
-
-def _lock(file: IO[Any], kind: int) -> bool:
-    """Whether the lock could be taken at once."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-PREFIX = "batch-"
-LIST = "runs.txt"  # ids of the runs of a batch, one a line
-_LARGEST = 1_000_000  # bytes of a list
+    # Not there any more; another account's; not a launcher's.
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError, UserError, IsADirectoryError),
+        open_lock(path) as file,
+    ):
+        if _locked(file):
+            file.truncate()  # for a reader that mistakes our lock for the launcher's
+            path.unlink(missing_ok=True)
 
 
 def new_batch() -> str:
     """A name for a new batch."""
-    return f"{PREFIX}{secrets.token_hex(8)}"
+    return f"{BATCH}{secrets.token_hex(8)}"
 
 
 def list_runs(folder: Path, run_ids: Iterable[str]) -> None:
@@ -380,14 +359,13 @@ def list_runs(folder: Path, run_ids: Iterable[str]) -> None:
 
 def batches_of(runs: Path, run_id: str) -> list[Path]:
     """The folders of the batches that were to train a run. Writes nothing."""
-    return [folder for folder in sorted(runs.glob(f"{PREFIX}*")) if run_id in _runs_of(folder)]
+    batches = sorted(runs.glob(f"{BATCH}*"))
+    return [
+        batch for batch in batches if run_id.encode() in (read_plain(batch / LIST, LARGEST) or b"").split()
+    ]
 
 
 def in_living_batch(runs: Path, run_id: str) -> bool:
     """Whether a live batch trains the run, so that its process also trains other runs."""
-    who = holder(runs / run_id)
-    return who is not None and any(holder(folder) == who for folder in batches_of(runs, run_id))
-
-
-def _runs_of(folder: Path) -> list[str]:
-    return (read_plain(folder / LIST, _LARGEST) or b"").decode(errors="replace").split()
+    process = holder(runs / run_id)
+    return process is not None and any(holder(batch) == process for batch in batches_of(runs, run_id))

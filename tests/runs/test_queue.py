@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs.folder import FOLDER, Queue, queued
+from cppo_lab.runs.folder import QUEUES, Queue, queued
 
 HOLD = """
 import sys
@@ -28,7 +28,7 @@ def test_a_run_is_queued_until_it_has_ended(tmp_path: Path) -> None:
             assert queued(tmp_path) == {"a", "b", "c", "d"}
         assert queued(tmp_path) == {"a", "c"}
     assert queued(tmp_path) == frozenset()
-    assert list((tmp_path / FOLDER).iterdir()) == []
+    assert list((tmp_path / QUEUES).iterdir()) == []
 
 
 def test_an_error_takes_the_list_away(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_list_of_a_killed_launcher_counts_no_more_and_is_removed_by_the_next
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
     assert queued(tmp_path) == frozenset()
-    [left] = (tmp_path / FOLDER).iterdir()  # looking writes nothing
+    [left] = (tmp_path / QUEUES).iterdir()  # looking writes nothing
     with Queue(tmp_path, ["c"]):
         assert not left.exists()
         assert queued(tmp_path) == {"c"}
