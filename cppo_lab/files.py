@@ -1,7 +1,7 @@
-"""Opens and replaces files in folders that others can write to, accepting plain files only.
+"""Files in folders that others can write to, and secrets in texts. Needs only the standard library.
 
-A pipe would block its reader for ever, a device has no end, and a link redirects what is written to another file.
-All writes to a run's folder go through this module. It needs only the standard library.
+Files are opened and replaced if they are plain ones: a pipe would block its reader for ever, a device has no end, and a
+link redirects what is written to another file. All writes to a run's folder go through this module.
 """
 
 import codecs
@@ -13,22 +13,27 @@ import re
 import stat
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from cppo_lab.errors import UserError
 
 # Errors of a path that leads to no file: it does not exist, has a file as a folder, circular links, or is a socket.
-_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 # Errors of a write that has no room: a full disk, a used-up quota, a limit on the size of a file (`ulimit -f`).
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def leads_nowhere(error: OSError) -> bool:
-    """Whether the error means that there is no such file; any other means that it cannot be read (permission, disk)."""
-    return error.errno in _NOTHING
+@contextlib.contextmanager
+def ignoring(numbers: Collection[int]) -> Iterator[None]:
+    """Ignore an OSError with one of these numbers, such as NOWHERE or NO_ROOM."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
 
 
 def open_plain(path: Path) -> BinaryIO | None:
@@ -36,91 +41,9 @@ def open_plain(path: Path) -> BinaryIO | None:
 
     Raises OSError if it cannot be read.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if leads_nowhere(error):
-            return None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        return None
-    return os.fdopen(descriptor, "rb")
-
-
-def open_below(folder: Path, *names: str) -> BinaryIO | None:
-    """The plain file at the path `names` below `folder`; None if there is none.
-
-    Raises UserError if the file or a folder of the path is a link, or the file is not a plain one; OSError if it cannot
-    be read.
-    """
-    place = folder.joinpath(*names)
-    parent = _folder_below(folder, names[:-1])
-    if parent is None:
-        return None
-    try:
-        descriptor = os.open(
-            names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
-        )
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _not_plain(place) from None
-        if leads_nowhere(error):
-            return None
-        raise
-    finally:
-        os.close(parent)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _not_plain(place)
-    return os.fdopen(descriptor, "rb")
-
-
-def names_below(folder: Path, *names: str) -> list[str]:
-    """The sorted contents of the folder at the path `names` below `folder`; empty if there is none.
-
-    Raises as `open_below` does.
-    """
-    descriptor = _folder_below(folder, names)
-    if descriptor is None:
-        return []
-    try:
-        return sorted(os.listdir(descriptor))  # noqa: PTH208  of the folder that was opened
-    finally:
-        os.close(descriptor)
-
-
-def _folder_below(folder: Path, names: Sequence[str]) -> int | None:
-    """A descriptor of the folder at the path `names`, opened name by name; None if there is none."""
-    if any(name in ("", ".", "..") or "/" in name for name in names):
-        raise ValueError(f"{names}: must be names within a folder")
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    try:
-        descriptor = os.open(folder, flags)
-    except OSError as error:
-        if leads_nowhere(error):
-            return None
-        raise
-    for depth, name in enumerate(names, 1):
-        parent = descriptor
-        try:
-            descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
-        except OSError as error:
-            if not leads_nowhere(error):
-                raise
-            if _is_link(name, parent):
-                raise _not_plain(folder.joinpath(*names[:depth])) from None
-            return None
-        finally:
-            os.close(parent)
-    return descriptor
-
-
-def _is_link(name: str, folder: int) -> bool:
-    try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
+    with ignoring(NOWHERE), contextlib.suppress(UserError):
+        return os.fdopen(_open(path, os.O_RDONLY), "rb")
+    return None
 
 
 def read_plain(path: Path, largest: int) -> bytes | None:
@@ -136,41 +59,67 @@ def read_plain(path: Path, largest: int) -> bytes | None:
     return content if len(content) <= largest else None
 
 
+def open_below(folder: Path, *names: str) -> BinaryIO | None:
+    """The plain file at the path `names` below `folder`; None if there is none.
+
+    Raises UserError if the file or a folder of the path is a link, or the file is not a plain one; OSError if it cannot
+    be read.
+    """
+    path = _below(folder, names)
+    with ignoring(NOWHERE):
+        return os.fdopen(_open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+    return None
+
+
+def names_below(folder: Path, *names: str) -> list[str]:
+    """The sorted contents of the folder at the path `names` below `folder`; empty if there is none.
+
+    Raises as `open_below` does.
+    """
+    path = _below(folder, names)
+    with ignoring(NOWHERE):
+        return sorted(os.listdir(path))  # noqa: PTH208  names, not paths
+    return []
+
+
 def open_lock(path: Path) -> TextIO:
     """The file at `path`, opened for locking, reading and writing, and created if missing; its content stays.
 
     Raises UserError if `path` is not a plain file, OSError if it cannot be opened.
     """
-    return os.fdopen(_open_to_write(path, os.O_RDWR), "r+", encoding="utf-8")
+    return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+", encoding="utf-8")
 
 
 def open_append(path: Path) -> TextIO:
     """The file at `path`, created if missing and opened for appending. Raises as `open_lock` does."""
-    return os.fdopen(_open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+    return os.fdopen(
+        _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "a", encoding="utf-8"
+    )
 
 
-def is_shared(folder: Path) -> bool:
-    """Whether a group shares `folder`: it is group-writable, and new files of this process get its group."""
+def _open(path: Path, flags: int) -> int:
+    """A descriptor of the plain file at `path`, which no pipe can make wait."""
     try:
-        found = folder.stat()
-    except OSError:
-        return False
-    ours = bool(found.st_mode & stat.S_ISGID) or found.st_gid == os.getegid()
-    return ours and bool(found.st_mode & stat.S_IWGRP)
-
-
-def _open_to_write(path: Path, flags: int) -> int:
-    kind = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | kind, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe without a reader
             raise _not_plain(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _not_plain(path)
     return descriptor
+
+
+def _below(folder: Path, names: Sequence[str]) -> Path:
+    """The path `names` below `folder`. Raises UserError if it leads through a link."""
+    for name in names:
+        if name in ("", ".", "..") or "/" in name:
+            raise ValueError(f"{names}: must be names within a folder")
+        folder = folder / name
+        if folder.is_symlink():
+            raise _not_plain(folder)
+    return folder
 
 
 def _not_plain(path: Path) -> UserError:
@@ -211,6 +160,16 @@ def overwrite_file(path: Path, content: str) -> None:
     with open_lock(path) as file:
         file.write(content)
         file.truncate()
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a group shares `folder`: it is group-writable, and new files of this process get its group."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    inherited = bool(status.st_mode & stat.S_ISGID) or status.st_gid == os.getegid()
+    return inherited and bool(status.st_mode & stat.S_IWGRP)
 
 
 # A password may contain any character but these. A truncated text may lack the `@`; digits alone at its end are then a
@@ -254,10 +213,10 @@ def redacted(text: str) -> str:
     return hidden
 
 
-def _masked_value(found: "re.Match[str]") -> str:
+def _masked_value(setting: "re.Match[str]") -> str:
     """The name of a setting and its masked value. Quotes stay, since the text may be JSON."""
-    quote = found[2][0] if found[2][0] in "\"'" else ""
-    return f"{found[1]}{quote}{MASK}{quote}"
+    quote = setting[2][0] if setting[2][0] in "\"'" else ""
+    return f"{setting[1]}{quote}{MASK}{quote}"
 
 
 class RedactedLines:
@@ -289,7 +248,7 @@ class RedactedLines:
 
 
 class _RedactingStream(io.TextIOBase):
-    """A text stream that forwards masked text to another one: complete lines, and at a flush the rest.
+    """A text stream that forwards masked text to another one: complete lines, and at a flush what is left.
 
     Output that a full disk cannot take is lost: no run fails because it could not print.
     """
@@ -299,13 +258,13 @@ class _RedactingStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if written := self._lines.add(text):
-            with _ignoring_full_disk():
+            with ignoring(NO_ROOM):
                 self._stream.write(written)
         return len(text)
 
     def flush(self) -> None:
         # `print(..., end="", flush=True)` must be shown at once, and rarely ends within a word.
-        with _ignoring_full_disk():
+        with ignoring(NO_ROOM):
             self._stream.write(self._lines.rest())
             self._stream.flush()
 
@@ -321,15 +280,6 @@ class _RedactingStream(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return self._stream.encoding
-
-
-@contextlib.contextmanager
-def _ignoring_full_disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
 
 
 def mask_output() -> None:

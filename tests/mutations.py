@@ -515,14 +515,14 @@ LAUNCH = (
         "cppo_lab/runs/folder.py",
         '*lines, _ = file.read().decode(errors="replace").split("\\n")',
         'lines = file.read().decode(errors="replace").split("\\n")',
-        "tests/runs/test_queue.py",
+        "tests/runs/test_folder.py",
     ),
     Fault(
         "a live launcher's list counts as a dead one's (its lock is shared)",
         "cppo_lab/runs/folder.py",
         "fcntl.flock(self._file, fcntl.LOCK_EX)",
         "fcntl.flock(self._file, fcntl.LOCK_SH)",
-        "tests/runs/test_queue.py",
+        "tests/runs/test_folder.py",
     ),
     Fault(
         "one job more than there are workers runs at a time",
@@ -600,7 +600,7 @@ TRACKING = (
     Fault(
         "on a full disk a truncated line leaves a gap after it",
         "cppo_lab/runs/spool.py",
-        "                os.lseek(self._file, self._end, os.SEEK_SET)\n",
+        "                self._file.seek(self._end)\n",
         "",
         "tests/runs/test_spool.py",
     ),
@@ -630,7 +630,7 @@ TRACKING = (
         "cppo_lab/runs/recorder.py",
         "self._keep(TRACEBACK, redacted(traceback))",
         "self._keep(TRACEBACK, traceback)",
-        "tests/tracking/test_recorded_secrets.py",
+        "tests/runs/test_recorder.py",
     ),
     Fault(
         "a password with an @ in it is masked up to there",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import files as safe_open
 from cppo_lab.errors import UserError
 from cppo_lab.files import is_shared, names_below, open_below, open_plain
 
@@ -73,22 +72,6 @@ def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(UserError, match=r"/link is a link or not a plain file.*: remove it"):
         open_below(tmp_path, "link", "file")
-
-
-def test_a_folder_that_vanishes_while_it_is_looked_at_is_a_missing_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A link that is removed between the refusal to follow it and the look at what it is."""
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    look = safe_open._is_link
-
-    def after_removal(name: str, folder: int) -> bool:
-        link.unlink()
-        return look(name, folder)
-
-    monkeypatch.setattr(safe_open, "_is_link", after_removal)
-    assert open_below(tmp_path, "link", "file") is None
 
 
 def test_a_folder_that_is_not_there_is_not_shared(tmp_path: Path) -> None:

@@ -40,17 +40,6 @@ LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousa
 LOCK_TRIES = 50
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
-_TEXTS = ("run_id", "record", "status", "reason", "cause", "activity", "code_version", "host", "job")
-_WHOLE = ("seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step")
-_NUMBERS = ("score", "best", "final_mean", "started", "updated", "seconds", "first_time")
-_KINDS: Mapping[str, tuple[type, ...]] = {  # of the fields of a status
-    **dict.fromkeys((*_TEXTS, "core", "rule", "model", "variants"), (str,)),
-    **dict.fromkeys(_WHOLE, (int,)),
-    **dict.fromkeys(_NUMBERS, (int, float)),
-    "replaces": (bool,),
-}
-_MOST = 1e15  # of a number: larger than any step or time
-_IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
 
 
 class Cause(StrEnum):
@@ -70,9 +59,9 @@ class AlreadyRunning(RuntimeError):
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder, empty if it has none; a value that nobody of us would write is None."""
+    """The last status of a run's folder; empty if it has none, or a damaged one. Texts have one line."""
     values = _read_json(folder / STATUS) or {}
-    return {key: _checked(value, _KINDS[key]) for key, value in values.items() if key in _KINDS}
+    return {key: one_line(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
@@ -131,14 +120,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
-
-
-def _checked(value: Any, kinds: tuple[type, ...]) -> Any:
-    if type(value) not in kinds:
-        return None
-    if isinstance(value, str):
-        return one_line(value)
-    return value if abs(value) <= _MOST else None
 
 
 def _write_once(path: Path, text: str) -> None:
@@ -265,12 +246,12 @@ def set_aside(folder: Path, mlflow_id: str) -> None:
 
 def folder_tag(folder: Path) -> str:
     """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
-    identity = (read_plain(folder.parent / IDENTITY, LARGEST) or b"").decode(errors="replace").strip()
-    return f"{identity}/{folder.name}" if _IDENTITY.fullmatch(identity) else ""
+    identity = one_line((read_plain(folder.parent / IDENTITY, LARGEST) or b"").decode(errors="ignore"))
+    return f"{identity}/{folder.name}" if identity else ""
 
 
 def ensure_folder_tag(folder: Path) -> str:
-    """The same for a folder that is about to be used: creates the identity of the folder of all runs if it has none.
+    """The same for a folder that is about to be used: gives the folder of all runs an identity if it has none.
 
     Raises UserError if the identity file is damaged.
     """

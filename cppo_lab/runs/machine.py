@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +28,18 @@ from cppo_lab import schema
 from cppo_lab.files import redacted
 
 PACKAGES = (
-    "torch",
-    "verl",
-    "vllm",
-    "ray",
-    "transformers",
-    "mlflow",
-    "mlflow-skinny",
-    "optuna",
-    "numpy",
-    "submitit",
+    *(
+        "torch",
+        "verl",
+        "vllm",
+        "ray",
+        "transformers",
+        "mlflow",
+        "mlflow-skinny",
+        "optuna",
+        "numpy",
+        "submitit",
+    ),
     "hydra-core",
 )
 _SLURM = {
@@ -73,7 +75,7 @@ def code_version(root: Path | None = None) -> str:
     `<version>+unread.<random digits>` for a checkout that git could not read: it equals no other version, since nothing
     says that the code was the same. Standard error then says so.
     """
-    code = code_state(root)
+    code, version = code_state(root), cppo_lab.__version__
     if code.unread:
         print(
             f"git cannot read the code version ({code.unread}): results are recorded with a version that equals no "
@@ -81,10 +83,8 @@ def code_version(root: Path | None = None) -> str:
             file=sys.stderr,
             flush=True,
         )
-        return f"{cppo_lab.__version__}+unread.{secrets.token_hex(6)}"
-    if not code.commit:
-        return cppo_lab.__version__
-    return f"{cppo_lab.__version__}+{code.commit[:12]}{'.dirty' if code.changes else ''}"
+        return f"{version}+unread.{secrets.token_hex(6)}"
+    return f"{version}+{code.commit[:12]}{'.dirty' if code.changes else ''}" if code.commit else version
 
 
 def code_state(root: Path | None = None) -> CodeState:
@@ -96,22 +96,15 @@ def code_state(root: Path | None = None) -> CodeState:
         commit = git(root, "rev-parse", "HEAD").strip()
         # Names only: how a difference is printed depends on the user's settings of git.
         changed = git(root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD")
-        return CodeState(commit, _fingerprint(root, changed.split("\0")[:-1]))
+        digest = hashlib.sha256()
+        for name in sorted(changed.split("\0")[:-1]):
+            path = root / name
+            content = path.read_bytes() if path.is_file() else b"\0gone"
+            digest.update(name.encode(errors="surrogateescape") + b"\0" + hashlib.sha256(content).digest())
+        return CodeState(commit, digest.hexdigest()[:12] if changed else "")
     except (OSError, subprocess.SubprocessError) as error:
-        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        return CodeState(unread=lines[0] if lines else type(error).__name__)
-
-
-def _fingerprint(root: Path, names: list[str]) -> str:
-    """Twelve digits for the changed files as they are now."""
-    if not names:
-        return ""
-    digest = hashlib.sha256()
-    for name in sorted(names):
-        path = root / name
-        content = path.read_bytes() if path.is_file() else b"\0gone"
-        digest.update(name.encode(errors="surrogateescape") + b"\0" + hashlib.sha256(content).digest())
-    return digest.hexdigest()[:12]
+        reason = str(getattr(error, "stderr", None) or error).strip()
+        return CodeState(unread=reason.partition("\n")[0] or type(error).__name__)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -208,10 +201,9 @@ def slurm_array_task() -> str:
 
 def _processor() -> str:
     """The model of the first processor; its kind where the kernel names no model, as on ARM."""
-    with contextlib.suppress(OSError), PROCESSORS.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError):
+        if model := re.search(r"^model name\s*:\s*(.*?)\s*$", PROCESSORS.read_text("utf-8", "replace"), re.M):
+            return model[1]
     return platform.processor()
 
 
@@ -277,14 +269,15 @@ def visible(uuids: list[str], chosen: str | None) -> list[int]:
     if chosen is None:
         return list(range(len(uuids)))
     devices: list[int] = []
-    for word in (part.strip() for part in chosen.split(",")):
-        named = [i for i, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
-        if word.isdecimal() and int(word) < len(uuids):
-            devices.append(int(word))
-        elif len(named) == 1:
-            devices += named
-        else:
+    for word in map(str.strip, chosen.split(",")):
+        named = [
+            i
+            for i, uuid in enumerate(uuids)
+            if word == str(i) or (word.startswith("GPU-") and uuid.startswith(word))
+        ]
+        if len(named) != 1:
             break
+        devices += named
     return devices
 
 
@@ -312,16 +305,14 @@ def sampling(folder: Path, every: float = 5.0) -> Iterator[Callable[[], dict[str
         thread.join(every)
 
 
-def summary(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def summary(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of schema.py: means over the samples, and peaks; empty if there are none."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for sample in samples:
-        for name, value in sample.items():
-            values[name].append(value)
-    metrics = {f"system/{name}": sum(series) / len(series) for name, series in values.items()}
-    for name, series in values.items():
-        if match := _PEAKS.fullmatch(name):
-            metrics[f"system/{match[1]}_peak_megabytes"] = max(series)
+    metrics: dict[str, float] = {}
+    for name in {name for sample in samples for name in sample}:
+        values = [sample[name] for sample in samples if name in sample]
+        metrics[f"system/{name}"] = sum(values) / len(values)
+        if memory := _PEAKS.fullmatch(name):
+            metrics[f"system/{memory[1]}_peak_megabytes"] = max(values)
     return metrics
 
 
@@ -337,7 +328,7 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
     family: dict[int, psutil.Process] = {}
     renewed = float("-inf")
     with nvml() as library:
-        devices = _devices(library) if library is not None else {}
+        devices = _devices(library)
         while True:
             sample: dict[str, float] = {}
             with contextlib.suppress(OSError, psutil.Error):
@@ -359,13 +350,10 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
                     processes = [this, *this.children(recursive=True)]  # verl's workers, too
                     family = {process.pid: family.get(process.pid, process) for process in processes}
             load = resident = 0.0
-            for pid, process in list(family.items()):
-                try:
-                    with process.oneshot():
-                        load += process.cpu_percent()
-                        resident += process.memory_info().rss / 1e6
-                except psutil.Error:  # it has ended
-                    del family[pid]
+            for process in family.values():
+                with contextlib.suppress(psutil.Error), process.oneshot():  # it has ended
+                    load += process.cpu_percent()
+                    resident += process.memory_info().rss / 1e6
             sample |= {"process_cpu_percentage": load, "process_memory_megabytes": resident}
             for i, device in devices.items():
                 sample |= _device_load(library, f"gpu_{i}_", device)
@@ -374,6 +362,8 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
 
 def _devices(library: Any) -> dict[int, Any]:
     """NVML's handles of the devices that this process may use."""
+    if library is None:
+        return {}
     with contextlib.suppress(library.NVMLError):
         handles = _handles(library)
         uuids = [library.nvmlDeviceGetUUID(handle) for handle in handles]

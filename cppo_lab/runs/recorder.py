@@ -1,6 +1,12 @@
-"""Records a training run in files of its folder.
+"""Records one attempt at a run in files of its folder, and ends the records of attempts that could not.
 
-Nothing here waits for, or knows of, the tracking store: `shipper` uploads the files.
+`Recorder.log` returns once the step's metrics are in the spool. So a trainer that is killed at step 20 leaves the steps
+up to 20 on file. Its status.json may be two seconds older, and neither says that the run has ended: `runs/state` shows
+it as `partial`. The next attempt goes on in the same record: from its checkpoint, say of step 16, it repeats the steps
+17 to 20, which are not recorded again, and adds step 21.
+
+On a full disk nothing fails: lines and files are held in memory, written as soon as there is room, and handed over to
+the upload at the end. Nothing here waits for, or knows of, the tracking store.
 """
 
 import contextlib
@@ -12,12 +18,13 @@ import stat
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.files import NO_ROOM, redacted, replace_file
+from cppo_lab.files import redacted, replace_file
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
@@ -37,7 +44,6 @@ from cppo_lab.runs.spool import (
     Artifact,
     Begin,
     End,
-    Record,
     Spool,
     StepEvent,
     Tags,
@@ -80,7 +86,10 @@ class Recorder:
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
-        self._first: tuple[int, float] | None = None  # the first step of this attempt, and its time
+        self._first: tuple[int, float] | tuple[None, None] = (
+            None,
+            None,
+        )  # this attempt's first step, and its time
         ensure_folder_tag(folder)
         self._lock = lock_file(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages
@@ -88,14 +97,17 @@ class Recorder:
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
         self._ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
-        going_on = past is not None and (past.end is None or past.end.status not in schema.FINISHED)
-        self._steps = set(past.rows) if past and going_on else set()
-        self._scores = _scores(past) if past and going_on else {}
-        self._start(past.begin.record if past and going_on else new_record())
+        if past is None or (past.end is not None and past.end.status in schema.FINISHED):
+            self._start(new_record(), [])
+        else:
+            self._start(past.begin.record, past.rows.values())
 
-    def _start(self, record: str) -> None:
-        """Open the spool."""
+    def _start(self, record: str, rows: Iterable[StepEvent]) -> None:
+        """Open the spool; `rows` are those that the record has already."""
         self.record = record
+        self._steps, self._scores = set[int](), dict[int, float]()
+        for row in rows:
+            self._count(row)
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool = open_spool(self.folder)
@@ -104,7 +116,15 @@ class Recorder:
         self._keep("requirements.txt", "\n".join(self._packages) + "\n")
         if self._yaml:
             self._keep("config.yaml", self._yaml)
-        self._status(schema.RUNNING, max(self._steps, default=0))
+        self._status(schema.RUNNING, self.step or 0)
+
+    def _count(self, row: StepEvent) -> bool:
+        """Count a step as recorded; whether it has a score."""
+        self._steps.add(row.step)
+        score = score_of(row)
+        if score is not None:
+            self._scores[row.step] = score
+        return score is not None
 
     def begin(self, step: int | None) -> None:
         """Training resumes after `step`; None: it starts from scratch. The record of an earlier attempt is kept."""
@@ -113,8 +133,7 @@ class Recorder:
         reason = "training restarted from scratch: there was no checkpoint to resume from"
         self.spool.add(End(self.record, schema.PARTIAL, self.step, _now(), reason))
         self.spool.close()
-        self._steps, self._scores = set(), {}
-        self._start(new_record())
+        self._start(new_record(), [])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
@@ -130,16 +149,13 @@ class Recorder:
         for name in metrics:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
-        self._first = self._first or (step, time.time())
-        score = metrics.get(schema.validation_metric(schema.MEAN, self.spec.validation.samples))
+        if self._first[0] is None:
+            self._first = step, time.time()
         if step not in self._steps:
-            summary = {}
-            if score is not None:
-                self._scores[step] = score
-                found = summarise(self._scores, self.spec.training.t_stop)
-                summary = found.metrics if found else {}
-            self.spool.add(StepEvent(step, _now(), {**self.sampled(), **metrics, **summary}))
-            self._steps.add(step)
+            row = StepEvent(step, _now(), {**self.sampled(), **metrics})
+            if self._count(row) and (scores := summarise(self._scores, self.spec.training.t_stop)):
+                row = replace(row, metrics={**row.metrics, **scores.metrics})
+            self.spool.add(row)
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
             self._show_running(step)
@@ -150,7 +166,7 @@ class Recorder:
         if same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
             return
         self._activity = activity if done is None else f"{activity} {done}/{of}"
-        self._show_running(max(self._steps, default=0))
+        self._show_running(self.step or 0)
 
     def _show_running(self, step: int) -> None:
         self._told_at = time.monotonic()
@@ -164,17 +180,8 @@ class Recorder:
         self.spool.add(Tags({name: value}))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep `values` as the JSON file `name` (a relative path) of the run, replacing one of the same name."""
-        text = json.dumps(values)
-        try:
-            self._keep(name, text)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
-            with contextlib.suppress(OSError):  # remove the partial file
-                (self.folder / name).unlink()
-            self.spool.add(Artifact(name, text))  # held in memory with the metrics
+        """Keep `values` as the JSON file `name` (a relative path) of the run, as `file` does."""
+        self.file(name, json.dumps(values).encode())
 
     def file(self, name: str, content: bytes) -> bool:
         """Keep `content` as the file `name` (a relative path) of the run; a later one of the same name replaces it.
@@ -182,12 +189,12 @@ class Recorder:
         Content that a full disk cannot take is held in memory and written again with the next file and at the end; if
         that fails too, it is held with the metrics. Returns whether everything is on disk.
         """
-        waited = bool(self._waiting)
+        quiet = bool(self._waiting)
         self._waiting[name] = content
-        self._write_waiting(quiet=waited)
+        self._write_waiting(quiet)
         return not self._waiting
 
-    def _write_waiting(self, *, quiet: bool) -> None:
+    def _write_waiting(self, quiet: bool) -> None:
         for name in list(self._waiting):
             try:
                 self._keep(name, self._waiting[name])
@@ -198,10 +205,7 @@ class Recorder:
             del self._waiting[name]
 
     def _keep(self, name: str, content: str | bytes) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
-        self.spool.add(Artifact(name))
+        _keep(self.folder, self.spool, name, content)
 
     def finish(self, outcome: schema.Outcome) -> None:
         """Record that training ended with `outcome`: at its last step, or by a collapse."""
@@ -229,18 +233,16 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
-        # An unfinished run resumes from the older files and produces the held files again.
-        finished = status in schema.FINISHED
-        if finished:
-            for name, content in self._waiting.items():
-                self.spool.add(Artifact(name, base64=b64encode(content).decode()))
+        for name, content in self._waiting.items():
+            self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
-        # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too.
-        if finished and not self.spool.unwritten:
+        # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too,
+        # as an unfinished one is: from the older files.
+        if status in schema.FINISHED and not self.spool.unwritten:
             for name in self._waiting:
-                with contextlib.suppress(OSError):  # remove an older one of that name
+                with contextlib.suppress(OSError):
                     (self.folder / name).unlink(missing_ok=True)
         # The cause of the failure (such as a full disk) may break these too, and must not hide the reason.
         with contextlib.suppress(OSError):
@@ -255,7 +257,7 @@ class Recorder:
         `seconds` counts all attempts, `started` and `first_step` refer to this one.
         """
         now = time.time()
-        first_step, first_time = self._first or (None, None)
+        first_step, first_time = self._first
         scores = summarise(self._scores, self.spec.training.t_stop)
         write_status(
             self.folder,
@@ -303,7 +305,7 @@ def begin_line(
         time_ms=_now(),
         tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags},
         params=flatten(spec.model_dump(mode="json")),
-        datasets=[{**vars(one), "profile": dict(one.profile)} for one in datasets],
+        datasets=[{**vars(dataset), "profile": dict(dataset.profile)} for dataset in datasets],
     )
 
 
@@ -322,12 +324,27 @@ def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms:
     spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
     spool.sync()
     spool.close()
-    said = read_status(folder)
-    if said.get("record") == record.begin.record:
+    before = read_status(folder)
+    if before.get("record") == record.begin.record:
         with contextlib.suppress(OSError):
-            cause = cause or said.get("cause") or ""
-            write_status(folder, {**said, "status": status, "reason": reason, "cause": cause})
+            cause = cause or before.get("cause") or ""
+            write_status(folder, {**before, "status": status, "reason": reason, "cause": cause})
     return not spool.unwritten
+
+
+def _keep(folder: Path, spool: Spool, name: str, content: str | bytes) -> None:
+    """Write a file of the run, and record it."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+    spool.add(Artifact(name))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+# The output of attempts
 
 
 def own_output() -> dict[str, int]:
@@ -335,11 +352,10 @@ def own_output() -> dict[str, int]:
 
     Terminals, pipes and removed files are left out. This finds Slurm's output files, whatever their names are.
     """
-    for stream in (sys.stdout, sys.stderr):
+    sizes: dict[str, int] = {}
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
             stream.flush()
-    sizes: dict[str, int] = {}
-    for number in (1, 2):
         with contextlib.suppress(OSError):
             opened = os.fstat(number)
             path = Path(f"/proc/self/fd/{number}").readlink()
@@ -383,40 +399,27 @@ def captured_output(
 
 def _masked_output(path: Path, start: int, end: int, most: int) -> bytes:
     """The bytes of a file from `start` to `end`, masked; where they are more than `most`, their head and tail."""
-
-    def masked(content: bytes) -> bytes:
-        return redacted(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-
     with path.open("rb") as file:
         file.seek(start)
         if end - start <= most:
-            return masked(file.read(end - start))
+            return _masked(file.read(end - start))
         head = file.read(most // 2)
         file.seek(end - most // 2)
         tail = file.read(most // 2)
     # Cut at white space: secrets contain none, and half a secret would not be recognised and masked.
-    head = head[: max(head.rfind(space) for space in b" \n\r\t") + 1]
-    space = re.search(rb"\s", tail)
-    tail = tail[space.end() :] if space else b""
+    head = head[: max(map(head.rfind, b" \n\r\t")) + 1]
+    tail = re.sub(rb"\A\S*\s?", b"", tail, count=1)
     left_out = end - start - len(head) - len(tail)
     line = f"\n[... {left_out:,} of {end - start:,} bytes are left out here: see {path} ...]\n"
-    return masked(head) + line.encode() + masked(tail)
+    return _masked(head) + line.encode() + _masked(tail)
+
+
+def _masked(content: bytes) -> bytes:
+    return redacted(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _keep_output(folder: Path, spool: Spool, printed: Mapping[str, int]) -> None:
     """Store the output of the attempts with the run; on a full disk it is omitted."""
     with contextlib.suppress(OSError):
         for name, content in captured_output(folder, printed).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            replace_file(folder / name, content)
-            spool.add(Artifact(name))
-
-
-def _scores(record: Record) -> dict[int, float]:
-    """The scores of a record's validations, by step."""
-    found = {step: score_of(row) for step, row in record.rows.items()}
-    return {step: score for step, score in found.items() if score is not None}
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
+            _keep(folder, spool, name, content)

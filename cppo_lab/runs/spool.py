@@ -1,36 +1,33 @@
 """The local record of a run: append-only lines in the run's folder, one file per attempt.
 
-A file starts with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
+A file begins with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
 continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
-per training step, the artifacts, and how the attempt ended. `tracking/upload` brings MLflow to the same state.
+per training step, the artifacts, and how the attempt ended. A kill can cut off the last line, which then does not
+count, and leaves a file without an `end` line; the next attempt writes a file of its own.
+
+A metric that is infinite or not a number is written and read as it is. `tracking/upload` brings MLflow to the same
+state.
 """
 
 import json
 import os
-import posixpath
 import re
 import secrets
 import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cppo_lab import schema
-from cppo_lab.files import leads_nowhere, open_plain
+from cppo_lab.files import NOWHERE, ignoring, open_plain
 from cppo_lab.schema import BEST, BEST_STEP, FINAL_MEAN, MEAN, late_after, parse_validation_metric
 
 FOLDER = "spool"  # in a run's folder
-_SUFFIX = ".jsonl"
 LONGEST = 16 * 2**20  # bytes of a line; a `begin` line has some ten thousand
-
-
-_MOST = 2**63 - 1  # the largest integer that every store can hold
-_METRIC = re.compile(r"[A-Za-z0-9_./ :-]{1,250}")
-_DATASET = frozenset(field.name for field in fields(schema.Dataset))
+_FILE = re.compile(r"(?:[0-9]{4}|[1-9][0-9]{4,})\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,8 @@ class Artifact:
     base64: str = ""
 
     def content(self) -> bytes:
-        """Its content if the line holds it; else None."""
-        try:
-            return self.text.encode() or b64decode(self.base64, validate=True)
-        except ValueError:  # not a line of the recorder
-            return b""
+        """Its content if the line holds it; else nothing."""
+        return self.text.encode(errors="replace") or b64decode(self.base64)
 
 
 @dataclass(frozen=True)
@@ -101,75 +95,7 @@ _KINDS: dict[str, type[Begin] | type[Artifact] | type[Tags] | type[End]] = {
 }
 
 
-def encoded(line: Line) -> bytes:
-    """A line as text for a file."""
-    if isinstance(line, StepEvent):
-        values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
-    else:
-        kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
-        values = {"kind": kind, **vars(line)}
-        if not values.get("base64"):  # absent in lines of earlier versions
-            values.pop("base64", None)
-    return json.dumps(values).encode() + b"\n"
-
-
-def decoded(text: bytes) -> Line | None:
-    """A line parsed from a file; None for anything else."""
-    try:
-        values = json.loads(text)
-        kind = values.pop("kind", None)
-        if kind is None:
-            metrics = {str(name): float(value) for name, value in values["metrics"].items()}
-            step, time_ms = int(values["step"]), int(values["time_ms"])
-            good = _fits(step) and _fits(time_ms) and all(map(_names_a_metric, metrics))
-            return StepEvent(step, time_ms, metrics) if good else None
-        if kind == "begin":
-            values["datasets"] = tuple(values["datasets"])
-        return _checked(_KINDS[kind](**values))
-    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-@lru_cache(maxsize=10_000)
-def _names_a_metric(name: str) -> bool:
-    """Whether a store accepts it as a metric's name: a relative path of plain characters."""
-    return (
-        _METRIC.fullmatch(name) is not None
-        and posixpath.normpath(name) == name
-        and not name.startswith((".", "/"))
-    )
-
-
-def _fits(number: int) -> bool:
-    return -_MOST <= number <= _MOST
-
-
-def _checked(line: Begin | Artifact | Tags | End) -> Line | None:
-    """`line` if its values have the declared types and are values that a recorder writes; otherwise None."""
-    if isinstance(line, End) and line.status not in schema.STATUSES:
-        return None
-    if isinstance(line, Tags) and not set(line.tags) <= schema.TAGS_OF_CORES:
-        return None
-    for name, value in vars(line).items():
-        if name in ("tags", "params"):
-            good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-        elif name == "datasets":
-            good = isinstance(value, list | tuple) and all(map(_is_dataset, value))
-        elif name in ("time_ms", "step"):
-            good = (isinstance(value, int) and _fits(value)) or (name == "step" and value is None)
-        else:
-            good = isinstance(value, str)
-        if not good:
-            return None
-    return line
-
-
-def _is_dataset(value: object) -> bool:
-    """Whether it has the fields of schema.Dataset."""
-    if not isinstance(value, dict) or set(value) != _DATASET:
-        return False
-    profile = value["profile"]
-    return isinstance(profile, dict) and all(isinstance(value[name], str) for name in _DATASET - {"profile"})
+# Writing
 
 
 @dataclass
@@ -178,12 +104,11 @@ class Spool:
 
     path: Path
     unwritten: list[Line] = field(default_factory=list)
-    _file: int = -1
-    _end: int = 0  # where the last whole line ends
 
     def __post_init__(self) -> None:
         """Create the file. Raises FileExistsError if it exists, OSError if it cannot be created."""
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = self.path.open("xb", buffering=0)
+        self._end = 0  # where the last whole line ends
 
     def add(self, line: Line) -> None:
         """Append a line; once this returns, a kill of this process cannot lose it."""
@@ -195,34 +120,28 @@ class Spool:
                 del self.unwritten[0]
         except OSError as error:
             if not waited:
-                print(
-                    f"{self.path} cannot be written ({error.strerror}): metrics are held in memory",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                why = f"{self.path} cannot be written ({error.strerror}): metrics are held in memory"
+                print(why, file=sys.stderr, flush=True)
 
     def _write(self, text: bytes) -> None:
         done = 0
         try:
             while done < len(text):
-                done += os.write(self._file, text[done:])
+                done += os.write(self._file.fileno(), text[done:])
         except OSError:
             if done:
-                os.ftruncate(self._file, self._end)
-                os.lseek(self._file, self._end, os.SEEK_SET)
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
             raise
         self._end += done
 
     def sync(self) -> None:
         """Flush the file to disk, so that a crash of the machine cannot lose it."""
-        if self._file >= 0:
-            os.fsync(self._file)
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
 
 def new_record() -> str:
@@ -233,32 +152,35 @@ def new_record() -> str:
 def open_spool(folder: Path) -> Spool:
     """Create the next file in the run's folder."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    taken = [int(path.stem) for path in files(folder)]
+    number = max((int(path.stem) for path in files(folder)), default=0)
     while True:
-        number = max(taken, default=0) + 1
+        number += 1
         try:
-            return Spool(folder / FOLDER / f"{number:04d}{_SUFFIX}")
+            return Spool(folder / FOLDER / f"{number:04d}.jsonl")
         except FileExistsError:  # another process created it at this moment
-            taken.append(number)
+            continue
+
+
+def encoded(line: Line) -> bytes:
+    """A line as text for a file."""
+    values = dict(vars(line))
+    if not isinstance(line, StepEvent):
+        values = {"kind": type(line).__name__.lower(), **values}
+    if not values.get("base64", True):  # absent in lines of earlier versions
+        del values["base64"]
+    return json.dumps(values).encode() + b"\n"
+
+
+# Reading
 
 
 def files(folder: Path) -> list[Path]:
     """The spool's files in the order of the attempts."""
-    try:
-        names = [path.name for path in (folder / FOLDER).iterdir()]
-    except OSError as error:
-        if leads_nowhere(error):
-            return []
-        raise
-    stems = sorted(int(name.removesuffix(_SUFFIX)) for name in names if _is_ours(name))
-    return [folder / FOLDER / f"{stem:04d}{_SUFFIX}" for stem in stems]
-
-
-def _is_ours(name: str) -> bool:
-    stem = name.removesuffix(_SUFFIX)
-    return (
-        name.endswith(_SUFFIX) and stem.isascii() and stem.isdecimal() and name == f"{int(stem):04d}{_SUFFIX}"
-    )
+    names: list[str] = []
+    with ignoring(NOWHERE):
+        names = os.listdir(folder / FOLDER)  # noqa: PTH208  names alone, of thousands of runs
+    ours = sorted(filter(_FILE.fullmatch, names), key=lambda name: (len(name), name))
+    return [folder / FOLDER / name for name in ours]
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
@@ -279,6 +201,25 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
             yield line, offset
 
 
+def lines(folder: Path) -> Iterator[Line]:
+    """All lines of a run's folder, which another process may be writing."""
+    for path in files(folder):
+        for line, _ in read_lines(path):
+            yield line
+
+
+def decoded(text: bytes) -> Line | None:
+    """A line parsed from a file; None for anything else."""
+    try:
+        values = json.loads(text)
+        if kind := values.pop("kind", None):
+            return _KINDS[kind](**values)
+        metrics = {name: float(value) for name, value in values["metrics"].items()}
+        return StepEvent(int(values["step"]), int(values["time_ms"]), metrics)
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 def place_in(path: Path, offset: int) -> int:
     """`offset` if it is the start of a line or the end of the file; otherwise 0, since the stored offset is wrong."""
     file = open_plain(path) if offset > 0 else None
@@ -291,11 +232,7 @@ def place_in(path: Path, offset: int) -> int:
         return offset if file.read(1) == b"\n" else 0
 
 
-def lines(folder: Path) -> Iterator[Line]:
-    """All lines of a run's folder, which another process may be writing."""
-    for path in files(folder):
-        for line, _ in read_lines(path):
-            yield line
+# The newest record
 
 
 @dataclass
@@ -328,7 +265,62 @@ def newest_record(folder: Path) -> Record | None:
 def read_rows(folder: Path) -> list[StepEvent]:
     """The steps that the newest record of a run's folder has, by step. Changes nothing."""
     record = newest_record(folder)
-    return [] if record is None else [record.rows[step] for step in sorted(record.rows)]
+    return [record.rows[step] for step in sorted(record.rows)] if record else []
+
+
+class RunRows:
+    """The steps of the newest record in a run's folder, read while they are written.
+
+    `scores` are those of its validations by step, `times` are (step, when it was recorded) of the first and the last
+    step since `since`; both in seconds since the epoch.
+    """
+
+    def __init__(self, folder: Path, since: float = 0.0) -> None:
+        self.folder, self.since = folder, since
+        self._offsets: dict[Path, int] = {}
+        self._restart("")
+
+    def _restart(self, record: str) -> None:
+        self._record = record
+        self.scores: dict[int, float] = {}
+        self.times: list[tuple[int, float]] = []
+        self._steps: set[int] = set()
+
+    def news(self) -> Iterator[StepEvent]:
+        """The rows since the last call, oldest first; a step counts once, as the tracking store has it."""
+        for path in files(self.folder):
+            for line, offset in read_lines(path, self._offsets.get(path, 0)):
+                self._offsets[path] = offset
+                if isinstance(line, Begin) and line.record != self._record:
+                    self._restart(line.record)
+                elif isinstance(line, StepEvent) and line.step not in self._steps:
+                    self._steps.add(line.step)
+                    if (score := score_of(line)) is not None:
+                        self.scores[line.step] = score
+                    if (seconds := line.time_ms / 1000) >= self.since:
+                        self.times = [*self.times[:1], (line.step, seconds)]
+                    yield line
+
+    @property
+    def step(self) -> int | None:
+        """The last step; None before the first."""
+        return max(self._steps, default=None)
+
+    @property
+    def pace(self) -> float | None:
+        """Wall seconds per step between the first and the last step since `since`, validations included; None before
+        the second step."""
+        if len(self.times) < 2:
+            return None
+        (first, began), (last, ended) = self.times
+        return (ended - began) / (last - first) if last > first else None
+
+    def summary(self, t_stop: int) -> "Scores | None":
+        """The scores so far."""
+        return summarise(self.scores, t_stop)
+
+
+# Scores
 
 
 @dataclass(frozen=True)
@@ -349,6 +341,17 @@ class Scores:
         return {BEST: self.best, BEST_STEP: float(self.best_step), **late}
 
 
+def score_of(row: StepEvent) -> float | None:
+    """The score of a row that has a validation: the mean over the benchmarks. One that is not a finite number is none,
+    since nothing can be compared with it.
+    """
+    for name, value in row.metrics.items():
+        parsed = parse_validation_metric(name)
+        if parsed is not None and parsed[0] == MEAN and isfinite(value):
+            return value
+    return None
+
+
 def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
     """The scores of a run from those of its validations, by training step; None without a validation."""
     if not scores:
@@ -367,70 +370,6 @@ def score_text(
     last: float | None, best: float | None = None, step: int | None = None, final_mean: float | None = None
 ) -> str:
     """`last 43.2 %, best 44.1 % (step 8), final mean 43.5 %`, without what is None."""
-    parts = [] if last is None else [f"last {100 * last:.1f} %"]
-    if best is not None:
-        parts.append(f"best {100 * best:.1f} %" + ("" if step is None else f" (step {step})"))
-    if final_mean is not None:
-        parts.append(f"final mean {100 * final_mean:.1f} %")
-    return ", ".join(parts)
-
-
-def score_of(row: StepEvent) -> float | None:
-    """The score of a row that has a validation: the mean over the benchmarks."""
-    for name, value in row.metrics.items():
-        parsed = parse_validation_metric(name)
-        if parsed is not None and parsed[0] == MEAN:
-            return value
-    return None
-
-
-class RunRows:
-    """The steps of the newest record in a run's folder.
-
-    `scores` are those of its validations by step, `times` are (step, when it was recorded) of the first and the last
-    step since `since`; both in seconds since the epoch.
-    """
-
-    def __init__(self, folder: Path, since: float = 0.0) -> None:
-        self.folder, self.since = folder, since
-        self.scores: dict[int, float] = {}
-        self.times: list[tuple[int, float]] = []
-        self.step: int | None = None
-        self._record = ""
-        self._places: dict[Path, int] = {}
-        self._steps: set[int] = set()
-
-    def news(self) -> Iterator[StepEvent]:
-        """The rows since the last call, oldest first; a step counts once, as the tracking store has it."""
-        for path in files(self.folder):
-            for line, place in read_lines(path, self._places.get(path, 0)):
-                self._places[path] = place
-                if isinstance(line, Begin) and line.record != self._record:
-                    self._record, self.scores, self.times, self.step = line.record, {}, [], None
-                    self._steps = set()
-                elif isinstance(line, StepEvent) and line.step not in self._steps:
-                    self._take(line)
-                    yield line
-
-    def _take(self, row: StepEvent) -> None:
-        self._steps.add(row.step)
-        self.step = max(row.step, self.step or 0)
-        score = score_of(row)
-        if score is not None:
-            self.scores[row.step] = score
-        seconds = row.time_ms / 1000
-        if seconds >= self.since:
-            self.times = [*self.times[:1], (row.step, seconds)]
-
-    @property
-    def pace(self) -> float | None:
-        """Wall seconds per step between the first and the last step since `since`, validations included; None before
-        the second step."""
-        if len(self.times) < 2:
-            return None
-        (first, began), (last, seen) = self.times
-        return (seen - began) / (last - first) if last > first else None
-
-    def summary(self, t_stop: int) -> Scores | None:
-        """The scores so far."""
-        return summarise(self.scores, t_stop)
+    at = "" if step is None else f" (step {step})"
+    scores = (("last", last, ""), ("best", best, at), ("final mean", final_mean, ""))
+    return ", ".join(f"{name} {100 * score:.1f} %{at}" for name, score, at in scores if score is not None)

@@ -164,7 +164,7 @@ def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunStat
 
 def _newest(run: RunFolder, place: Place, listed: bool) -> RunState:
     """The state of the files that are not set aside."""
-    status, recorded = run.status, run.status.get("status")
+    status, recorded = run.status, run.status.get("status") or ""
     if recorded in schema.FINISHED:
         return _result(status)
     stopped = recorded in (schema.FAILED, schema.PARTIAL)

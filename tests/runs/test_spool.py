@@ -1,18 +1,23 @@
-"""What a run records is on file when it says so, and outlives the attempts that write it."""
+"""What a run records is on file when it says so, outlives its attempts, and is read while it is written."""
 
+import contextlib
 import json
-import os
+import math
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.runs import spool as spool_module
 from cppo_lab.runs.spool import (
     FOLDER,
     Artifact,
     Begin,
     End,
+    Line,
+    RunRows,
+    Spool,
     StepEvent,
     Tags,
     files,
@@ -21,20 +26,29 @@ from cppo_lab.runs.spool import (
     open_spool,
     read_lines,
     read_rows,
+    score_text,
+    summarise,
 )
 
+SCORE = schema.validation_metric(schema.MEAN, 4)
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
-BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"})
+BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"}, [])
+OTHER = Begin("b" * 32, "cppo-mini", "a run", 3000, {}, {}, [])
 END = End(BEGIN.record, schema.PARTIAL, 2, 2000, "interrupted: cancelled at step 2")
-ALL = [BEGIN, Artifact("config.json"), Tags({schema.TAG_WARM_START: "0123"}), *ROWS, END]
+ALL: list[Line] = [BEGIN, Artifact("config.json"), Tags({schema.TAG_WARM_START: "0123"}), *ROWS, END]
 
 
-def written(folder: Path, *some: object) -> Path:
+def row(step: int, score: float | None = None, second: float = 0.0) -> StepEvent:
+    scores = {} if score is None else {SCORE: score}
+    return StepEvent(step, round(1000 * second), {"train/loss": 1.0, **scores})
+
+
+def written(folder: Path, *some: Line) -> Spool:
     spool = open_spool(folder)
     for line in some or ALL:
-        spool.add(line)  # type: ignore[arg-type]
+        spool.add(line)
     spool.close()
-    return spool.path
+    return spool
 
 
 def test_lines_are_on_file_when_they_are_added(tmp_path: Path) -> None:
@@ -47,122 +61,154 @@ def test_lines_are_on_file_when_they_are_added(tmp_path: Path) -> None:
     assert last_row == {"step": 2, "time_ms": 1002, "metrics": {"train/reward": 2 / 3}}
 
 
-def test_every_attempt_has_a_file_of_its_own_and_a_record_may_have_several(tmp_path: Path) -> None:
+def test_a_record_goes_on_in_the_files_of_later_attempts_until_another_begins(tmp_path: Path) -> None:
+    assert (newest_record(tmp_path), read_rows(tmp_path), list(tmp_path.iterdir())) == (None, [], [])
     written(tmp_path)
     second = [BEGIN, StepEvent(2, 9999, {"train/reward": -1.0}), StepEvent(3, 5000, {"train/reward": 1.0})]
     written(tmp_path, *second)
     assert [path.name for path in files(tmp_path)] == ["0001.jsonl", "0002.jsonl"]
     record = newest_record(tmp_path)
-    assert record is not None
-    assert record.end is None  # it goes on
+    assert record is not None and record.end is None
     assert read_rows(tmp_path) == [*ROWS, second[2]]  # step 2 stands as it was measured first
+    for some in ([OTHER], [END]):  # the end is that of the first record
+        written(tmp_path, *some)
+        record = newest_record(tmp_path)
+        assert record is not None
+        assert (record.begin, record.rows, record.end) == (OTHER, {}, None)
 
 
-def test_a_new_record_begins_with_nothing(tmp_path: Path) -> None:
-    written(tmp_path)
-    other = Begin("b" * 32, "cppo-mini", "a run", 3000, {}, {})
-    written(tmp_path, other)
-    record = newest_record(tmp_path)
-    assert record is not None
-    assert (record.begin, record.rows, record.end) == (other, {}, None)
-    written(tmp_path, END)  # of the first record
-    again = newest_record(tmp_path)
-    assert again is not None
-    assert (again.begin, again.end) == (other, None)
-
-
-def test_without_files_there_is_nothing(tmp_path: Path) -> None:
-    assert newest_record(tmp_path) is None
-    assert read_rows(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path) -> None:
-    written(tmp_path)
-    for name in ("1.jsonl", "x.jsonl", "0002.json", "shipped.json", "-001.jsonl", "²³.jsonl"):
-        (tmp_path / FOLDER / name).write_text("{}\n")
-    assert [path.name for path in files(tmp_path)] == ["0001.jsonl"]
+def test_files_are_ordered_and_never_shared(tmp_path: Path) -> None:
+    spools = [open_spool(tmp_path) for _ in range(3)]
+    for name in ("10000.jsonl", "9999.jsonl"):
+        (tmp_path / FOLDER / name).touch()
+    assert [path.name[:-6] for path in files(tmp_path)] == ["0001", "0002", "0003", "9999", "10000"]
+    assert open_spool(tmp_path).path.name == "10001.jsonl"
+    assert [spool.path for spool in spools] == files(tmp_path)[:3]
+    with pytest.raises(FileExistsError):
+        Spool(spools[0].path)
+    for name in ("1.jsonl", "x.jsonl", "0002.json", "shipped.json", "-001.jsonl", "²³.jsonl", "00004.jsonl"):
+        (tmp_path / FOLDER / name).touch()  # none of a recorder's
+    assert len(files(tmp_path)) == 6
 
 
 def test_cut_off_anywhere_the_whole_lines_stand(tmp_path: Path) -> None:
-    path = written(tmp_path)
+    path = written(tmp_path).path
     content = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
         whole = sum(end <= length for end in ends)
-        assert [line for line, _ in read_lines(path)] == ALL[:whole], length
-        assert [place for _, place in read_lines(path)] == ends[:whole]
-
-
-def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    places = [place for _, place in read_lines(path)]
-    for number, place in enumerate(places, start=1):
-        assert [line for line, _ in read_lines(path, place)] == ALL[number:]
+        assert list(read_lines(path)) == list(zip(ALL, ends, strict=True))[:whole], length
+    for number, end in enumerate(ends, start=1):  # reading goes on where it stopped
+        assert [line for line, _ in read_lines(path, end)] == ALL[number:]
 
 
 JUNK = [
-    "\x00\x00\x00",
-    "[1, 2]",
-    '{"step": 1}',
-    "",
-    "null",
-    '{"kind": "begun"}',
-    '{"kind": "begin", "record": "a"}',
-    '{"kind": "end", "record": 3, "status": "done", "step": 1, "time_ms": 1}',
-    '{"kind": "artifact", "path": ["x"]}',
+    *("\x00\x00\x00", "[1, 2]", '{"step": 1}', "", "null", '{"kind": "begun"}', '{"kind": "begin", "record": "a"}'),
     '{"step": 1, "time_ms": 2, "metrics": {"train/reward": "high"}}',
     '{"step": 1, "time_ms": 2, "metrics": 3}',
     "[" * 100_000,
     '{"step": Infinity, "time_ms": 2, "metrics": {}}',
     '{"step": 1, "time_ms": 2, "metrics": {"train/reward": 1' + "0" * 400 + "}}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: junk[:30] or "empty")
 def test_what_follows_a_broken_line_is_not_believed(tmp_path: Path, junk: str) -> None:
-    path = written(tmp_path)
+    path = written(tmp_path).path
     content = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(content[:3]) + junk.encode() + b"\n" + b"".join(content[3:]))
     assert list(lines(tmp_path)) == ALL[:3]
 
 
-def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
-    row = StepEvent(1, 1, {"train/loss": float("inf"), "train/entropy": float("-inf")})
-    written(tmp_path, BEGIN, row)
-    assert read_rows(tmp_path) == [row]
+def test_numbers_that_are_not_finite_come_back_and_are_no_score(tmp_path: Path) -> None:
+    values = (math.inf, -math.inf, math.nan, 0.5)
+    written(tmp_path, BEGIN, *(row(step, value) for step, value in enumerate(values)))
+    assert [str(row.metrics[SCORE]) for row in read_rows(tmp_path)] == ["inf", "-inf", "nan", "0.5"]
+    rows = RunRows(tmp_path)
+    assert len(list(rows.news())) == 4
+    assert rows.scores == {3: 0.5}
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """The kernel takes files of at most `size` bytes, as under `ulimit -f`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("partly", [0, 1, 30], ids=lambda count: f"{count} bytes got through")
 def test_on_a_full_disk_lines_wait_and_none_is_torn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], partly: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], partly: int
 ) -> None:
-    real, room = os.write, [10**9]
-
-    def write(file: int, data: bytes) -> int:
-        if room[0] <= 0:
-            raise OSError(28, "No space left on device")
-        done = real(file, data[: room[0]])
-        room[0] -= done
-        return done
-
-    monkeypatch.setattr(spool_module.os, "write", write)
     spool = open_spool(tmp_path)
     spool.add(BEGIN)
-    room[0] = partly
-    spool.add(ROWS[0])
-    spool.add(ROWS[1])
+    with room_for(spool.path.stat().st_size + partly):
+        spool.add(ROWS[0])
+        spool.add(ROWS[1])
     assert list(lines(tmp_path)) == [BEGIN]
     assert spool.path.read_bytes().endswith(b"\n")
     assert spool.unwritten == ROWS[:2]
-    assert capsys.readouterr().err.count("No space left on device") == 1  # said once
-    room[0] = 10**9
+    assert capsys.readouterr().err.count("(File too large): metrics are held in memory\n") == 1  # said once
     spool.add(ROWS[2])
     assert list(lines(tmp_path)) == [BEGIN, *ROWS]
     assert spool.unwritten == []
 
 
-def test_two_processes_never_write_one_file(tmp_path: Path) -> None:
-    spools = [open_spool(tmp_path) for _ in range(3)]
-    assert len({spool.path for spool in spools}) == 3
+def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path) -> None:
+    rows = RunRows(tmp_path, since=15.0)
+
+    def news() -> list[int]:
+        return [row.step for row in rows.news()]
+
+    spool = open_spool(tmp_path)
+    for line in (BEGIN, row(0, 0.25, second=10), row(1, second=20)):
+        spool.add(line)
+    assert (news(), news()) == ([0, 1], [])
+    spool.add(row(3, 0.5, second=30))
+    assert news() == [3]
+    assert (rows.scores, rows.step, rows.pace) == ({0: 0.25, 3: 0.5}, 3, 5.0)  # 10 s for the steps 2 and 3
+    path = written(
+        tmp_path, BEGIN, row(3, 0.9, second=40), row(4, 0.75, second=50)
+    ).path  # 3 was recorded already
+    assert news() == [4]
+    assert rows.scores == {0: 0.25, 3: 0.5, 4: 0.75}
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"step": 5, "time_ms"')
+    assert news() == []
+    path.write_bytes(whole + b'{"step": 5, "time_ms": 60000, "metrics": {}}\n')
+    assert news() == [5]
+    written(tmp_path, OTHER)
+    assert news() == []
+    assert (rows.scores, rows.step, rows.pace) == ({}, None, None)
+
+
+def test_the_three_scores_by_hand() -> None:
+    """Of [0, 10] the last 30 % are the steps 8, 9 and 10; the first of two equal scores is the best."""
+    scores = summarise({0: 0.1, 2: 0.6, 4: 0.2, 6: 0.6, 7: 0.3, 8: 0.4, 10: 0.5}, t_stop=10)
+    assert scores is not None
+    assert (scores.last, scores.best, scores.best_step) == (0.5, 0.6, 2)
+    assert scores.final_mean == pytest.approx(0.45)
+    assert scores.metrics == {"val/best": 0.6, "val/best_step": 2.0, "val/final_mean": scores.final_mean}
+    assert summarise({}, 10) is None
+    early = summarise({0: 0.1, 7: 0.2}, t_stop=10)
+    assert early is not None
+    assert early.final_mean is None and "val/final_mean" not in early.metrics
+
+
+def test_the_first_step_of_the_last_part_does_not_depend_on_rounding() -> None:
+    """0.7 x 90 is below 63 in binary; step 63 is none of the last 27."""
+    scores = summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90)
+    assert scores is not None and scores.final_mean == pytest.approx(0.5)
+    for t_stop in range(10, 3000, 10):
+        assert schema.late_after(t_stop) == 7 * t_stop // 10
+        assert schema.early_until(t_stop) == 3 * t_stop // 10
+
+
+def test_scores_in_words() -> None:
+    assert score_text(0.432) == "last 43.2 %"
+    assert score_text(0.432, 0.441, 8, 0.435) == "last 43.2 %, best 44.1 % (step 8), final mean 43.5 %"

@@ -2,32 +2,29 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from mlflow.entities import Run
 
-from cppo_lab import files as safe_open
-from cppo_lab import schema
-from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
+from cppo_lab import files, schema
+from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status
 from cppo_lab.runs.recorder import Recorder, captured_output, close_dead
-from cppo_lab.runs.spool import newest_record, read_rows
-from cppo_lab.runs.tags import flatten
+from cppo_lab.runs.spool import Artifact, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import ensure_experiment, open_client
-from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED
 from tests.jobs import job
+from tests.jobs import job
 from tests.recorded import mlflow_run, points
+from tests.runs.test_folder import full
 
 
 @pytest.fixture
@@ -35,10 +32,6 @@ def recorder(workspace: Path, tiny_spec: RunSpec) -> Recorder:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
     return Recorder(tiny_spec, {}, folder)
-
-
-def recorded(recorder: Recorder) -> Run:
-    return mlflow_run(recorder.folder)
 
 
 def test_no_store_is_made_or_asked_for(recorder: Recorder, workspace: Path) -> None:
@@ -54,40 +47,95 @@ def test_more_points_than_one_request_takes(recorder: Recorder) -> None:
     for step in range(120):
         recorder.log(step, dict.fromkeys(names, float(step)))
     recorder.finish(FINISHED)
-    recorded(recorder)
     for name in names:
         assert [point[:2] for point in points(recorder.folder, name)] == [(n, float(n)) for n in range(120)]
 
 
-def test_a_collapse_is_a_result_with_its_reason(recorder: Recorder) -> None:
-    recorder.log(3, {"train/reward": 0.0})
-    recorder.finish(Outcome(schema.COLLAPSED, 3, "score fell"))
-    run = recorded(recorder)
-    assert run.info.status == "FINISHED"
-    assert run.data.tags[schema.TAG_STATUS] == schema.COLLAPSED
-    assert run.data.tags[schema.TAG_REASON] == "score fell"
-    assert read_status(recorder.folder)["status"] == schema.COLLAPSED
+ENDS: dict[str, tuple[Callable[[Recorder], object], str, str, str, str]] = {
+    # MLflow's status and ours, reason, cause
+    "done": (lambda run: run.finish(Outcome(schema.DONE, 3)), "FINISHED", schema.DONE, "", ""),
+    "collapsed": (
+        lambda run: run.finish(Outcome(schema.COLLAPSED, 3, "score fell")),
+        *("FINISHED", schema.COLLAPSED, "score fell", ""),
+    ),
+    "failed": (
+        lambda run: run.fail("ValueError: bad", "Traceback ..."),
+        *("FAILED", schema.FAILED, "ValueError: bad", Cause.ERROR),
+    ),
+    "interrupted": (
+        lambda run: run.interrupt("by SIGTERM"),
+        *("KILLED", schema.PARTIAL, "interrupted: by SIGTERM at step 3", Cause.SIGNAL),
+    ),
+    "died": (  # and others write its end
+        lambda run: close_dead(run.folder, schema.PARTIAL, "interrupted: killed", Cause.DIED),
+        *("KILLED", schema.PARTIAL, "interrupted: killed", Cause.DIED),
+    ),
+}
 
 
-def test_artifacts_reach_the_store(recorder: Recorder) -> None:
-    recorder.artifact("diagnostics/positions.json", {"position": [1, 2]})
-    recorded(recorder)
-    recorder.artifact("diagnostics/positions.json", {"position": [1, 2, 3]})
-    recorder.finish(FINISHED)
-    run = recorded(recorder)
-    path = open_client(tracking_uri()).download_artifacts(run.info.run_id, "diagnostics/positions.json")
-    assert json.loads(Path(path).read_text()) == {"position": [1, 2, 3]}
+@pytest.mark.parametrize(("end", "mlflow", "status", "reason", "cause"), ENDS.values(), ids=ENDS)
+def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
+    recorder: Recorder, end: Callable[[Recorder], object], mlflow: str, status: str, reason: str, cause: str
+) -> None:
+    recorder.log(3, {"train/reward": 0.5})
+    end(recorder)
+    if cause != Cause.DIED:  # nothing after its end changes it: a signal or a fault before its process ends
+        recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
+        recorder.interrupt("terminated by SIGTERM")
+    record, said = newest_record(recorder.folder), read_status(recorder.folder)
+    assert record is not None and record.end is not None
+    assert (record.end.status, record.end.reason, record.end.step) == (status, reason, 3)
+    assert (said["status"], said["reason"], said["cause"]) == (status, reason, cause)
+    assert [path.read_text() for path in recorder.folder.glob(TRACEBACK)] == ["Traceback ..."] * (
+        status == "failed"
+    )
+    assert close_dead(recorder.folder, schema.PARTIAL, "again") is (status not in schema.FINISHED)
+    run = mlflow_run(recorder.folder)
+    if status in schema.FINISHED:
+        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
+        assert run.data.tags.get(schema.TAG_REASON, "") == reason
+    else:
+        assert run.data.tags[schema.TAG_STEP] == "3"
 
 
-def test_nothing_after_its_end_makes_a_finished_run_fail(recorder: Recorder) -> None:
-    """A signal or a fault between the end of a run and that of its process."""
-    recorder.finish(FINISHED)
-    recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
-    recorder.interrupt("terminated by SIGTERM")
-    run = recorded(recorder)
-    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
-    assert schema.TAG_REASON not in run.data.tags
-    assert read_status(recorder.folder)["status"] == schema.DONE
+def test_artifacts_are_replaced_and_recorded_again(recorder: Recorder) -> None:
+    for position in ([1, 2], [1, 2, 3]):
+        recorder.artifact("diagnostics/positions.json", {"position": position})
+        assert json.loads((recorder.folder / "diagnostics/positions.json").read_text()) == {
+            "position": position
+        }
+    assert list(lines(recorder.folder))[-2:] == [Artifact("diagnostics/positions.json")] * 2
+
+
+def test_what_a_full_disk_cannot_take_is_written_with_the_next_file_or_goes_with_the_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for last in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "replacing", full)
+            recorder.artifact("a.json", {"last": last})
+            assert not recorder.file("b", b"\xff")
+            if last:
+                recorder.finish(FINISHED)
+        assert capsys.readouterr().err.count("could not be written: [Errno 28] No space left") == 1 + last
+        assert last or recorder.file("c", b"")
+    assert [name for name in ("a.json", "b", "c") if (recorder.folder / name).exists()] == ["c"]
+    contents = {line.path: line.content() for line in lines(recorder.folder) if isinstance(line, Artifact)}
+    assert (contents["a.json"], contents["b"]) == (b'{"last": true}', b"\xff")
+
+
+def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_nothing(
+    recorder: Recorder,
+) -> None:
+    score = schema.validation_metric(schema.MEAN, recorder.spec.validation.samples)
+    for step, value in enumerate((math.inf, 0.25, math.nan)):
+        recorder.log(step, {score: value, "train/loss": value})
+    recorder.interrupt("by SIGTERM")
+    rows = read_rows(recorder.folder)
+    assert [str(row.metrics["train/loss"]) for row in rows] == ["inf", "0.25", "nan"]
+    assert ["val/best" in row.metrics for row in rows] == [False, True, False]
+    status = read_status(recorder.folder)
+    assert (status["score"], status["best"], status["best_step"]) == (0.25, 0.25, 1)
 
 
 @pytest.mark.parametrize("broken", ["config.json", "spool", "status.json.partial"])
@@ -100,108 +148,39 @@ def test_a_run_that_cannot_write_at_its_start_says_why(
         (folder / broken).write_text("a file stands where the folder should")
     else:
         (folder / broken).mkdir()  # a folder stands where the file should
-    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
     with pytest.raises(OSError, match=broken):
-        attempt.run()
-    experiment = open_client(tracking_uri()).get_experiment_by_name("cppo-mini")
+        job(tiny_spec, workspace / "runs", tracking_uri()).run()
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
-    runs = open_client(tracking_uri()).search_runs([experiment.experiment_id])
-    failed = [run for run in runs if run.info.status == "FAILED"]
-    assert failed
-    assert any(
-        word in failed[0].data.tags[schema.TAG_REASON]
-        for word in ("IsADirectory", "NotADirectory", "FileExists")
-    )
+    [failed] = [run for run in client.search_runs([experiment.experiment_id]) if run.info.status == "FAILED"]
+    assert re.search("IsADirectory|NotADirectory|FileExists", failed.data.tags[schema.TAG_REASON])
 
 
-def test_unknown_metric_is_a_programming_error(recorder: Recorder) -> None:
+def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) -> None:
     with pytest.raises(ValueError, match=r"train/rewardd.*schema\.METRICS"):
         recorder.log(1, {"train/rewardd": 1.0})
-
-
-def test_failure_leaves_status_reason_and_traceback(recorder: Recorder) -> None:
-    recorder.log(1, {"train/reward": 0.5})
-    recorder.fail("ValueError: bad", "Traceback ...")
-    run = recorded(recorder)
-    assert run.info.status == "FAILED"
-    assert run.data.tags[schema.TAG_REASON] == "ValueError: bad"
-    assert run.data.tags[schema.TAG_STEP] == "1"
-    assert [point[:2] for point in points(recorder.folder, "train/reward")] == [(1, 0.5)]
-    assert read_status(recorder.folder)["reason"] == "ValueError: bad"
-    path = open_client(tracking_uri()).download_artifacts(run.info.run_id, "traceback.txt")
-    assert Path(path).read_text() == "Traceback ..."
-
-
-REPLACING = safe_open.replacing
-
-
-@contextlib.contextmanager
-def full(path: Path) -> Iterator[Any]:
-    """What `replacing` comes to on a full disk."""
-    with REPLACING(path):
-        raise OSError(28, "No space left on device")
-    yield
+    with pytest.raises(ValueError, match=r"cppo\.warm.*schema\.TAGS_OF_CORES"):
+        recorder.tag("cppo.warm", "x")
 
 
 def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(safe_open, "replacing", full)
+        patch.setattr(files, "replacing", full)
         recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
-    run = recorded(recorder)
+    run = mlflow_run(recorder.folder)
     assert run.info.status == "FAILED"
     assert "No space left" in run.data.tags[schema.TAG_REASON]
 
 
-def test_the_end_of_an_attempt_that_died_is_written_by_others(recorder: Recorder) -> None:
-    recorder.log(3, {"train/reward": 0.5})
-    assert close_dead(recorder.folder, schema.PARTIAL, "interrupted: killed")
-    run = recorded(recorder)
-    assert (run.info.status, run.data.tags[schema.TAG_STEP]) == ("KILLED", "3")
-    assert run.data.tags[schema.TAG_REASON] == "interrupted: killed"
-
-
-def test_a_result_is_never_made_an_interruption(recorder: Recorder) -> None:
-    recorder.finish(FINISHED)
-    assert not close_dead(recorder.folder, schema.PARTIAL, "interrupted: killed")
-    record = newest_record(recorder.folder)
-    assert record is not None
-    assert record.end is not None
-    assert record.end.status == schema.DONE
-
-
-def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_status(tmp_path, {"step": 1, "reason": "a long one"})
-
-    monkeypatch.setattr(safe_open, "replacing", full)
-    write_status(tmp_path, {"step": 2})
-    assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 2}, 1)
-    (tmp_path / "status.json").unlink()
-    with pytest.raises(OSError, match="No space left"):
-        write_status(tmp_path, {"step": 3})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_half_written_status_reads_as_none(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text('{"status": "runn')
-    assert read_status(tmp_path) == {}
-
-
-def test_flatten_leaves_out_what_does_not_apply() -> None:
-    assert flatten({"a": {"b": 1, "c": None}, "d": [1, 2]}) == {"a.b": "1", "d": "[1, 2]"}
-
-
-def test_deleted_experiment_is_named(workspace: Path) -> None:
-    uri = tracking_uri()
-    client = open_client(uri)
-    client.delete_experiment(ensure_experiment(client, uri, "cppo-mini"))
-    with pytest.raises(UserError, match="'cppo-mini' was deleted"):
-        ensure_experiment(client, uri, "cppo-mini")
-
-
-def test_attempts_of_an_empty_store(workspace: Path) -> None:
-    assert attempts(open_client(tracking_uri()), "cppo-mini", ["abc"]) == {"abc": []}
+def test_no_file_of_a_failed_run_has_a_password(recorder: Recorder) -> None:
+    error = "OperationalError: postgresql://ada:{}@db:5432/mlflow is away"
+    text = "Traceback (most recent call last):\n  ...\n{}\n"
+    recorder.fail(error.format(SECRET), text.format(error.format(SECRET)))
+    contents = {path.name: path.read_text() for path in recorder.folder.rglob("*") if path.is_file()}
+    assert [name for name, content in contents.items() if SECRET in content] == []
+    assert contents[TRACEBACK] == text.format(error.format("***"))
+    assert read_status(recorder.folder)["reason"] == error.format("***")
 
 
 SECRET = "s3cret"
@@ -287,8 +266,8 @@ def test_own_output(workspace: Path) -> None:
     assert starts == {str(out): len("of another\nbefore\n"), str(err): 0}
     assert captured_output(workspace / "run", starts) == {"output/job.out.txt": b"after\n"}
     assert [*own(">> job.out 2>&1")] == [str(out)]
-    for files in ("> >(cat) 2> /dev/null", "> gone 2> /dev/null; rm gone", ">&- 2>&-"):
-        assert own(files) == {}
+    for outputs in ("> >(cat) 2> /dev/null", "> gone 2> /dev/null; rm gone", ">&- 2>&-"):
+        assert own(outputs) == {}
 
 
 @pytest.mark.parametrize("taken", [False, True])

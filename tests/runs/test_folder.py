@@ -1,0 +1,97 @@
+"""A run's status whatever the disk does, what living launchers have on their lists, and what dead ones left."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab import files
+from cppo_lab.runs.folder import QUEUES, Queue, announce, begin_status, queued, read_status, write_status
+
+REPLACING = files.replacing
+
+
+@contextlib.contextmanager
+def full(path: Path) -> Iterator[Any]:
+    """What `replacing` comes to on a full disk."""
+    with REPLACING(path):
+        raise OSError(28, "No space left on device")
+    yield
+
+
+def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_status(tmp_path, {"step": 1, "reason": "a long one"})
+    monkeypatch.setattr(files, "replacing", full)
+    write_status(tmp_path, {"step": 2})
+    assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 2}, 1)
+    (tmp_path / "status.json").unlink()
+    with pytest.raises(OSError, match="No space left"):
+        write_status(tmp_path, {"step": 3})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_announced_once_and_begun_again_with_its_names(tmp_path: Path) -> None:
+    for rule in ("cppo", "grpo"):
+        announce(tmp_path / "run", {"rule": rule, "seed": 0})
+    announced = {"status": "", "step": None, "rule": "cppo", "seed": 0}
+    assert read_status(tmp_path / "run") == announced
+    write_status(
+        tmp_path / "run", {**announced, "status": "failed", "reason": "bad", "step": 3, "seconds": 9}
+    )
+    begin_status(tmp_path / "run")
+    assert read_status(tmp_path / "run") == {**announced, "seconds": 9.0}
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "runn', "[1]", "\x00", "[" * 100_000])
+def test_a_damaged_status_reads_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) == {}
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from cppo_lab.runs.folder import Queue
+with Queue(Path(sys.argv[1]), ["aaa", "bbb"]):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_is_queued_until_it_has_ended(tmp_path: Path) -> None:
+    assert queued(tmp_path) == frozenset()
+    with Queue(tmp_path, ["a", "b", "c"]) as first:
+        assert queued(tmp_path) == {"a", "b", "c"}
+        first.ended("b")
+        with Queue(tmp_path, ["b", "d"]):
+            assert queued(tmp_path) == {"a", "b", "c", "d"}
+        first._file.write("+half")  # a line that is being written does not count
+        first._file.flush()
+        assert queued(tmp_path) == {"a", "c"}
+    assert queued(tmp_path) == frozenset()
+    with pytest.raises(KeyboardInterrupt), Queue(tmp_path, ["a"]):
+        raise KeyboardInterrupt
+    assert list((tmp_path / QUEUES).iterdir()) == []
+
+
+def test_the_list_of_a_killed_launcher_counts_no_more_and_is_removed_by_the_next(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "there\n"
+    assert queued(tmp_path) == {"aaa", "bbb"}
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    assert queued(tmp_path) == frozenset()
+    [left] = (tmp_path / QUEUES).iterdir()  # looking writes nothing
+    with Queue(tmp_path, ["c"]):
+        assert not left.exists()
+        assert queued(tmp_path) == {"c"}
