@@ -637,7 +637,7 @@ TRACKING = (
         "cppo_lab/files.py",
         """(?:[^\\s"'<>]*(@)|""",
         """(?:[^\\s"'<>@]*(@)|""",
-        "tests/test_redacted.py",
+        "tests/test_files.py",
     ),
     Fault(
         "the newest of several parents of a sweep stays",
@@ -665,7 +665,7 @@ TRACKING = (
         "cppo_lab/runs/tags.py",
         'if "true" in (old.get(schema.TAG_DIRTY), new.get(schema.TAG_DIRTY)):',
         'if new.get(schema.TAG_DIRTY) == "true":',
-        "tests/tracking/test_naming.py",
+        "tests/runs/test_tags.py",
     ),
     Fault(
         "two consecutive points of one step are both in the history",
@@ -858,7 +858,7 @@ ROOMS = {
     "maths": Room("The maths", ("tests/maths",), MATHS),
     "launch": Room("Launching", ("tests/launch", "tests/test_run.py"), LAUNCH),
     "tracking": Room(
-        "Tracking", ("tests/tracking", "tests/runs", "tests/store", "tests/test_redacted.py"), TRACKING
+        "Tracking", ("tests/tracking", "tests/runs", "tests/store", "tests/test_files.py"), TRACKING
     ),
     "analysis": Room("Analysis", ("tests/analysis",), ANALYSIS),
 }

@@ -1,14 +1,25 @@
-"""A run on disk: its folder, lock, status, spool of metrics, cancellation and state.
+"""A run on disk: its folder, lock, status, spool of metrics, cancellation and state, and the attempts at it.
 
-Guarantees of this package:
+What is true of `runs/<id>/`, whatever is killed:
 
-- One process trains a run at a time. `folder.py` holds `runs/<id>/lock` (flock); the kernel releases it when the
-  process ends.
-- A metric is in the spool before `Recorder.log()` returns (`recorder.py`, `spool.py`). The spool is only appended to.
-- `state.py` is the only place that decides the state of a run and its text: `plan`, `launch` and `status` ask it.
-- `folder.py` writes `status.json`, marks cancelled runs, and lists what a local launcher has yet to start.
-- `machine.py` says where, with what and by which code a run is trained: single facts, never the whole environment.
+- One process trains a run at a time: it holds `lock` (flock), which the kernel releases when the process ends.
+- A metric is in the spool before `Recorder.log()` returns. The spool is only appended to; what is on file stays.
+- `status.json` is a convenience for whoever looks on: it may be seconds older than the spool, and says `running` until
+  somebody says otherwise. Lock, status and spool together are the state.
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.runs.attempt` trains a run with these; `cppo_lab.tracking` uploads the
-spool. No link in a run's folder is followed: files are opened by `cppo_lab.files` (docs/security.md).
+So a trainer that is killed at step 20 leaves a free lock, a status that says `running`, and a spool with the steps up
+to 20 and no end: the run is `partial`. The next attempt takes the lock, resumes from the newest checkpoint and
+continues the same record in a new file; steps that are on file are not recorded again.
+
+| module | what it decides |
+| --- | --- |
+| `spool` | the format of the record, how it is written and read, scores |
+| `folder` | status, lock, cancellation, the lists of launchers |
+| `recorder` | what an attempt records, also on a full disk, and how one that died is ended |
+| `state` | the state of a run and its text, for every command |
+| `attempt` | training: from taking the lock to recording the end |
+| `machine`, `tags` | where, with what and by which code a run is trained; its names and tags in MLflow |
+
+Begin with `spool` and `folder`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed: files are
+opened by `cppo_lab.files` (docs/security.md).
 """

@@ -22,8 +22,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED
 from tests.jobs import job
-from tests.jobs import job
-from tests.recorded import mlflow_run, points
+from tests.recorded import mlflow_run
 from tests.runs.test_folder import full
 
 
@@ -34,76 +33,46 @@ def recorder(workspace: Path, tiny_spec: RunSpec) -> Recorder:
     return Recorder(tiny_spec, {}, folder)
 
 
-def test_no_store_is_made_or_asked_for(recorder: Recorder, workspace: Path) -> None:
-    recorder.begin(None)
-    recorder.log(1, {"train/reward": 0.5})
-    recorder.finish(FINISHED)
-    assert {path.name for path in workspace.iterdir()} == {"runs"}
-    assert [row.metrics for row in read_rows(recorder.folder)] == [{"train/reward": 0.5}]
+ENDS = [  # how; MLflow's status and ours, reason, cause
+    (lambda run: run.finish(Outcome(schema.DONE, 3)), "FINISHED", "done", "", ""),
+    (lambda run: run.finish(Outcome(schema.COLLAPSED, 3, "score fell")), "FINISHED", "collapsed", "score fell", ""),
+    (lambda run: run.fail("ValueError: bad", "Traceback"), "FAILED", "failed", "ValueError: bad", Cause.ERROR),
+    (lambda run: run.interrupt("by it"), "KILLED", "partial", "interrupted: by it at step 3", Cause.SIGNAL),
+    # It died, and others write its end.
+    (lambda run: close_dead(run.folder, "partial", "killed", Cause.DIED), "KILLED", "partial", "killed", Cause.DIED),
+]  # fmt: skip
 
 
-def test_more_points_than_one_request_takes(recorder: Recorder) -> None:
-    names = [metric.name for metric in schema.METRICS]
-    for step in range(120):
-        recorder.log(step, dict.fromkeys(names, float(step)))
-    recorder.finish(FINISHED)
-    for name in names:
-        assert [point[:2] for point in points(recorder.folder, name)] == [(n, float(n)) for n in range(120)]
-
-
-ENDS: dict[str, tuple[Callable[[Recorder], object], str, str, str, str]] = {
-    # MLflow's status and ours, reason, cause
-    "done": (lambda run: run.finish(Outcome(schema.DONE, 3)), "FINISHED", schema.DONE, "", ""),
-    "collapsed": (
-        lambda run: run.finish(Outcome(schema.COLLAPSED, 3, "score fell")),
-        *("FINISHED", schema.COLLAPSED, "score fell", ""),
-    ),
-    "failed": (
-        lambda run: run.fail("ValueError: bad", "Traceback ..."),
-        *("FAILED", schema.FAILED, "ValueError: bad", Cause.ERROR),
-    ),
-    "interrupted": (
-        lambda run: run.interrupt("by SIGTERM"),
-        *("KILLED", schema.PARTIAL, "interrupted: by SIGTERM at step 3", Cause.SIGNAL),
-    ),
-    "died": (  # and others write its end
-        lambda run: close_dead(run.folder, schema.PARTIAL, "interrupted: killed", Cause.DIED),
-        *("KILLED", schema.PARTIAL, "interrupted: killed", Cause.DIED),
-    ),
-}
-
-
-@pytest.mark.parametrize(("end", "mlflow", "status", "reason", "cause"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("end", "mlflow", "status", "reason", "cause"), ENDS)
 def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     recorder: Recorder, end: Callable[[Recorder], object], mlflow: str, status: str, reason: str, cause: str
 ) -> None:
+    folder = recorder.folder
     recorder.log(3, {"train/reward": 0.5})
     end(recorder)
     if cause != Cause.DIED:  # nothing after its end changes it: a signal or a fault before its process ends
         recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
         recorder.interrupt("terminated by SIGTERM")
-    record, said = newest_record(recorder.folder), read_status(recorder.folder)
+    assert {path.name for path in folder.parent.parent.iterdir()} == {"runs"}  # no store is made or asked for
+    record, written = newest_record(folder), read_status(folder)
     assert record is not None and record.end is not None
     assert (record.end.status, record.end.reason, record.end.step) == (status, reason, 3)
-    assert (said["status"], said["reason"], said["cause"]) == (status, reason, cause)
-    assert [path.read_text() for path in recorder.folder.glob(TRACEBACK)] == ["Traceback ..."] * (
-        status == "failed"
+    assert (written["status"], written["reason"], written["cause"]) == (status, reason, cause)
+    assert [path.read_text() for path in folder.glob(TRACEBACK)] == ["Traceback"] * (status == "failed")
+    assert status not in schema.FINISHED or not close_dead(
+        folder, schema.PARTIAL, "a result is never interrupted"
     )
-    assert close_dead(recorder.folder, schema.PARTIAL, "again") is (status not in schema.FINISHED)
-    run = mlflow_run(recorder.folder)
-    if status in schema.FINISHED:
-        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
-        assert run.data.tags.get(schema.TAG_REASON, "") == reason
-    else:
-        assert run.data.tags[schema.TAG_STEP] == "3"
+    run = mlflow_run(folder)
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
+    assert run.data.tags.get(schema.TAG_REASON, "") == reason
+    assert run.data.tags.get(schema.TAG_STEP) == (None if status in schema.FINISHED else "3")
 
 
 def test_artifacts_are_replaced_and_recorded_again(recorder: Recorder) -> None:
-    for position in ([1, 2], [1, 2, 3]):
-        recorder.artifact("diagnostics/positions.json", {"position": position})
-        assert json.loads((recorder.folder / "diagnostics/positions.json").read_text()) == {
-            "position": position
-        }
+    path = recorder.folder / "diagnostics" / "positions.json"
+    for values in ({"position": [1, 2]}, {"position": [1, 2, 3]}):
+        recorder.artifact("diagnostics/positions.json", values)
+        assert json.loads(path.read_text()) == values
     assert list(lines(recorder.folder))[-2:] == [Artifact("diagnostics/positions.json")] * 2
 
 
@@ -116,12 +85,13 @@ def test_what_a_full_disk_cannot_take_is_written_with_the_next_file_or_goes_with
             recorder.artifact("a.json", {"last": last})
             assert not recorder.file("b", b"\xff")
             if last:
-                recorder.finish(FINISHED)
+                recorder.fail("OSError: [Errno 28]", "the disk is full")
         assert capsys.readouterr().err.count("could not be written: [Errno 28] No space left") == 1 + last
         assert last or recorder.file("c", b"")
-    assert [name for name in ("a.json", "b", "c") if (recorder.folder / name).exists()] == ["c"]
+    assert (recorder.folder / "a.json").read_text() == '{"last": false}'  # which a resumed run goes on from
     contents = {line.path: line.content() for line in lines(recorder.folder) if isinstance(line, Artifact)}
     assert (contents["a.json"], contents["b"]) == (b'{"last": true}', b"\xff")
+    assert read_status(recorder.folder)["reason"] == "OSError: [Errno 28]"
 
 
 def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_nothing(
@@ -162,15 +132,6 @@ def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) 
         recorder.log(1, {"train/rewardd": 1.0})
     with pytest.raises(ValueError, match=r"cppo\.warm.*schema\.TAGS_OF_CORES"):
         recorder.tag("cppo.warm", "x")
-
-
-def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "replacing", full)
-        recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
-    run = mlflow_run(recorder.folder)
-    assert run.info.status == "FAILED"
-    assert "No space left" in run.data.tags[schema.TAG_REASON]
 
 
 def test_no_file_of_a_failed_run_has_a_password(recorder: Recorder) -> None:
@@ -276,18 +237,15 @@ def test_a_trainer_whose_lock_was_removed_records_nothing_more(
 ) -> None:
     """Whoever takes the new lock goes on with the record."""
     folder = workspace / "runs" / tiny_spec.run_id
-    with contextlib.ExitStack() as locks:
-        locks.enter_context(held(folder))
+    with held(folder):
         recorder = Recorder(tiny_spec, {}, folder)
-        recorder.begin(None)
         recorder.log(0, {"train/reward": 0.0})
         (folder / "lock").unlink()
-        if taken:
-            locks.enter_context(held(folder))
-        before = read_status(folder), recorder.spool.path.read_bytes()
-        with pytest.raises(AlreadyRunning, match=r"the lock of run .* was removed") as raised:
-            recorder.log(1, {"train/reward": 0.1})
-        recorder.fail(str(raised.value), "traceback")
-        recorder.interrupt("by a test")
-        recorder.finish(FINISHED)
-        assert (read_status(folder), recorder.spool.path.read_bytes()) == before
+        with held(folder) if taken else contextlib.nullcontext():
+            before = read_status(folder), recorder.spool.path.read_bytes()
+            with pytest.raises(AlreadyRunning, match=r"the lock of run .* was removed"):
+                recorder.log(1, {"train/reward": 0.1})
+            recorder.fail("its process goes on", "traceback")
+            recorder.interrupt("by a test")
+            recorder.finish(FINISHED)
+            assert (read_status(folder), recorder.spool.path.read_bytes()) == before

@@ -3,6 +3,8 @@
 import json
 import os
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,128 +23,116 @@ from cppo_lab.spec import RunSpec
 
 RUN = "0123456789ab"
 DIED = f"interrupted: {WORDS[Cause.DIED]}"
+NEW, OLD = (
+    -1e6,
+    100.0,
+)  # ages of a submission: however late the test runs after it was collected, the first is new
 
 
-def folder(status: str | None = None, **more: Any) -> RunFolder:
-    """A folder with this status; `held`, `cancelled` and `end` as they are given, anything else into the status."""
-    found = RunFolder(Path("/nowhere/runs") / RUN)
-    found.held, found.cancelled = more.pop("held", False), more.pop("cancelled", False)
-    found.record = None
-    if (end := more.pop("end", None)) is not None:
-        found.record = SimpleNamespace(begin=SimpleNamespace(tags={}), rows={}, end=end)  # type: ignore[assignment]
-    found.status = (
-        {} if status is None else {"status": status, "step": 20, "t_stop": 40, "record": "r", **more}
-    )
-    return found
-
-
-def ended(status: str, reason: str = "") -> End:
-    return End("r", status, 20, 0, reason)
-
-
-def job(state: str, reason: str = "") -> SlurmView:
+def slurm(state: str, reason: str = "") -> SlurmView:
     """Slurm has the run's job in this state."""
     task = LedgerTask(RUN, "token", 7, 0, 2, time.time())
     return SlurmView({RUN: task}, {RUN: QueuedJob("7_0", os.getuid(), state, reason, 0, "", "token")})
 
 
-# However late the test runs after it was collected, a submission of this age is a new one.
-NEW = -1e6
-
-
-def silent(job_id: int | None = 7, age: float = NEW, why: str = "it is down") -> SlurmView:
+def silent(job_id: int | None, age: float) -> SlurmView:
     """The ledger has the run, and Slurm says nothing of it."""
-    return SlurmView({RUN: LedgerTask(RUN, "token", job_id, 0, 2, time.time() - age)}, silent=why)
+    task = LedgerTask(RUN, "token", job_id, 0, 2, time.time() - age)
+    return SlurmView({RUN: task}, silent="it is down")
 
 
-NONE = SlurmView()
-AT = {"step": 20, "t_stop": 40}
-FELL = ended("collapsed", "score fell")
+def text(state: RunState) -> str:
+    """State, note, cause and version."""
+    return "; ".join(filter(None, (state.state, state.note, state.cause, state.code_version)))
+
+
+def row(expected: str, status: str | None = None, **more: Any) -> tuple[RunFolder, Queued, str]:
+    """A run in `expected` state: `listed` and `slurm` are its place, `held`, `cancelled` and `end` are of its folder,
+    anything else is in its status."""
+    queued = Queued([RUN] if more.pop("listed", False) else [], places(more.pop("slurm", SlurmView())))
+    run = RunFolder(Path("/nowhere/runs") / RUN)
+    run.held, run.cancelled = more.pop("held", False), more.pop("cancelled", False)
+    run.record = None
+    if end := more.pop("end", ()):
+        ended = End("r", end[0], 20, 0, *end[1:])
+        run.record = SimpleNamespace(begin=SimpleNamespace(tags={}), rows={}, end=ended)  # type: ignore[assignment]
+    run.status = {} if status is None else {"status": status, "step": 20, "t_stop": 40, "record": "r", **more}
+    return run, queued, expected
+
+
+FELL = ("collapsed", "score fell")
 TABLE = [
-    # folder, on a list, Slurm, expected
-    (folder(), False, NONE, RunState(schema.MISSING)),
-    (folder("", step=None), False, NONE, RunState(schema.MISSING)),  # announced, never begun
-    (folder("", step=None, end=ended("done")), False, NONE, RunState(schema.MISSING)),  # nothing is read then
-    (folder("", step=None, seconds=9.0), False, NONE, RunState(schema.MISSING)),
-    (folder("", step=None, seconds=9.0, end=ended("failed", "bad")), False, NONE, RunState("failed", "bad")),
-    (folder("done", code_version="v"), False, NONE, RunState(schema.DONE, "", "v")),
-    (folder("done", held=True), True, job("RUNNING"), RunState(schema.DONE)),
-    (folder("collapsed", reason="score fell"), False, NONE, RunState(schema.COLLAPSED, "score fell")),
-    (folder("failed", reason="bad", cause="error"), False, NONE, RunState("failed", "bad", cause="error")),
-    (folder("partial", reason="why", cause=""), False, NONE, RunState(schema.PARTIAL, "why", **AT)),
-    (folder("partial", reason=DIED, cause=""), False, NONE, RunState(schema.PARTIAL, DIED, **AT)),
-    # Written before there were causes.
-    (folder("partial", reason=f"{DIED} at step 20"), *(False, NONE),
-     RunState(schema.PARTIAL, f"{DIED} at step 20", **AT, cause=Cause.DIED)),
-    (folder("running"), False, NONE, RunState(schema.PARTIAL, DIED, **AT, cause=Cause.DIED)),
-    (folder("running", cancelled=True), *(False, NONE),
-     RunState(schema.PARTIAL, "interrupted: cancelled", **AT, cause=Cause.CANCELLED)),
-    (folder("running", end=FELL), False, NONE, RunState(schema.COLLAPSED, "score fell")),
-    (folder(end=FELL), False, NONE, RunState(schema.COLLAPSED, "score fell")),  # its status is damaged
-    (folder("running", held=True), False, NONE, RunState(schema.RUNNING, **AT)),
-    (folder("running", held=True, activity="warm start", first_step=None), *(False, NONE),
-     RunState(schema.RUNNING, "warm start", **AT)),
-    (folder(held=True), True, NONE, RunState(schema.RUNNING, "starting")),
-    (folder("partial", held=True), False, NONE, RunState(schema.RUNNING, "starting", **AT)),
-    (folder("running"), False, job("RUNNING"), RunState(schema.RUNNING, **AT)),
-    (folder(), False, job("CONFIGURING"), RunState(schema.RUNNING, "starting")),
-    (folder(), False, job("COMPLETING"), RunState(schema.RUNNING, "its job is ending")),
-    (folder("partial", reason="by SIGTERM"), False, job("COMPLETING"),
-     RunState(schema.RUNNING, "its job is ending; by SIGTERM", **AT)),
-    (folder("partial", reason="interrupted: cancelled", cancelled=True), False, job("COMPLETING"),
-     RunState(schema.PARTIAL, "interrupted: cancelled", **AT)),
-    (folder("failed", reason="bad"), False, job("PENDING", "Resources"),
-     RunState(schema.QUEUED, "Slurm job 7_0: pending, Resources", **AT)),
-    (folder(), False, job("REQUEUED"), RunState(schema.QUEUED, "Slurm job 7_0: requeued")),
-    (folder(), False, silent(None), RunState(schema.QUEUED, "is being submitted")),
-    (folder(), False, silent(None, 100.0), RunState(schema.MISSING)),
-    (folder(), False, silent(), RunState(schema.QUEUED, "not known now: it is down")),
-    (folder(), True, NONE, RunState(schema.QUEUED)),
-    (folder(cancelled=True), True, NONE, RunState(schema.MISSING)),
-    (folder("partial"), True, NONE, RunState(schema.QUEUED, **AT)),
+    row("missing"),
+    row("missing", "", step=None),  # announced, never begun
+    row("missing", "", step=None, end=("done",)),  # nothing is read then
+    row("missing", "", step=None, seconds=9.0),
+    row("failed; bad", "", step=None, seconds=9.0, end=("failed", "bad")),
+    row("done; v", "done", code_version="v"),
+    row("done", "done", held=True, listed=True, slurm=slurm("RUNNING")),
+    row("collapsed; score fell", "collapsed", reason="score fell"),
+    row("failed; bad; error", "failed", reason="bad", cause="error"),
+    row("partial; step 20/40; why", "partial", reason="why", cause=""),
+    row(f"partial; step 20/40; {DIED}", "partial", reason=DIED, cause=""),
+    row(f"partial; step 20/40; {DIED}; died", "partial", reason=f"{DIED} at step 20"),  # before there were causes
+    row(f"partial; step 20/40; {DIED}; died", "running"),
+    row("partial; step 20/40; interrupted: cancelled; cancelled", "running", cancelled=True),
+    row("collapsed; score fell", "running", end=FELL),
+    row("collapsed; score fell", end=FELL),  # its status is damaged
+    row("running; step 20/40", "running", held=True),
+    row("running; step 20/40; warm start", "running", held=True, activity="warm start", first_step=None),
+    row("running; starting", held=True, listed=True),
+    row("running; step 20/40; starting", "partial", held=True),
+    row("running; step 20/40", "running", slurm=slurm("RUNNING")),
+    row("running; starting", slurm=slurm("CONFIGURING")),
+    row("running; its job is ending", slurm=slurm("COMPLETING")),
+    row("running; step 20/40; its job is ending; why", "partial", reason="why", slurm=slurm("COMPLETING")),
+    row("partial; step 20/40; stopped", "partial", reason="stopped", cancelled=True, slurm=slurm("COMPLETING")),
+    row("queued; step 20/40; Slurm job 7_0: pending, Resources", "failed", slurm=slurm("PENDING", "Resources")),
+    row("queued; Slurm job 7_0: requeued", slurm=slurm("REQUEUED")),
+    row("queued; is being submitted", slurm=silent(None, NEW)),
+    row("missing", slurm=silent(None, OLD)),
+    row("queued; not known now: it is down", slurm=silent(7, NEW)),
+    row("queued", listed=True),
+    row("missing", listed=True, cancelled=True),
+    row("queued; step 20/40", "partial", listed=True),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lies", "listed", "slurm", "expected"), TABLE)
-def test_of_a_folder_and_a_queue(lies: RunFolder, listed: bool, slurm: SlurmView, expected: RunState) -> None:
-    assert state_of(lies, Queued([RUN] if listed else [], places(slurm))) == expected
+@pytest.mark.parametrize(("run", "queued", "expected"), TABLE)
+def test_of_a_folder_and_a_queue(run: RunFolder, queued: Queued, expected: str) -> None:
+    state = state_of(run, queued)
+    assert text(state) == expected
+    assert (state.step, state.t_stop) == ((20, 40) if "step 20/40" in expected else (None, None))
 
 
 def test_every_state_is_in_the_table() -> None:
-    assert {row[3].state for row in TABLE} == set(schema.STATES)
+    assert {expected.partition(";")[0] for *_, expected in TABLE} == set(schema.STATES)
 
 
-ASIDE = {"status": "collapsed", "reason": "fell", "code_version": "old"}
-REPLACEMENTS = [
-    # of the replacement: its status, whether it is trained; expected
-    ({"status": "running", "step": 2, "t_stop": 4}, True, RunState("running", "", "", 2, 4)),
-    ({"status": "done", "code_version": "new"}, False, RunState("done", "", "new")),
-    ({"status": "failed", "reason": "bad"}, False, "failed (bad)"),
-    ({"status": "partial", "reason": "by SIGTERM", "step": 2, "t_stop": 4}, *(False, "partial (step 2/4; by SIGTERM)")),
-    ({}, False, "missing ()"),  # killed between the two
+REPLACEMENTS = [  # of the replacement: its status, whether it is trained; expected
+    ({"status": "running", "step": 2, "t_stop": 4}, True, "running; step 2/4"),
+    ({"status": "done", "code_version": "new"}, False, "done; new"),
+    ({"status": "failed", "reason": "bad"}, False, "collapsed; fell; its replacement is failed (bad); old"),
+    ({"status": "partial", "reason": "by SIGTERM", "step": 2, "t_stop": 4}, False,
+     "collapsed; fell; its replacement is partial (step 2/4; by SIGTERM); old"),
+    ({}, False, "collapsed; fell; its replacement is missing (); old"),  # killed between the two
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "trained", "expected"), REPLACEMENTS)
 def test_a_result_stands_unless_its_replacement_is_running(
-    tmp_path: Path, status: dict[str, Any], trained: bool, expected: RunState | str
+    tmp_path: Path, status: dict[str, Any], trained: bool, expected: str
 ) -> None:
     run = tmp_path / RUN
-    for name, values in (("1", ASIDE), ("of-another", {**ASIDE, "status": "done"})):
+    for name, state in (("1", "collapsed"), ("of-another", "done")):
         (run / "replaced" / name).mkdir(parents=True)
-        write_status(run / "replaced" / name, values)
+        write_status(run / "replaced" / name, {"status": state, "reason": "fell", "code_version": "old"})
     if status:
         write_status(run, status)
-    if isinstance(expected, str):
-        whole = RunState("collapsed", f"fell; its replacement is {expected}", "old")
-        assert state_of(RunFolder(run), Queued(), replacing=True).state == expected.split()[0]
-    else:
-        whole = expected
-    if trained:
-        with held(run):
-            assert state_of(RunFolder(run), Queued()) == whole
-    else:
-        assert state_of(RunFolder(run), Queued()) == whole
+    with held(run) if trained else nullcontext():
+        assert text(state_of(RunFolder(run), Queued())) == expected
+        replacing = state_of(RunFolder(run), Queued(), replacing=True).state
+        assert replacing == status.get("status", "missing")
 
 
 def test_a_cancelled_run_is_queued_no_more_though_it_is_on_a_list(tmp_path: Path) -> None:
@@ -153,15 +143,12 @@ def test_a_cancelled_run_is_queued_no_more_though_it_is_on_a_list(tmp_path: Path
 
 
 def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
-    runs = {
-        name: f"{place:012x}" for place, name in enumerate(("died", "missing", "spoke", "done", "foreign"))
-    }
-    found = {
-        runs["died"]: RunState(schema.PARTIAL, DIED, "v", 2, 4, Cause.DIED),
-        runs["missing"]: RunState(schema.MISSING),
-        runs["spoke"]: RunState(schema.PARTIAL, DIED, cause=Cause.SIGNAL),  # not its words decide
-        runs["done"]: RunState(schema.DONE),
-        runs["foreign"]: RunState(schema.MISSING),  # no job of ours
+    before = {
+        "died": RunState(schema.PARTIAL, DIED, "v", 2, 4, Cause.DIED),
+        "missing": RunState(schema.MISSING),
+        "spoke": RunState(schema.PARTIAL, DIED, cause=Cause.SIGNAL),  # not its words decide
+        "done": RunState(schema.DONE),
+        "foreign": RunState(schema.MISSING),  # no job of ours
     }
     asked: list[str] = []
 
@@ -169,15 +156,13 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
         asked.extend(run_ids)
         return dict.fromkeys(run_ids, "TIMEOUT")
 
-    tasks = [run_id for name, run_id in runs.items() if name != "foreign"]
-    queued = Queued(places=places(SlurmView({i: LedgerTask(i, "t", 7, 0, 4, 0.0, "TIMEOUT") for i in tasks})))
-    assert explained(found, Queued(places=queued.places, why_ended=why)) == found | {
-        runs["died"]: RunState(schema.PARTIAL, "Slurm job 7_0: TIMEOUT", "v", 2, 4, Cause.DIED),
-        runs["missing"]: RunState(schema.MISSING, "Slurm job 7_0: TIMEOUT"),
-    }
-    assert asked == [runs["died"], runs["missing"]]
-    rest = {run_id: state for run_id, state in found.items() if run_id not in asked}
-    assert explained(rest, Queued(places=queued.places, why_ended=lambda _: pytest.fail("asked"))) == rest
+    tasks = {name: LedgerTask(name, "t", 7, 0, 4, 0.0, "TIMEOUT") for name in before if name != "foreign"}
+    queued = Queued(places=places(SlurmView(tasks)), why_ended=why)
+    words = {name: replace(before[name], reason="Slurm job 7_0: TIMEOUT") for name in ("died", "missing")}
+    assert explained(before, queued) == before | words
+    assert asked == ["died", "missing"]
+    assert explained({"done": before["done"]}, queued)["done"].reason == ""
+    assert len(asked) == 2  # nobody is asked about runs that spoke
 
 
 def test_one_look_at_the_record_of_jobs(tmp_path: Path) -> None:
@@ -212,20 +197,3 @@ def test_a_folder_of_an_older_version_and_a_copied_one(tmp_path: Path, tiny_spec
     (copy / "status.json").unlink()
     back = copy.rename(run)
     assert state_of(RunFolder(back), Queued()) == RunState(schema.DONE, "", "v")
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        (lambda recorder: recorder.interrupt("by SIGTERM"), (schema.PARTIAL, Cause.SIGNAL)),
-        (lambda recorder: recorder.interrupt("cancelled", Cause.CANCELLED), (schema.PARTIAL, Cause.CANCELLED)),
-        (lambda recorder: recorder.fail("ValueError: bad", ""), (schema.FAILED, Cause.ERROR)),
-        (lambda recorder: recorder.finish(schema.Outcome(schema.DONE, 1)), (schema.DONE, "")),
-        (lambda recorder: None, (schema.PARTIAL, Cause.DIED)),
-    ],
-)  # fmt: skip
-def test_causes_are_recorded(tmp_path: Path, tiny_spec: RunSpec, end: Any, expected: tuple[str, str]) -> None:
-    run = tmp_path / tiny_spec.run_id
-    end(Recorder(tiny_spec, {}, run))
-    found = state_of(RunFolder(run), Queued())
-    assert (found.state, found.cause) == expected
