@@ -376,13 +376,12 @@ def _device_load(library: Any, gpu: str, handle: Any) -> dict[str, float]:
     values: dict[str, float] = {}
     with contextlib.suppress(library.NVMLError):
         memory = library.nvmlDeviceGetMemoryInfo(handle)
-        values[f"{gpu}memory_usage_megabytes"] = memory.used / 1e6
-        values[f"{gpu}memory_usage_percentage"] = memory.used / memory.total * 100
+        values["memory_usage_megabytes"] = memory.used / 1e6
+        values["memory_usage_percentage"] = memory.used / memory.total * 100
     with contextlib.suppress(library.NVMLError):
-        values[f"{gpu}utilization_percentage"] = float(library.nvmlDeviceGetUtilizationRates(handle).gpu)
+        values["utilization_percentage"] = float(library.nvmlDeviceGetUtilizationRates(handle).gpu)
     with contextlib.suppress(library.NVMLError):
-        watts = library.nvmlDeviceGetPowerUsage(handle) / 1000
-        values[f"{gpu}power_usage_watts"] = watts
-        limit = library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-        values[f"{gpu}power_usage_percentage"] = watts / limit * 100
-    return values
+        milliwatts = library.nvmlDeviceGetPowerUsage(handle)
+        values["power_usage_watts"] = milliwatts / 1000
+        values["power_usage_percentage"] = milliwatts / library.nvmlDeviceGetEnforcedPowerLimit(handle) * 100
+    return {gpu + name: value for name, value in values.items()}

@@ -191,18 +191,18 @@ class Recorder:
         """
         quiet = bool(self._waiting)
         self._waiting[name] = content
-        self._write_waiting(quiet)
-        return not self._waiting
+        return self._write_waiting(quiet)
 
-    def _write_waiting(self, quiet: bool) -> None:
+    def _write_waiting(self, quiet: bool = False) -> bool:
         for name in list(self._waiting):
             try:
                 self._keep(name, self._waiting[name])
             except OSError as error:
                 if not quiet:
                     print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
-                return
+                return False
             del self._waiting[name]
+        return True
 
     def _keep(self, name: str, content: str | bytes) -> None:
         _keep(self.folder, self.spool, name, content)
@@ -232,7 +232,7 @@ class Recorder:
     def _end(self, status: str, step: int | None, reason: str, cause: str = "") -> None:
         if self._ended:
             return
-        self._write_waiting(quiet=False)
+        self._write_waiting()
         for name, content in self._waiting.items():
             self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
@@ -373,44 +373,45 @@ def captured_output(
     began; earlier bytes are from others); oldest first. Long output is cut to its head and tail, with a line on how
     much was omitted.
     """
-    starts = {Path(path): start for path, start in printed.items()}
-    launched = (folder / "attempts").resolve().glob("*_log.*")
-    starts |= {path: 0 for path in launched if path.suffix in (".out", ".err")}
+    starts = {
+        path: 0 for end in ("out", "err") for path in (folder / "attempts").resolve().glob(f"*_log.{end}")
+    }
     spans = []
-    for path, start in starts.items():
+    for path, start in ({Path(path): start for path, start in printed.items()} | starts).items():
         with contextlib.suppress(OSError):
             file = path.lstat()  # a link could lead anywhere
             if stat.S_ISREG(file.st_mode) and file.st_size > start:
-                spans.append((file.st_mtime, path, start, file.st_size))
-    # Short ones stay whole, long ones share the rest.
-    shares, room = {}, most_bytes
-    for i, (size, path) in enumerate(sorted((end - start, path) for _, path, start, end in spans)):
-        shares[path] = min(size, room // (len(spans) - i))
-        room -= shares[path]
-    output: dict[str, bytes] = {}
-    for _, path, start, end in sorted(spans):
+                spans.append((file.st_size - start, file.st_mtime, path, start))
+    contents = []
+    for number, (size, written, path, start) in enumerate(sorted(spans)):
+        share = min(
+            size, most_bytes // (len(spans) - number)
+        )  # short ones stay whole, long ones share what is left
+        most_bytes -= share
         with contextlib.suppress(OSError):  # gone meanwhile
-            name = f"{OUTPUT}/{path.name}.txt"  # MLflow's page shows files of that ending
-            if name in output:
-                name = f"{OUTPUT}/{len(output)}_{path.name}.txt"
-            output[name] = _masked_output(path, start, end, shares[path])
+            contents.append((written, path, _masked_output(path, start, size, share)))
+    output: dict[str, bytes] = {}
+    for _, path, content in sorted(contents):
+        name = f"{path.name}.txt"  # MLflow's page shows files of that ending
+        twice = f"{OUTPUT}/{name}" in output
+        output[f"{OUTPUT}/{len(output)}_{name}" if twice else f"{OUTPUT}/{name}"] = content
     return output
 
 
-def _masked_output(path: Path, start: int, end: int, most: int) -> bytes:
-    """The bytes of a file from `start` to `end`, masked; where they are more than `most`, their head and tail."""
+def _masked_output(path: Path, start: int, size: int, most: int) -> bytes:
+    """The `size` bytes of a file from `start` on, masked; where they are more than `most`, their head and tail."""
     with path.open("rb") as file:
         file.seek(start)
-        if end - start <= most:
-            return _masked(file.read(end - start))
+        if size <= most:
+            return _masked(file.read(size))
         head = file.read(most // 2)
-        file.seek(end - most // 2)
+        file.seek(start + size - most // 2)
         tail = file.read(most // 2)
     # Cut at white space: secrets contain none, and half a secret would not be recognised and masked.
     head = head[: max(map(head.rfind, b" \n\r\t")) + 1]
     tail = re.sub(rb"\A\S*\s?", b"", tail, count=1)
-    left_out = end - start - len(head) - len(tail)
-    line = f"\n[... {left_out:,} of {end - start:,} bytes are left out here: see {path} ...]\n"
+    left_out = size - len(head) - len(tail)
+    line = f"\n[... {left_out:,} of {size:,} bytes are left out here: see {path} ...]\n"
     return _masked(head) + line.encode() + _masked(tail)
 
 

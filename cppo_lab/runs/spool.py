@@ -277,14 +277,11 @@ class RunRows:
 
     def __init__(self, folder: Path, since: float = 0.0) -> None:
         self.folder, self.since = folder, since
-        self._offsets: dict[Path, int] = {}
-        self._restart("")
-
-    def _restart(self, record: str) -> None:
-        self._record = record
         self.scores: dict[int, float] = {}
         self.times: list[tuple[int, float]] = []
+        self._record = ""
         self._steps: set[int] = set()
+        self._offsets: dict[Path, int] = {}
 
     def news(self) -> Iterator[StepEvent]:
         """The rows since the last call, oldest first; a step counts once, as the tracking store has it."""
@@ -292,7 +289,7 @@ class RunRows:
             for line, offset in read_lines(path, self._offsets.get(path, 0)):
                 self._offsets[path] = offset
                 if isinstance(line, Begin) and line.record != self._record:
-                    self._restart(line.record)
+                    self._record, self._steps, self.scores, self.times = line.record, set(), {}, []
                 elif isinstance(line, StepEvent) and line.step not in self._steps:
                     self._steps.add(line.step)
                     if (score := score_of(line)) is not None:
