@@ -478,8 +478,8 @@ LAUNCH = (
     Fault(
         "two launchers submit at once (the lock is shared)",
         "cppo_lab/launch/slurm/ledger.py",
-        "fcntl.flock(self._file, fcntl.LOCK_EX)",
-        "fcntl.flock(self._file, fcntl.LOCK_SH)",
+        "fcntl.flock(file, fcntl.LOCK_EX)",
+        "fcntl.flock(file, fcntl.LOCK_SH)",
         "tests/launch/test_ledger_records.py",
     ),
     Fault(
@@ -492,15 +492,15 @@ LAUNCH = (
     Fault(
         "a run cancelled while pending is still queued",
         "cppo_lab/runs/state.py",
-        "if listed and not run.cancelled:",
-        "if listed:",
+        "(listed and not run.cancelled)",
+        "listed",
         "tests/runs/test_state.py",
     ),
     Fault(
         "a failed replacement hides the existing result",
         "cppo_lab/runs/state.py",
-        "live.state in {schema.RUNNING, *schema.FINISHED}",
-        "live.state in {schema.RUNNING, schema.FAILED, *schema.FINISHED}",
+        "state.state in {schema.RUNNING, *schema.FINISHED}",
+        "state.state in {schema.RUNNING, schema.FAILED, *schema.FINISHED}",
         "tests/runs/test_state.py",
     ),
     Fault(

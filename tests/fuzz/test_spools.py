@@ -83,16 +83,6 @@ def test_bytes(desk: Path, content: bytes) -> None:
     assert path.read_bytes() == content  # what another attempt wrote stays
 
 
-def test_cut_at_any_byte(tmp_path: Path) -> None:
-    folder = written(tmp_path / "0123456789ab", WHOLE)
-    wrong = []
-    for place in range(len(WHOLE)):
-        (folder / FOLDER / NAME).write_bytes(WHOLE[:place])
-        if len(list(read_lines(folder / FOLDER / NAME))) != WHOLE[:place].count(b"\n"):
-            wrong.append(place)
-    assert wrong == []
-
-
 def lines_of(values: list[Any]) -> bytes:
     return b"".join(as_json(line) + b"\n" for line in values)
 
