@@ -86,10 +86,7 @@ class Recorder:
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
-        self._first: tuple[int, float] | tuple[None, None] = (
-            None,
-            None,
-        )  # this attempt's first step, and its time
+        self._first: tuple[int | None, float | None] = (None, None)  # this attempt's first step, and its time
         ensure_folder_tag(folder)
         self._lock = lock_file(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages
