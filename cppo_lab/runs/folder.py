@@ -102,8 +102,7 @@ def variants_text(variants: Mapping[str, str]) -> str:
 
 def parse_variants(text: str | None) -> dict[str, str]:
     """What `variants_text` has written; empty for anything else."""
-    parts = (part.partition("=") for part in (text or "").split(";"))
-    return {sweep: variant for sweep, _, variant in parts if sweep and variant}
+    return dict(part.split("=", 1) for part in (text or "").split(";") if "=" in part)
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -171,8 +170,8 @@ def holder(folder: Path) -> tuple[str, int] | None:
     if not is_held(folder):
         return None
     text = (read_plain(folder / LOCK, LARGEST) or b"").decode(errors="replace")
-    host, _, pid = one_line(text).rpartition(":")
-    return (host, int(pid)) if host and pid.isdecimal() else None
+    process = re.fullmatch(r"(.+):(\d{1,9})\n", text)
+    return (process[1], int(process[2])) if process else None
 
 
 def lock_file(folder: Path) -> int:

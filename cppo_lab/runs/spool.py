@@ -353,12 +353,12 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
     """The scores of a run from those of its validations, by training step; None without a validation."""
     if not scores:
         return None
-    best = max(scores.values())
+    best_step = max(sorted(scores), key=scores.__getitem__)  # the first of equal ones
     late = [score for step, score in scores.items() if late_after(t_stop) < step <= t_stop]
     return Scores(
         last=scores[max(scores)],
-        best=best,
-        best_step=min(step for step, score in scores.items() if score == best),
+        best=scores[best_step],
+        best_step=best_step,
         final_mean=fmean(late) if late else None,
     )
 
