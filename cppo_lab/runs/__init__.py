@@ -13,13 +13,13 @@ continues the same record in a new file; steps that are on file are not recorded
 
 | module | what it decides |
 | --- | --- |
-| `spool` | the format of the record, how it is written and read, scores |
-| `folder` | status, lock, cancellation, the lists of launchers |
-| `recorder` | what an attempt records, also on a full disk, and how one that died is ended |
-| `state` | the state of a run and its text, for every command |
-| `attempt` | training: from taking the lock to recording the end |
-| `machine`, `tags` | where, with what and by which code a run is trained; its names and tags in MLflow |
+| `spool.py` | the format of the record, how it is written and read, scores |
+| `folder.py` | status, lock, cancellation, the lists of launchers |
+| `recorder.py` | what an attempt records, also on a full disk, and how one that died is ended |
+| `state.py` | the state of a run and its text, for every command |
+| `attempt.py` | training: from taking the lock to recording the end |
+| `machine.py`, `tags.py` | where, with what and by which code a run is trained; its names and tags in MLflow |
 
-Begin with `spool` and `folder`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed: files are
+Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed: files are
 opened by `cppo_lab.files` (docs/security.md).
 """
