@@ -152,16 +152,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def overwrite_file(path: Path, content: str) -> None:
-    """Write `content` to `path` in place. For a full disk only, since a reader may see half of it.
-
-    Raises as `open_lock` does.
-    """
-    with open_lock(path) as file:
-        file.write(content)
-        file.truncate()
-
-
 def is_shared(folder: Path) -> bool:
     """Whether a group shares `folder`: it is group-writable, and new files of this process get its group."""
     try:

@@ -20,6 +20,6 @@ continues the same record in a new file; steps that are on file are not recorded
 | `attempt.py` | training: from taking the lock to recording the end |
 | `machine.py`, `tags.py` | where, with what and by which code a run is trained; its names and tags in MLflow |
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed: files
-are opened by `cppo_lab.files` (docs/security.md).
+Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed:
+files are opened by `cppo_lab.files` (docs/security.md).
 """

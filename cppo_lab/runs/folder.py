@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.files import NO_ROOM, open_lock, open_plain, overwrite_file, read_plain, replace_file
+from cppo_lab.files import NO_ROOM, open_lock, open_plain, read_plain, replace_file
 
 # In a run's folder.
 STATUS = "status.json"
@@ -75,7 +75,9 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno not in NO_ROOM or not path.exists():
             raise
-        overwrite_file(path, text)
+        with open_lock(path) as file:
+            file.write(text)
+            file.truncate()
 
 
 def announce(folder: Path, names: Mapping[str, Any]) -> None:
