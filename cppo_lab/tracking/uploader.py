@@ -46,21 +46,8 @@ class Uploader:
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Uploader":
-        # Not on the command line, which all users of the machine can read: the URI may hold a password.
-        task = {
-            "uri": self.uri,
-            "folders": list(map(str, self.folders)),
-            "owner": os.getpid(),
-            "first": FIRST_SECONDS,
-        }
         with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
-            # A new session, since Ctrl-C is for the owner, which then ends this process.
-            self._process = subprocess.Popen(
-                _COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True
-            )
-            assert self._process.stdin is not None
-            with self._process.stdin as stream:
-                stream.write(json.dumps(task))
+            self._process = _start(self.folders, self.uri)
         return self
 
     def __exit__(
@@ -110,7 +97,9 @@ def upload_last(
             rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
             if folder in last.unwritten:
                 rest = f"the disk of {folder} has no room for the rest: launch it again"
-            print(f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True)
+            print(
+                f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True
+            )
 
 
 class _LastUpload:
