@@ -1,14 +1,11 @@
 """Reads the answers of a report's runs from the store: outcomes, texts and tokens (`cppo_lab.answers`)."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cppo_lab.answers import reading
-from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
-from cppo_lab.answers.reading import FolderFiles
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.tracking import address
@@ -35,17 +32,16 @@ def read_outcomes(
     `artifacts`: MLflow run -> the URI of its artifacts. Artifacts on this machine are read without querying the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    if len(artifacts) > MOST_RUNS and not of_any_number:
+    if not artifacts or (len(artifacts) > MOST_RUNS and not of_any_number):
         return {}
-    of_run, found = _stored_files(uri), {}
-    for mlflow_id, artifact_uri in artifacts.items():
-        folder = address.artifact_folder(artifact_uri)
-        if folder is not None and not (folder / OUTCOMES).exists():
-            continue
-        files = of_run(mlflow_id) if folder is None else FolderFiles(folder)
-        if (outcomes := reading.read_outcomes(files)) is not None:
-            found[mlflow_id] = outcomes
-    return found
+    from cppo_lab.tracking.read import files_of, open_store  # MLflow
+
+    client = open_store(uri)
+    outcomes = {
+        mlflow_id: reading.read_outcomes(files_of(client, mlflow_id, artifact_uri))
+        for mlflow_id, artifact_uri in artifacts.items()
+    }
+    return {mlflow_id: found for mlflow_id, found in outcomes.items() if found is not None}
 
 
 def read_answers(
@@ -56,41 +52,21 @@ def read_answers(
 
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
+    from cppo_lab.tracking.read import StoredFiles, open_store  # MLflow
+
     address.require_store(uri)
-    of_run, found = _stored_files(uri), {}
+    client, answers = open_store(uri), {}
     for mlflow_id in mlflow_ids:
-        files = of_run(mlflow_id)
+        files = StoredFiles(client, mlflow_id)
         last = reading.steps_with(files, "tokens")[-token_steps:] if token_steps else []
         texts = [
             reading.read_texts(files, step) for step in spread(reading.steps_with(files, "texts"), text_steps)
         ]
         tokens = [reading.read_tokens(files, step) for step in last]
-        own = RunAnswers(
-            tuple(one for one in texts if one is not None), tuple(one for one in tokens if one is not None)
-        )
-        if own.texts or own.tokens:
-            found[mlflow_id] = own
-    return found
-
-
-def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
-    """MLflow run -> its answer files in the store. The store is opened on first use, because importing MLflow takes
-    seconds.
-    """
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one bar per file
-
-    @cache
-    def client() -> Any:
-        from cppo_lab.tracking.read import open_store
-
-        return open_store(uri)
-
-    def of_run(mlflow_id: str) -> reading.AnswerFiles:
-        from cppo_lab.tracking.read import StoredFiles
-
-        return StoredFiles(client(), mlflow_id)
-
-    return of_run
+        run = RunAnswers(tuple(filter(None, texts)), tuple(filter(None, tokens)))
+        if run.texts or run.tokens:
+            answers[mlflow_id] = run
+    return answers
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

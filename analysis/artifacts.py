@@ -7,19 +7,13 @@ response under CPPO's two tests. Both are validated: a malformed file is an erro
 """
 
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow.tracking import MlflowClient
-
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
-from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
-from cppo_lab.tracking.read import reading
+from cppo_lab.tracking.read import StoredFiles, reading
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes
@@ -109,47 +103,25 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
 
     Raises UserError if the store fails or the file is too large.
     """
-    address.require_store(uri)
-    with reading(uri) as client:
-        for mlflow_id in mlflow_ids:
-            content = _content(client, mlflow_id, "", SEARCH_FILE, LARGEST_SEARCH)
-            if content is not None:
-                return mlflow_id, content
-    return None
+    return next(iter(_contents(uri, mlflow_ids, SEARCH_FILE, LARGEST_SEARCH)), None)
 
 
 def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Fields], T]) -> dict[str, T]:
+    path = f"{FOLDER}/{name}"
+    return {
+        mlflow_id: parse(Fields.parse(content, f"{path} of MLflow run {mlflow_id}"))
+        for mlflow_id, content in _contents(uri, mlflow_ids, path, LARGEST)
+    }
+
+
+def _contents(uri: str, mlflow_ids: Iterable[str], path: str, largest: int) -> Iterator[tuple[str, str]]:
+    """(MLflow run, text of its file at `path`) of each run that has one."""
     address.require_store(uri)
-    found = {}
     with reading(uri) as client:
         for mlflow_id in mlflow_ids:
-            content = _content(client, mlflow_id, FOLDER, f"{FOLDER}/{name}", LARGEST)
+            content = StoredFiles(client, mlflow_id).content(path, largest)
             if content is not None:
-                what = f"{FOLDER}/{name} of MLflow run {mlflow_id}"
-                found[mlflow_id] = parse(Fields.parse(content, what))
-    return found
-
-
-def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, largest: int) -> str | None:
-    """The file's text; None if the run has no such file, or its artifacts cannot be reached from here."""
-    entry = next((one for one in client.list_artifacts(mlflow_id, folder or None) if one.path == path), None)
-    if entry is None or entry.is_dir:
-        return None
-    # The listed size is checked first, so that an oversized file is not downloaded at all.
-    _small_enough(entry.file_size or 0, largest, f"{path} of MLflow run {mlflow_id}")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # no bar for a few kilobytes
-    with tempfile.TemporaryDirectory(prefix="cppo-") as target:
-        local = Path(client.download_artifacts(mlflow_id, path, target))
-        _small_enough(local.stat().st_size, largest, f"{path} of MLflow run {mlflow_id}")
-        return local.read_bytes().decode("utf-8", errors="replace")
-
-
-def _small_enough(size: int, largest: int, what: str) -> None:
-    if size > largest:
-        raise UserError(
-            f"{what} has {size} bytes, more than the {largest} allowed: "
-            "delete that artifact, or run that configuration again"
-        )
+                yield mlflow_id, content.decode("utf-8", errors="replace")
 
 
 def _gap(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""From MLflow to the tidy frames of a sweep. Runs are read here, their metrics by `histories`.
+"""From MLflow to the tidy frames of a sweep.
 
 `runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
@@ -8,19 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
-from mlflow.entities import Run
-from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.newest import newest_of_each, run_id_of
+from cppo_lab.analysis.points import points_frame
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
-from cppo_lab.tracking.read import all_runs, experiment_id, reading, stored_run
+from cppo_lab.tracking.read import all_runs, experiment_id, histories, reading, stored_run
 from cppo_lab.tracking.records import StoredRun
 
 
@@ -30,32 +28,32 @@ class StoreListing:
 
     uri: str
     experiment: str
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
 
-    def of_sweep(self, sweep: str, run_ids: Collection[str]) -> list[Run]:
+    def of_sweep(self, sweep: str, run_ids: Collection[str]) -> list[StoredRun]:
         """The runs that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`."""
         tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
-        return [
-            run for run in self.runs if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
-        ]
+        return [run for run in self.runs if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in wanted]
 
     def versions(self, sweeps: Mapping[str, Collection[str]]) -> tuple[str, ...]:
         """The version of every run that belongs to one of the sweeps (name -> run ids), independent of the store's
         order.
         """
-        found = {
-            run.info.run_id: run for sweep, run_ids in sweeps.items() for run in self.of_sweep(sweep, run_ids)
+        runs = {
+            run.mlflow_id: run for sweep, run_ids in sweeps.items() for run in self.of_sweep(sweep, run_ids)
         }
-        return tuple(sorted(stored_version(run) for run in found.values()))
+        return tuple(sorted(map(stored_version, runs.values())))
 
 
-def list_runs(uri: str, experiment: str) -> StoreListing:
-    """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or if the experiment
-    was deleted.
+def list_runs(uri: str, experiment: str, tag: str | None = None) -> StoreListing:
+    """The runs of an experiment that have `tag` (None: all).
+
+    Raises UserError if the store or the experiment does not exist, or if the experiment was deleted.
     """
     address.require_store(uri)
     with reading(uri) as client:
-        return StoreListing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
+        runs = all_runs(client, experiment_id(client, experiment, uri), tag)
+        return StoreListing(uri, experiment, tuple(map(stored_run, runs)))
 
 
 def read_sweep(
@@ -74,11 +72,10 @@ def read_sweep(
     it belongs to the sweep.
     """
     listed = listing or list_runs(uri, experiment)
-    found = listed.of_sweep(sweep, run_ids)
-    if not found:
+    runs = listed.of_sweep(sweep, run_ids)
+    if not runs:
         raise UserError(_nothing_found(experiment, sweep, listed.runs))
-    with reading(uri) as client:
-        return _sweep_data(client, uri, experiment, sweep, found, metrics)
+    return _sweep_data(uri, experiment, sweep, runs, metrics)
 
 
 def read_runs(
@@ -87,11 +84,8 @@ def read_runs(
     """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, of any sweep; missing ones are left out. Raises
     UserError as `read_sweep` does for a store or an experiment.
     """
-    address.require_store(uri)
-    with reading(uri) as client:
-        everything = all_runs(client, experiment_id(client, experiment, uri))
-        found = [run for run in everything if run.data.tags.get(schema.TAG_RUN_ID) in run_ids]
-        return _sweep_data(client, uri, experiment, "", found, metrics)
+    runs = [run for run in list_runs(uri, experiment).runs if run.tags.get(schema.TAG_RUN_ID) in run_ids]
+    return _sweep_data(uri, experiment, "", runs, metrics)
 
 
 def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
@@ -99,38 +93,34 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
 
     Raises UserError as `read_sweep` does for a store or an experiment.
     """
-    address.require_store(uri)
-    with reading(uri) as client:
-        of_searches = list(all_runs(client, experiment_id(client, experiment, uri), schema.TAG_SEARCH))
-    whole = [run for run in of_searches if schema.TAG_PARENT not in run.data.tags]
-    whole.sort(key=lambda run: (run.info.start_time or 0, run.info.run_id), reverse=True)
+    of_searches = list_runs(uri, experiment, schema.TAG_SEARCH).runs
+    whole = [run for run in of_searches if schema.TAG_PARENT not in run.tags]
+    whole.sort(key=lambda run: (run.start_ms or 0, run.mlflow_id), reverse=True)
     studies: dict[str, tuple[str, ...]] = {}
     for run in whole:
-        name = run.data.tags[schema.TAG_SEARCH]
-        studies[name] = (*studies.get(name, ()), run.info.run_id)
+        name = run.tags[schema.TAG_SEARCH]
+        studies[name] = (*studies.get(name, ()), run.mlflow_id)
     return dict(sorted(studies.items()))
 
 
 def _sweep_data(
-    client: MlflowClient,
-    uri: str,
-    experiment: str,
-    sweep: str,
-    found: list[Run],
-    metrics: Callable[[str], bool] | None,
+    uri: str, experiment: str, sweep: str, attempts: list[StoredRun], metrics: Callable[[str], bool] | None
 ) -> SweepData:
-    chosen = newest_of_each(map(stored_run, found))
-    runs = pd.DataFrame([_run_row(run, sweep) for run in chosen], columns=list(RUN_COLUMNS))
-    runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
-    by_id = {run.info.run_id: run for run in found}
-    kept = [by_id[run.mlflow_id] for run in chosen]
-    params = {run.info.run_id: dict(run.data.params) for run in kept}
-    versions = {run.info.run_id: result_version(run) for run in kept}
-    points = read_points(client, uri, kept, metrics)
-    outcomes = read_outcomes(uri, {run.info.run_id: run.info.artifact_uri for run in kept})
-    starts = frozenset(run.mlflow_id for run in chosen if _draws_start(run))
-    own_id = str(found[0].info.experiment_id) if found else ""
-    return SweepData(experiment, sweep, runs, points, params, versions, outcomes, starts, own_id)
+    runs = newest_of_each(attempts)
+    frame = pd.DataFrame([_run_row(run, sweep) for run in runs], columns=list(RUN_COLUMNS))
+    with reading(uri) as client:
+        points = points_frame(histories(client, runs, metrics))
+    return SweepData(
+        experiment,
+        sweep,
+        frame.astype({"seed": "Int64", "t_stop": "Int64"}),
+        points,
+        {run.mlflow_id: run.params for run in runs},
+        {run.mlflow_id: result_version(run) for run in runs},
+        read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}),
+        frozenset(run.mlflow_id for run in runs if _draws_start(run)),
+        attempts[0].experiment_id if attempts else "",
+    )
 
 
 def _draws_start(run: StoredRun) -> bool:
@@ -139,11 +129,9 @@ def _draws_start(run: StoredRun) -> bool:
     return run.tags.get(schema.TAG_SEED_FIXES_START) == "true" or seed_fixes_start(core)
 
 
-def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
+def _nothing_found(experiment: str, sweep: str, runs: Iterable[StoredRun]) -> str:
     prefix = schema.TAG_SWEEP_PREFIX
-    sweeps = sorted(
-        {tag.removeprefix(prefix) for run in runs for tag in run.data.tags if tag.startswith(prefix)}
-    )
+    sweeps = sorted({tag.removeprefix(prefix) for run in runs for tag in run.tags if tag.startswith(prefix)})
     is_paper = experiment == schema.experiment_name(schema.PAPER)
     remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
     return (

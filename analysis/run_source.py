@@ -1,18 +1,17 @@
 """Where `cppo_lab.load` gets its runs: a store, by MLflow's client, or the paper's curves (`notebook.paper`)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import pandas as pd
-from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.histories import Wanted, read_points
 from cppo_lab.analysis.newest import newest_of_each
+from cppo_lab.analysis.points import points_frame
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking import address
-from cppo_lab.tracking.read import experiment_runs, reading, stored_run
+from cppo_lab.tracking.read import experiment_runs, histories, reading, stored_run
 from cppo_lab.tracking.records import StoredRun
 
 
@@ -29,7 +28,7 @@ class RunSource(Protocol):
         """Every metric that one of the runs has logged."""
         ...
 
-    def points(self, runs: Sequence[StoredRun], wanted: Wanted) -> pd.DataFrame:
+    def points(self, runs: Sequence[StoredRun], wanted: Callable[[str], bool]) -> pd.DataFrame:
         """The points of the `wanted` metrics, as a frame of `points.points_frame`, in the order of the runs."""
         ...
 
@@ -39,31 +38,24 @@ class RunSource(Protocol):
 
 
 class StoreSource:
-    """Implements `RunSource`: the runs of `experiment` in the store at `uri`, as of the last call of `find`."""
+    """Implements `RunSource`: the runs of `experiment` in the store at `uri`."""
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri, self._experiment = uri, experiment
-        self._runs: dict[str, Run] = {}
 
     def find(self, run_ids: Collection[str]) -> list[StoredRun]:
         address.require_store(self._uri)
         wanted = frozenset(run_ids)
         with reading(self._uri) as client:
-            runs = {
-                run.info.run_id: run
-                for run in experiment_runs(client, self._experiment, schema.TAG_RUN_ID)
-                if run.data.tags[schema.TAG_RUN_ID] in wanted
-            }
-        newest = newest_of_each(map(stored_run, runs.values()))
-        self._runs |= {run.mlflow_id: runs[run.mlflow_id] for run in newest}
-        return newest
+            runs = map(stored_run, experiment_runs(client, self._experiment, schema.TAG_RUN_ID))
+            return newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in wanted)
 
     def metric_names(self, runs: Sequence[StoredRun]) -> frozenset[str]:
-        return frozenset(name for run in runs for name in self._runs[run.mlflow_id].data.metrics)
+        return frozenset(name for run in runs for name in run.latest)
 
-    def points(self, runs: Sequence[StoredRun], wanted: Wanted) -> pd.DataFrame:
+    def points(self, runs: Sequence[StoredRun], wanted: Callable[[str], bool]) -> pd.DataFrame:
         with reading(self._uri) as client:
-            return read_points(client, self._uri, [self._runs[run.mlflow_id] for run in runs], wanted)
+            return points_frame(histories(client, runs, wanted))
 
     def outcomes(self, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
         return read_outcomes(self._uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)

@@ -2,9 +2,8 @@
 
 import hashlib
 
-from mlflow.entities import Run
-
 from cppo_lab import schema
+from cppo_lab.tracking.records import StoredRun
 
 _BESIDE = ("perf/", "system/")
 _RESULT_TAGS = (
@@ -18,29 +17,26 @@ def is_result(metric: str) -> bool:
     return not metric.startswith(_BESIDE)
 
 
-def stored_version(run: Run) -> str:
+def stored_version(run: StoredRun) -> str:
     """A digest of everything that the store has of the run, ids and times included, since a report may show it.
 
     It also covers histories and diagnostics, without reading them: an unfinished run gets new last points, and a tag
     marks when the artifacts of a finished run are uploaded. A point added later at a step before the last one goes
     unnoticed.
     """
-    info = run.info
-    points = sorted(
-        (one.key, one.step, one.timestamp, repr(one.value)) for one in run.data.to_proto().metrics
-    )
-    about = (info.run_id, info.run_name, info.status, info.start_time, info.end_time, info.artifact_uri)
-    tags = sorted(item for item in run.data.tags.items() if item[0] != schema.TAG_NOTE)
-    return _digest((about, tags, sorted(run.data.params.items()), points))
+    points = sorted((name, step, time_ms, repr(value)) for name, (step, time_ms, value) in run.latest.items())
+    about = (run.mlflow_id, run.name, run.mlflow_status, run.start_ms, run.end_ms, run.artifact_uri)
+    tags = sorted(item for item in run.tags.items() if item[0] != schema.TAG_NOTE)
+    return _digest((about, tags, sorted(run.params.items()), points))
 
 
-def result_version(run: Run) -> str:
+def result_version(run: StoredRun) -> str:
     """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
-    tags = [(name, run.data.tags.get(name, "")) for name in _RESULT_TAGS]
+    tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
     points = sorted(
-        (one.key, one.step, repr(one.value)) for one in run.data.to_proto().metrics if is_result(one.key)
+        (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
     )
-    return _digest((tags, sorted(run.data.params.items()), points))
+    return _digest((tags, sorted(run.params.items()), points))
 
 
 def _digest(content: object) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.tracking.address import no_answer
+from cppo_lab.tracking.client import fault_line
 
 TWO = """\
 title: Two
@@ -111,7 +111,7 @@ def test_a_server_that_does_not_answer_is_one_short_sentence() -> None:
         "with url: /api (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to establish a new "
         'connection: [Errno 111] Connection refused"))'
     )
-    assert no_answer(refused) == "it does not answer: Connection refused"
+    assert fault_line(refused) == "it does not answer: Connection refused"
     slow = OSError("HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)")
-    assert no_answer(slow) == "it does not answer: timed out"
-    assert no_answer(OSError("disk I/O error")) == ""
+    assert fault_line(slow) == "it does not answer: timed out"
+    assert fault_line(OSError("disk I/O error")) == "disk I/O error"

@@ -1,9 +1,11 @@
 """Opens the tracking store, creates what is missing in it, and keeps its password from other hosts."""
 
 import contextlib
+import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from http.client import HTTPException
@@ -13,8 +15,9 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 from mlflow import MlflowClient
-from mlflow.entities import Experiment
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -28,17 +31,34 @@ from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
 
 HEALTH_SECONDS = 5.0
-STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an unreachable or broken store
+# What MLflow's client raises on an answer with values of other types than MLflow's.
+WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
+STORE_FAULTS = (
+    MlflowException,
+    SQLAlchemyError,
+    OSError,
+    *WRONG_TYPES,
+)  # raised by an absent or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
 )
-_BACKGROUND = re.compile(
-    r"\(Background on this error at: [^)]*\)"
-)  # a line that SQLAlchemy appends to its errors
 DEFAULT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's variable for the default artifact location
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # no progress bar for files of two kilobytes
+_PATIENCE = {
+    # We retry an unreachable server ourselves, so wait seconds instead of MLflow's minutes, or the days that an answer
+    # may ask for. A slow server gets more time.
+    **{"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"},
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    "PGCONNECT_TIMEOUT": "10",  # seconds; libpq has no timeout by default
+}
 # Overrides the environment: at the end of a run MLflow would print its URL with the user's name and password.
 _NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+_NO_ANSWER = re.compile(
+    "Max retries exceeded|Failed to establish a new connection|Connection aborted|Read timed out"
+)
+_SYSTEM = re.compile(r"\[Errno -?\d+\] ([A-Za-z ]+)")
+# What SQLAlchemy appends to its errors: statement and parameters of any length, and a link.
+_APPENDED = re.compile(r"\s\[SQL: |\(Background on this error at: ")
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -46,31 +66,60 @@ def open_client(uri: str) -> MlflowClient:
 
     Raises UserError if the store cannot be reached.
     """
-    address.limit_patience()
-    guard()
+    prepare()
     address.require_mlflow_database(uri)
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    os.environ.update(_NO_ADDRESS)
+    database = address.sqlite_file(uri)
     try:
         require_answer(uri)
         with _plain_default_experiment():
-            if (database := address.sqlite_file(uri)) is not None and is_new(database):
+            if database is not None and is_new(database):
                 with exclusive(uri):
                     create_atomically(database, _make_tables)
             client = MlflowClient(uri)
-            client.search_experiments(max_results=1)
+            ask = partial(client.search_experiments, max_results=1)
+            if uri.startswith("http"):
+                _in_time(ask, 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get())
+            else:
+                ask()
     except STORE_FAULTS as error:
         # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
         address.require_mlflow_database(uri)
-        if (database := address.sqlite_file(uri)) is not None and "already exists" in str(error):
+        if database is not None and re.search("already exists|duplicate column", str(error)):
             raise address.half_made(database) from None
-        if text := address.outdated(uri):
-            raise UserError(text) from None
-        raise StoreAway(
-            f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
-        ) from None
+        raise store_error(uri, error, "cannot be used: ", f": {REMEDY}") from None
     return client
+
+
+def prepare() -> None:
+    """Settings for every client of MLflow in this process and its children: what it waits for, prints and refuses."""
+    for name, value in {**_PATIENCE, **QUIET}.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_NO_ADDRESS)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # A traceback for each failed attempt, with all parameters of the statement; we report the result.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    _guard_artifacts()
+
+
+def store_error(uri: str, error: Exception, before: str, after: str) -> UserError:
+    """The error to raise when MLflow fails on the store at `uri`, with the reason between `before` and `after`."""
+    store, line = f"tracking store {redacted(uri)}", fault_line(error)
+    if "mlflow db upgrade" in line:  # it is not away, and MLflow says what to do
+        return UserError(f"{store} is of another version of MLflow: {line}")
+    return StoreAway(f"{store} {before}{line}{after}")
+
+
+def fault_line(error: Exception) -> str:
+    """A store's error as one short line, without passwords and parameters."""
+    text = str(error)
+    if refusal := re.search(r"too many (\d+) error responses", text):
+        return f"it answers with HTTP error {refusal[1]}"
+    if _NO_ANSWER.search(text):
+        reasons = _SYSTEM.findall(text)
+        why = reasons[-1].strip() if reasons else "timed out" if "timed out" in text else "no connection"
+        return f"it does not answer: {why}"
+    line = redacted(one_line(_APPENDED.split(text)[0]))[:500] or type(error).__name__
+    return f"its answer is not MLflow's ({line})" if isinstance(error, WRONG_TYPES) else line
 
 
 def require_answer(uri: str) -> None:
@@ -91,7 +140,7 @@ def require_health(uri: str) -> None:
     parts = urlsplit(uri)
     server = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
-        urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close()
+        _in_time(lambda: urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close(), HEALTH_SECONDS)
     except (TimeoutError, ConnectionError):
         raise
     except URLError as error:
@@ -99,6 +148,29 @@ def require_health(uri: str) -> None:
             raise
     except HTTPException:
         return
+
+
+def _in_time(ask: Callable[[], object], seconds: float) -> None:
+    """Raises TimeoutError if a server has not answered by then: one that sends a byte now and then never times out."""
+    faults: list[Exception] = []
+
+    def answer() -> None:
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001  raised below
+            faults.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads, as under `ulimit -v`
+        answer()
+    else:
+        thread.join(seconds)
+        if thread.is_alive():
+            raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
+    if faults:
+        raise faults[0]
 
 
 def _make_tables(path: Path) -> None:
@@ -118,13 +190,6 @@ def _plain_default_experiment() -> Iterator[None]:
         yield
 
 
-def fault_line(error: Exception) -> str:
-    """A store's error as one short line without passwords."""
-    if text := address.no_answer(error):
-        return text
-    return redacted(one_line(_BACKGROUND.sub("", str(error))))[:500] or type(error).__name__
-
-
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
     """The id of experiment `name`, which is created if it does not exist.
 
@@ -132,23 +197,19 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     that creates the experiment; a server chooses the location itself. Raises UserError if the experiment was deleted.
     """
     with exclusive(uri):
-        return _ensure_experiment(client, uri, name, description)
-
-
-def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: str) -> str:
-    found: Experiment | None = client.get_experiment_by_name(name)
-    if found is not None:
-        if found.lifecycle_stage != "active":
-            raise UserError(
-                f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "
-                f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
-            )
-        return str(found.experiment_id)
-    database = address.sqlite_file(uri)
-    beside = Path.cwd() if database is None else database.resolve().parent
-    location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
-    tags = {"mlflow.note.content": description} if description else {}
-    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            database = address.sqlite_file(uri)
+            beside = Path.cwd() if database is None else database.resolve().parent
+            location = None if uri.startswith("http") else (beside / address.ARTIFACTS / name).as_uri()
+            tags = {"mlflow.note.content": description} if description else {}
+            return str(client.create_experiment(name, artifact_location=location, tags=tags))
+    if experiment.lifecycle_stage != "active":
+        raise UserError(
+            f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or use another store"
+        )
+    return str(experiment.experiment_id)
 
 
 _ENDING = ".new"
@@ -168,8 +229,8 @@ def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
     """
     if not is_new(path):
         return
-    for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # including SQLite's journal
-        left.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # including SQLite's journal
+        leftover.unlink(missing_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
     try:
         open_append(beside).close()  # SQLite ignores the umask and gives the group no write permission
@@ -212,11 +273,24 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @cache
-def guard() -> None:
-    """Make every client of MLflow in this process refuse artifacts on other servers."""
+def _guard_artifacts() -> None:
+    """Make all clients of MLflow in this process refuse artifacts on other servers, and find those of a moved store."""
     repositories: Any = get_registered_artifact_repositories()  # the registry itself
-    for scheme in _SENDS_PASSWORD:
-        repositories[scheme] = partial(_checked, repositories[scheme])
+    for scheme in (*_SENDS_PASSWORD, "file", ""):
+        repositories[scheme] = partial(_repository, repositories[scheme])
+
+
+def _repository(
+    make: Callable[..., Any], artifact_uri: str, tracking_uri: str | None = None, **named: Any
+) -> Any:
+    """MLflow's repository; without `tracking_uri`, in a call by the user's own code, for any address."""
+    if tracking_uri is not None and artifact_uri.lower().startswith(_SENDS_PASSWORD):
+        require_tracking_host(artifact_uri, tracking_uri)
+    elif tracking_uri is not None:
+        folder = address.artifact_folder(artifact_uri, tracking_uri)
+        if folder is not None and folder != address.artifact_folder(artifact_uri, ""):
+            artifact_uri = folder.as_uri()
+    return make(artifact_uri, tracking_uri=tracking_uri, **named)
 
 
 def require_tracking_host(artifact_uri: str, tracking_uri: str) -> None:
@@ -233,11 +307,3 @@ def require_tracking_host(artifact_uri: str, tracking_uri: str) -> None:
             "are neither read nor written, since MLflow would send its password there; if you trust that server, "
             "set MLFLOW_TRACKING_URI to it"
         )
-
-
-def _checked(
-    make: Callable[..., Any], artifact_uri: str, tracking_uri: str | None = None, **named: Any
-) -> Any:
-    if tracking_uri is not None:  # None: a call by the user's own code, with addresses of their own
-        require_tracking_host(artifact_uri, tracking_uri)
-    return make(artifact_uri, tracking_uri=tracking_uri, **named)

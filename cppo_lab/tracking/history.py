@@ -9,7 +9,7 @@ import math
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ _COLUMNS = {
     "value": npz.Column("<f8"),
     "time_ms": npz.Column("<i8"),
 }
-_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases store it for infinity
 
 Column = tuple[
     NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]
@@ -59,16 +58,6 @@ class History:
             yield name, slice(start, end)
             start = end
 
-    def only(self, wanted: Callable[[str], bool]) -> "History":
-        """The history of the `wanted` metrics, as a copy."""
-        return from_columns(
-            {
-                name: (self.step[place], self.value[place], self.time_ms[place])
-                for name, place in self.points()
-                if wanted(name)
-            }
-        )
-
 
 def from_rows(rows: Iterable[Row]) -> History:
     """The history of `rows`, whose steps may be in any order.
@@ -92,36 +81,44 @@ def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
     """The history from each metric's steps, values and times, three sequences of equal length."""
     kinds = (np.int64, np.float64, np.int64)
     names: list[str] = []
-    parts: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in kinds]
+    parts: list[Any] = [tuple(np.empty(0, kind) for kind in kinds)]
     for name in sorted(columns):
-        step, *others = (np.asarray(values, kind) for values, kind in zip(columns[name], kinds, strict=True))
+        step, value, time_ms = (np.asarray(*column) for column in zip(columns[name], kinds, strict=True))
         if np.any(step[1:] <= step[:-1]):
             step, first = np.unique(step, return_index=True)
-            others = [values[first] for values in others]
+            value, time_ms = value[first], time_ms[first]
         if len(step):
             names.append(name)
-            for part, values in zip(parts, (step, *others), strict=True):
-                part.append(values)
-    ends = np.cumsum([len(step) for step in parts[0][1:]], dtype=np.int64)
-    return History(tuple(names), ends, *map(np.concatenate, parts))
+            parts.append((step, value, time_ms))
+    ends = np.cumsum([len(part[0]) for part in parts[1:]], dtype=np.int64)
+    return History(tuple(names), ends, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def columns_of(history: History) -> dict[str, Column]:
+    """Each metric's steps, values and times."""
+    return {
+        name: (history.step[place], history.value[place], history.time_ms[place])
+        for name, place in history.points()
+    }
 
 
 def unclipped(value: float) -> float:
-    """The logged value of a value in MLflow's database."""
-    return math.copysign(math.inf, value) if abs(value) >= _LARGEST_FLOAT else value
+    """The logged value of a value in MLflow's database, which stores the largest number for infinity."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
-    """The points (step, value, time in ms) of one metric as columns; if several have the same step, the last counts."""
+    """The points (step, value, time in ms) of one metric, as MLflow has them, as columns by step; if several have the
+    same step, the last counts.
+    """
     by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
-    values, times = zip(*by_step.values(), strict=True) if by_step else ((), ())
-    return np.array([*by_step], np.int64), np.array(values, np.float64), np.array(times, np.int64)
+    values, times = zip(*(by_step[step] for step in sorted(by_step)), strict=True) if by_step else ((), ())
+    return np.array(sorted(by_step), np.int64), np.array(values, np.float64), np.array(times, np.int64)
 
 
 def pack(history: History) -> bytes:
     """The file's bytes."""
-    about = {"format": FORMAT, "metrics": history.metrics}
-    return npz.pack(about, vars(history), _COLUMNS)
+    return npz.pack({"format": FORMAT, "metrics": history.metrics}, vars(history), _COLUMNS)
 
 
 def unpack(data: bytes, what: str) -> History:
@@ -129,25 +126,19 @@ def unpack(data: bytes, what: str) -> History:
 
     Raises UserError if it is broken, not such a file, or has more than LARGEST_UNPACKED bytes unpacked.
     """
-    with npz.unpacked(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, f"{what} is no metric history", REMEDY) as (
-        about,
-        arrays,
-    ):
+    kind = f"{what} is no metric history"
+    with npz.unpacked(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, kind, REMEDY) as (about, arrays):
         history = History(tuple(about["metrics"]), **arrays)
         if about["metrics"] != sorted({str(name) for name in history.metrics}):
             raise ValueError("its metrics are not different names in order")
-        _check(history)
+        bounds, step = np.concatenate([[0], history.ends]), history.step
+        if len(history.ends) != len(history.metrics) or {len(history.value), len(history.time_ms)} != {
+            len(step)
+        }:
+            raise ValueError("its columns have different lengths")
+        if bounds[-1] != len(step) or np.any(bounds[1:] <= bounds[:-1]):
+            raise ValueError("its metrics do not cover its points")
+        falls = np.flatnonzero(step[1:] <= step[:-1]) + 1
+        if not np.isin(falls, bounds).all():  # but between one metric and the next
+            raise ValueError("its steps are not sorted")
     return history
-
-
-def _check(history: History) -> None:
-    """Raises ValueError if the columns, whose slices go into analysis, do not fit together or are not sorted."""
-    bounds, step = np.concatenate([[0], history.ends]), history.step
-    if len(bounds) != len(history.metrics) + 1 or not len(step) == len(history.value) == len(history.time_ms):
-        raise ValueError("its columns have different lengths")
-    if bounds[-1] != len(step) or np.any(bounds[1:] <= bounds[:-1]):
-        raise ValueError("its metrics do not cover its points")
-    rising = step[1:] > step[:-1]
-    rising[bounds[1:-1] - 1] = True  # between one metric and the next
-    if not rising.all():
-        raise ValueError("its steps are not sorted")

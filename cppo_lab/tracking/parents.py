@@ -1,5 +1,5 @@
 """The parent of a sweep's training runs in MLflow: one run per sweep and experiment, which holds the description, the
-means of its variants, and the page, figures and verdicts of its report.
+means of its variants, the registered hypotheses, and the page, figures and verdicts of its report.
 
 It has no `cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
 """
@@ -7,7 +7,6 @@ It has no `cppo.run_id`, so that readers of training runs skip it, and its statu
 import json
 import math
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +25,9 @@ from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import escaped, name_part
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
-from cppo_lab.tracking.read import experiment_runs, search_runs
+from cppo_lab.tracking.history import unclipped
+from cppo_lab.tracking.read import StoredFiles, experiment_runs, is_active, search_runs
+from cppo_lab.tracking.records import recorded_status
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -38,6 +39,8 @@ _MOST_VERDICT = 1900  # characters of the verdict
 _MOST_WORDS = 300  # of title and question
 # The last section of a description; what follows it stays when that is rewritten.
 _VERDICT = "\n### Verdict\n"
+_HYPOTHESES = "hypotheses"  # the folder of a parent's artifacts with registered statements
+_LARGEST_STATEMENT = 5_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -80,49 +83,37 @@ class ReportLog:
 def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
     """The MLflow id of a sweep's parent, created if it does not exist.
 
-    Launchers that create it at the same time agree on one: the oldest stays and takes over the others' runs.
+    Launchers that create it at the same time, as only those of a server can, agree on one: the oldest stays and takes
+    over the others' runs.
     """
+
+    def parents() -> list[str]:
+        runs = client.search_runs([experiment_id], f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
+        return [
+            run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
+        ]
+
     with exclusive(uri):
-        return _ensure_parent(client, experiment_id, sweep)
-
-
-def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
-    parents = _parents(client, experiment_id, sweep)
-    if not parents:
-        tags = {schema.TAG_SWEEP_PARENT: sweep}
-        made = client.create_run(experiment_id, tags=tags, run_name=f"sweep {sweep}").info.run_id
-        try:
-            client.set_terminated(made, "FINISHED")
-        except MlflowException:
-            if client.get_run(made).info.lifecycle_stage == "active":
-                raise
-            # else another launcher, whose own parent is older, has removed it
-        parents = _parents(client, experiment_id, sweep)
-    oldest, *others = (run.info.run_id for run in parents)
-    for other in others:
-        children = client.search_runs([experiment_id], f"tags.`{schema.TAG_PARENT}` = '{other}'")
-        nest(client, {child.info.run_id: oldest for child in children})
-        client.delete_run(other)
-    return str(oldest)
-
-
-def _parents(client: MlflowClient, experiment_id: str, sweep: str) -> list[Run]:
-    """All existing parents of a sweep, the oldest first."""
-    parents = client.search_runs([experiment_id], f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
-    return sorted(parents, key=lambda run: (run.info.start_time, run.info.run_id))
+        if not (existing := parents()):
+            tags = {schema.TAG_SWEEP_PARENT: sweep}
+            parent = client.create_run(experiment_id, tags=tags, run_name=f"sweep {sweep}").info.run_id
+            try:
+                client.set_terminated(parent, "FINISHED")
+            except MlflowException:  # another launcher, whose own parent is older, may have removed it
+                if is_active(client, parent):
+                    raise
+            existing = parents()
+        oldest, *others = existing
+        for other in others:
+            children = client.search_runs([experiment_id], f"tags.`{schema.TAG_PARENT}` = '{other}'")
+            nest(client, {child.info.run_id: oldest for child in children})
+            client.delete_run(other)
+    return oldest
 
 
 def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
     """Those of the MLflow ids whose runs exist and are not deleted."""
-    alive = set()
-    for parent in set(parents) - {""}:
-        try:
-            run = client.get_run(parent)
-        except MlflowException:
-            continue
-        if run.info.lifecycle_stage == "active":
-            alive.add(parent)
-    return alive
+    return {parent for parent in set(parents) - {""} if is_active(client, parent)}
 
 
 def nest(client: MlflowClient, runs: Mapping[str, str]) -> None:
@@ -145,13 +136,17 @@ def update_parent(
     """
     run = client.get_run(parent)
     runs = noted_runs(client, client.get_experiment(run.info.experiment_id).name, sweep.name)
-    states = {**{run_id: noted.state for run_id, noted in runs.items()}, **planned}
+    states = {run_id: noted.state for run_id, noted in runs.items()} | dict(planned)
     _write_note(client, run, sweep, states.values(), verdict)
-    now = variant_means(replace(noted, state=states[run_id]) for run_id, noted in runs.items())
-    new = {name: value for name, value in now.items() if run.data.metrics.get(name) != value}
+    means = variant_means(replace(noted, state=states[run_id]) for run_id, noted in runs.items())
+    time_ms = int(time.time() * 1000)
+    new = [
+        Metric(name, value, time_ms, 0)
+        for name, value in means.items()
+        if unclipped(run.data.metrics.get(name, math.nan)) != value
+    ]
     if new:
-        time_ms = int(time.time() * 1000)
-        client.log_batch(parent, metrics=[Metric(name, value, time_ms, 0) for name, value in new.items()])
+        client.log_batch(parent, metrics=new)
 
 
 def _write_note(
@@ -196,23 +191,16 @@ def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, N
     tag = schema.sweep_tag(sweep)
     runs: dict[str, NotedRun] = {}
     for run in experiment_runs(client, experiment, tag):
-        tags = run.data.tags
-        scores = [value for name, value in run.data.metrics.items() if _is_mean(name)]
-        noted = NotedRun(
-            variant=tags[tag],
-            model=tags.get(schema.TAG_MODEL, ""),
-            state=tags.get(schema.TAG_STATUS, schema.RUNNING),
-            score=scores[0] if scores else None,
+        tags, state = run.data.tags, recorded_status(run.data.tags)
+        run_id = tags.get(schema.TAG_RUN_ID, "")
+        if run_id in runs and (runs[run_id].state in schema.FINISHED or state not in schema.FINISHED):
+            continue
+        parsed = ((schema.parse_validation_metric(name), value) for name, value in run.data.metrics.items())
+        scores = [unclipped(value) for name, value in parsed if name is not None and name[0] == schema.MEAN]
+        runs[run_id] = NotedRun(
+            tags[tag], tags.get(schema.TAG_MODEL, ""), state, scores[0] if scores else None
         )
-        newer = runs.setdefault(tags.get(schema.TAG_RUN_ID, ""), noted)
-        if newer.state not in schema.FINISHED and noted.state in schema.FINISHED:
-            runs[tags.get(schema.TAG_RUN_ID, "")] = noted
     return runs
-
-
-def _is_mean(metric: str) -> bool:
-    parsed = schema.parse_validation_metric(metric)
-    return parsed is not None and parsed[0] == schema.MEAN
 
 
 def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) -> int:
@@ -221,31 +209,28 @@ def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) 
 
     Unchanged files are not uploaded, except with `again`. Raises UserError if the store fails.
     """
+    client = open_client(uri)
     try:
-        return _keep(open_client(uri), uri, experiment, log, again)
+        stored = client.get_experiment_by_name(experiment)
+        if stored is None or stored.lifecycle_stage != "active":
+            raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
+        run = client.get_run(ensure_parent(client, uri, stored.experiment_id, log.sweep.name))
+        parent, tags = run.info.run_id, run.data.tags
+        before = {} if again else kept_files(tags)
+        now = {name: digest[:_DIGITS] for name, digest in log.files.items()}
+        changed = [name for name, digest in now.items() if before.get(name) != digest]
+        for name in changed:
+            client.log_artifact(parent, str(log.folder / name), REPORT)
+        text = json.dumps(now, separators=(",", ":"), sort_keys=True)
+        if tags.get(schema.TAG_REPORT) != text and len(text) <= MOST:
+            client.set_tag(parent, schema.TAG_REPORT, text)
+        verdict = verdict_markdown(log, parent)
+        if log.whole_study:
+            _write_note(client, run, log.sweep, (), verdict)
+        else:
+            update_parent(client, parent, log.sweep, verdict=verdict)
     except STORE_FAULTS as error:
         raise UserError(f"tracking store {redacted(uri)} failed: {fault_line(error)}") from None
-
-
-def _keep(client: MlflowClient, uri: str, experiment: str, log: ReportLog, again: bool) -> int:
-    stored = client.get_experiment_by_name(experiment)
-    if stored is None or stored.lifecycle_stage != "active":
-        raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
-    run = client.get_run(ensure_parent(client, uri, stored.experiment_id, log.sweep.name))
-    parent, tags = run.info.run_id, run.data.tags
-    before = {} if again else kept_files(tags)
-    now = {name: digest[:_DIGITS] for name, digest in log.files.items()}
-    changed = [name for name, digest in now.items() if before.get(name) != digest]
-    for name in changed:
-        client.log_artifact(parent, str(log.folder / name), REPORT)
-    text = json.dumps(now, separators=(",", ":"), sort_keys=True)
-    if tags.get(schema.TAG_REPORT) != text and len(text) <= MOST:
-        client.set_tag(parent, schema.TAG_REPORT, text)
-    verdict = verdict_markdown(log, parent)
-    if log.whole_study:
-        _write_note(client, run, log.sweep, (), verdict)
-    else:
-        update_parent(client, parent, log.sweep, verdict=verdict)
     return len(changed)
 
 
@@ -278,9 +263,6 @@ def verdict_markdown(log: ReportLog, parent: str) -> str:
     return "\n".join(lines) + figure
 
 
-FOLDER = "hypotheses"
-
-
 @dataclass(frozen=True)
 class Registration:
     """The digest of what was registered, when (milliseconds since the epoch), the digest of the settings of the sweep's
@@ -310,41 +292,48 @@ def register(
     """
     text, digest = statement
     with exclusive(uri):
-        known = parse_registrations(client.get_run(parent).data.tags.get(schema.TAG_HYPOTHESES, ""))
-        if any(one.covers(digest, settings) for one in known):
+        before = parse_registrations(client.get_run(parent).data.tags.get(schema.TAG_HYPOTHESES, ""))
+        if any(registration.covers(digest, settings) for registration in before):
             return
-        client.log_text(parent, text + "\n", _file(digest))
-        added = Registration(digest, time.time_ns() // 10**6, settings, code_version(), pairing)
-        entries = [[one.digest, one.time_ms, one.settings, one.code, one.pairing] for one in (*known, added)]
+        client.log_text(parent, text + "\n", f"{_HYPOTHESES}/{digest}.json")
+        new = Registration(digest, time.time_ns() // 10**6, settings, code_version(), pairing)
+        entries = [
+            [each.digest, each.time_ms, each.settings, each.code, each.pairing] for each in (*before, new)
+        ]
         client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 
-def parse_registrations(text: str) -> tuple[Registration, ...]:
+def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
-        found = tuple(Registration(*entry[:5]) for entry in json.loads(text or "[]"))
-    except (ValueError, TypeError):
+        registrations = [
+            replace(Registration(*entry[:5]), parent=parent) for entry in json.loads(text or "[]")
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError):
         return ()
     if not all(
-        type(one.time_ms) is int
-        and all(isinstance(text, str) for text in (one.digest, one.settings, one.code, one.pairing))
-        for one in found
+        type(each.time_ms) is int
+        and all(isinstance(text, str) for text in (each.digest, each.settings, each.code, each.pairing))
+        for each in registrations
     ):
         return ()
-    return _in_order(found)
+    return _in_order(registrations)
 
 
 def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tuple[Registration, ...]:
     """What is registered for a sweep of an experiment, the oldest first; nothing if there is no such sweep."""
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    stored = client.get_experiment_by_name(experiment)
+    if stored is None:
         return ()
-    condition = f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'"
     return _in_order(
-        replace(one, parent=run.info.run_id)
-        for run in client.search_runs([found.experiment_id], condition)
-        for one in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""))
+        registration
+        for run in search_runs(client, stored.experiment_id, f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
+        for registration in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""), run.info.run_id)
     )
+
+
+def _in_order(registrations: Iterable[Registration]) -> tuple[Registration, ...]:
+    return tuple(sorted(registrations, key=lambda registration: registration.time_ms))
 
 
 def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
@@ -352,28 +341,21 @@ def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
 
     Results that `--replace` has replaced are among them. What `mlflow gc` has removed is not.
     """
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    stored = client.get_experiment_by_name(experiment)
+    if stored is None:
         return {}
     starts: dict[str, int] = {}
     condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"
-    for run in search_runs(client, found.experiment_id, condition, view=ViewType.DELETED_ONLY):
+    for run in search_runs(client, stored.experiment_id, condition, view=ViewType.DELETED_ONLY):
         starts.setdefault(run.data.tags[schema.TAG_RUN_ID], run.info.start_time)  # the oldest comes first
     return starts
 
 
-def read_statement(client: MlflowClient, one: Registration) -> str | None:
+def read_statement(client: MlflowClient, registration: Registration) -> str | None:
     """The JSON text that was registered; None if the store does not have it or does not answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return Path(client.download_artifacts(one.parent, _file(one.digest), folder)).read_text()
-        except (*STORE_FAULTS, ValueError):
-            return None
-
-
-def _file(digest: str) -> str:
-    return f"{FOLDER}/{digest}.json"
-
-
-def _in_order(found: Iterable[Registration]) -> tuple[Registration, ...]:
-    return tuple(sorted(found, key=lambda one: one.time_ms))
+    name = f"{_HYPOTHESES}/{registration.digest}.json"
+    try:
+        content = StoredFiles(client, registration.parent).content(name, _LARGEST_STATEMENT)
+        return None if content is None else content.decode()
+    except (UserError, ValueError):
+        return None

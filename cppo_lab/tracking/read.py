@@ -1,12 +1,15 @@
-"""Opens the tracking store for reading, and lists the runs of an experiment, page by page."""
+"""Reads the tracking store: the runs of an experiment, page by page, their histories, and their artifacts."""
 
 import gc
+import logging
+import math
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -16,33 +19,51 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.answers import ANSWERS
+from cppo_lab.answers.reading import AnswerFiles, FolderFiles
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
     REMEDY,
     STORE_FAULTS,
+    WRONG_TYPES,
     deferred_for,
     fault_line,
-    guard,
     open_client,
+    prepare,
     require_answer,
     require_health,
+    store_error,
+)
+from cppo_lab.tracking.history import (
+    HISTORY,
+    LARGEST,
+    Column,
+    History,
+    columns_of,
+    from_columns,
+    last_of_each_step,
+    unclipped,
+    unpack,
 )
 from cppo_lab.tracking.records import AttemptRecord, StoredRun, attempt_record
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
 FEW = 10  # runs that are asked for one by one
+REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
+# Histories come through the tracking server alone: other places need their own clients and raise other errors.
+_SERVED = ("mlflow-artifacts:", "http:", "https:")
 _PLAIN = re.compile(r"[\w.\-]+")
+_log = logging.getLogger(__name__)
 
 
 def open_store(uri: str) -> MlflowClient:
     """A client that reads the store at `uri`. Raises SQLAlchemyError if it is a database server that does not
     answer.
     """
+    prepare()
     require_answer(uri)
-    guard()
     return MlflowClient(uri)
 
 
@@ -51,37 +72,31 @@ def reading(uri: str) -> Iterator[MlflowClient]:
     """A client that reads the store at `uri`. Raises UserError if MLflow fails on the store meanwhile."""
     try:
         yield open_store(uri)
-    except (MlflowException, SQLAlchemyError) as error:
-        raise _unreadable(uri, error) from error
+    except (MlflowException, SQLAlchemyError, *WRONG_TYPES) as error:
+        after = (
+            "): check that it is an MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right "
+            "one"
+        )
+        raise store_error(uri, error, "cannot be read (", after) from error
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     """The id of the experiment `name`. Raises UserError if there is none, or if it was deleted."""
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "active":
-        return found.experiment_id
-    if found is not None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        names = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
+        is_paper = name == schema.experiment_name(schema.PAPER)
+        raise UserError(
+            f"experiment {name!r} does not exist in {redacted(uri)}: it has {', '.join(names) or 'none'}; run "
+            f"`{'cppo reference import' if is_paper else 'cppo launch SWEEP'}` first, or set MLFLOW_TRACKING_URI to "
+            "the store that holds it"
+        )
+    if experiment.lifecycle_stage != "active":
         raise UserError(
             f"experiment {name!r} of {redacted(uri)} was deleted: restore it with "
-            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`"
         )
-    known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
-    remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
-    raise UserError(
-        f"experiment {name!r} does not exist in {redacted(uri)}: it has {', '.join(known) or 'none'}; "
-        f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
-    )
-
-
-def _unreadable(uri: str, error: Exception) -> UserError:
-    """The error to raise when MLflow fails on the store at `uri`."""
-    if text := address.outdated(uri):
-        return UserError(text)
-    reason = address.no_answer(error) or redacted(str(error).splitlines()[0])
-    return StoreAway(
-        f"tracking store {redacted(uri)} cannot be read ({reason}): check that it is an "
-        "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
-    )
+    return str(experiment.experiment_id)
 
 
 def search_runs(
@@ -107,7 +122,7 @@ def search_runs(
                 order_by=[f"attributes.start_time {'DESC' if newest_first else 'ASC'}"],
                 page_token=token,
             )
-        yield from page
+        yield from map(_with_types, page)
         token = page.token
         if not token:
             return
@@ -125,37 +140,63 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _with_types(run: Run) -> Run:
+    """The run, if its values have MLflow's types: a database may hold any."""
+    info, data = run.info, run.data
+    texts = (info.run_id, info.artifact_uri or "", info.status, info.run_name or "", *data.tags.values())
+    numbers = (info.start_time or 0, info.end_time or 0, *data.metrics.values())
+    if not all(isinstance(text, str) for text in (*texts, *data.params.values())):
+        raise MlflowException(f"run {info.run_id!r} has a text that is none")
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise MlflowException(f"run {info.run_id!r} has a number that is none")
+    return run
+
+
 def all_runs(
     client: MlflowClient, experiment_id: str, tag: str | None = None, newest_first: bool = False
 ) -> Iterator[Run]:
     """The runs of an experiment that have the tag `tag` (None: all of them); see `search_runs`."""
     plain = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters cannot quote other names
-    condition = f"tags.`{tag}` LIKE '%'" if plain else ""
-    runs = search_runs(client, experiment_id, condition, newest_first)
-    yield from (run for run in runs if tag is None or tag in run.data.tags)
+    runs = search_runs(client, experiment_id, f"tags.`{tag}` LIKE '%'" if plain else "", newest_first)
+    return (run for run in runs if tag is None or tag in run.data.tags)
 
 
 def experiment_runs(client: MlflowClient, experiment: str, tag: str | None = None) -> Iterator[Run]:
     """The runs of an experiment, given by name, that have `tag` (None: all of them), newest first, read lazily; empty
     if the experiment does not exist.
     """
-    found = client.get_experiment_by_name(experiment)
-    if found is not None:
-        yield from all_runs(client, found.experiment_id, tag, newest_first=True)
+    stored = client.get_experiment_by_name(experiment)
+    return iter(()) if stored is None else all_runs(client, stored.experiment_id, tag, newest_first=True)
 
 
 def newest_runs(client: MlflowClient, experiment: str, condition: str = "") -> Iterator[Run]:
     """The runs of an experiment, given by name, that meet MLflow's filter `condition`, newest first, read lazily."""
-    found = client.get_experiment_by_name(experiment)
-    if found is not None:
-        yield from search_runs(client, found.experiment_id, condition, newest_first=True)
+    stored = client.get_experiment_by_name(experiment)
+    return iter(()) if stored is None else search_runs(client, stored.experiment_id, condition, True)
+
+
+def is_active(client: MlflowClient, mlflow_id: str) -> bool:
+    """Whether the store has the run, and nobody has deleted it."""
+    try:
+        return bool(client.get_run(mlflow_id).info.lifecycle_stage == "active")
+    except MlflowException:
+        return False
 
 
 def stored_run(run: Run) -> StoredRun:
-    """An MLflow run without its metrics and parameters."""
-    info = run.info
+    """An MLflow run without MLflow's types."""
+    info, data = run.info, run.data
     return StoredRun(
-        info.run_id, info.artifact_uri, run.data.tags, info.run_name or "", info.start_time, info.end_time
+        info.run_id,
+        info.artifact_uri or "",
+        data.tags,
+        info.run_name or "",
+        info.start_time,
+        info.end_time,
+        str(info.experiment_id),
+        info.status,
+        data.params,
+        {point.key: (point.step, point.timestamp, point.value) for point in data.to_proto().metrics},
     )
 
 
@@ -230,35 +271,36 @@ def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: in
 
 
 class StoredFiles:
-    """Implements `answers.reading.AnswerFiles` for the MLflow run `mlflow_id`."""
+    """The artifacts of the MLflow run `mlflow_id`; implements `answers.reading.AnswerFiles`."""
 
     def __init__(self, client: MlflowClient, mlflow_id: str) -> None:
         self.client, self.mlflow_id = client, mlflow_id
+        self._listed = cache(self._list)
 
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of each file, by its path."""
+    def _list(self, folder: str) -> dict[str, int]:
+        """The bytes of each file in a folder, by its path."""
         try:
-            entries = self.client.list_artifacts(self.mlflow_id, ANSWERS)
+            entries = self.client.list_artifacts(self.mlflow_id, folder or None)
         except STORE_FAULTS as error:
             raise self._unreadable(error) from None
-        return {one.path: one.file_size or 0 for one in entries if not one.is_dir}
+        return {entry.path: entry.file_size or 0 for entry in entries if not entry.is_dir}
 
     def names(self) -> list[str]:
-        return sorted(path.removeprefix(f"{ANSWERS}/") for path in self._sizes)
+        return sorted(path.removeprefix(f"{ANSWERS}/") for path in self._listed(ANSWERS))
 
     def content(self, name: str, largest: int) -> bytes | None:
-        if name not in self._sizes:
+        size = self._listed(name.rpartition("/")[0]).get(name)
+        if size is None:
             return None
-        if self._sizes[name] > largest:  # an oversized file is not downloaded at all
+        if size > largest:  # an oversized file is not downloaded at all
             raise UserError(
-                f"{self.what(name)} has {self._sizes[name]} bytes, more than the {largest} allowed: delete that "
-                "artifact"
+                f"{self.what(name)} has {size} bytes, more than the {largest} allowed: delete that artifact, or run "
+                "that configuration again"
             )
         try:
             with tempfile.TemporaryDirectory(prefix="cppo-") as target:
-                local = Path(self.client.download_artifacts(self.mlflow_id, name, target))
-                with local.open("rb") as file:
+                path = Path(self.client.download_artifacts(self.mlflow_id, name, target))
+                with path.open("rb") as file:
                     return file.read(largest + 1)
         except STORE_FAULTS as error:
             raise self._unreadable(error) from None
@@ -272,6 +314,12 @@ class StoredFiles:
         )
 
 
+def files_of(client: MlflowClient, mlflow_id: str, artifact_uri: str) -> AnswerFiles:
+    """The artifacts of a run, read without MLflow where they are on this machine."""
+    folder = address.artifact_folder(artifact_uri, client.tracking_uri)
+    return StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+
+
 def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
     """The files of the newest finished attempt at a run, or else of the newest attempt; None if the store has no
     attempt.
@@ -281,5 +329,64 @@ def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
     past = known_attempts(uri, experiment, run_id)
     if past is None:
         raise StoreAway(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
-    chosen = [one for one in past if one.is_result] or past
+    chosen = [attempt for attempt in past if attempt.is_result] or past
     return StoredFiles(open_client(uri), chosen[0].mlflow_id) if chosen else None
+
+
+def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
+    """The points of one metric, by step. If a step was logged twice, the last value counts."""
+    points = client.get_metric_history(mlflow_id, metric)  # ordered by time
+    try:
+        return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
+    except WRONG_TYPES as error:
+        raise MlflowException(f"{metric} of run {mlflow_id} has a number that is none") from error
+
+
+def histories(
+    client: MlflowClient, runs: Sequence[StoredRun], wanted: Callable[[str], bool] | None = None
+) -> Iterator[tuple[str, History]]:
+    """Each run's MLflow id and its metrics whose names are `wanted` (None: all), in the order of the runs.
+
+    A run that has ended has its whole history in the artifact `history.npz`: one file instead of a request per metric.
+    What that does not have up to the store's last point, and the metrics of unfinished runs, are asked for one by one.
+    A missing or broken file is no error: it costs time, and a warning names a broken one.
+    """
+    broken: list[str] = []
+
+    def read(run: StoredRun) -> History:
+        names = [name for name in sorted(run.latest) if wanted is None or wanted(name)]
+        packed = _packed(client, run, broken) if names and run.status != schema.RUNNING else {}
+        return from_columns(
+            {
+                name: packed[name]
+                if name in packed and _ends_at(packed[name], run.latest[name])
+                else metric_history(client, run.mlflow_id, name)
+                for name in names
+            }
+        )
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        served = str(client.tracking_uri).startswith("http")
+        read_all = pool.map(read, runs) if served else map(read, runs)
+        yield from zip((run.mlflow_id for run in runs), read_all, strict=True)
+    if broken:
+        count = "1 run" if len(broken) == 1 else f"{len(broken)} runs"
+        _log.warning("asked the store point by point for %s: %s", count, min(broken))
+
+
+def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str, Column]:
+    """The metrics in the run's file; none if there is none, or one that cannot be used, which is added to `broken`."""
+    files = files_of(client, run.mlflow_id, run.artifact_uri)
+    if isinstance(files, StoredFiles) and not run.artifact_uri.startswith(_SERVED):
+        return {}
+    try:
+        data = files.content(HISTORY, LARGEST)
+        return {} if data is None else columns_of(unpack(data, f"{HISTORY} of MLflow run {run.mlflow_id}"))
+    except (UserError, OSError) as error:
+        broken.append(redacted(str(error).partition("\n")[0]))
+        return {}
+
+
+def _ends_at(column: Column, last: tuple[int, int, float]) -> bool:
+    step, value, stored = int(column[0][-1]), float(column[1][-1]), unclipped(last[2])
+    return step == last[0] and (value == stored or (math.isnan(value) and math.isnan(stored)))

@@ -1,7 +1,7 @@
 """A run in the store, and an attempt at a run of ours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cppo_lab import schema
 
@@ -10,7 +10,9 @@ from cppo_lab import schema
 class StoredRun:
     """A run in the store.
 
-    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended).
+    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended). `mlflow_status`
+    is MLflow's own, which says nothing about training. `latest`: metric -> step, time in ms and value of its last
+    point, as MLflow's database has it (infinity as the largest number).
     """
 
     mlflow_id: str
@@ -19,6 +21,10 @@ class StoredRun:
     name: str = ""
     start_ms: int | None = None
     end_ms: int | None = None
+    experiment_id: str = ""
+    mlflow_status: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    latest: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 
     @property
     def status(self) -> str:

@@ -4,8 +4,8 @@ sweeps: each becomes a run of the experiment `paper`, under one parent for each 
 
 from collections.abc import Callable, Mapping
 
+from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
-from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.tracking import address
@@ -40,8 +40,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     experiment `paper` of that store was deleted.
     """
     curves = reference_runs()  # before anything is written
-    path = address.sqlite_file(uri)
-    if path is not None:
+    if (path := address.sqlite_file(uri)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     client = open_client(uri)
     experiment_id = ensure_experiment(client, uri, _EXPERIMENT, _EXPERIMENT_NOTE)
@@ -65,14 +64,13 @@ def _imported(client: MlflowClient) -> list[Run]:
 
 
 def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
-    """Creates one run with all its points, whose times the paper does not give; the status tag comes last, when
-    everything else is there.
-    """
+    """Creates one run with all its points, whose times the paper does not give; the status tag comes last."""
     tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
     created = client.create_run(experiment_id, tags=tags, run_name=f"{run.variant} on {run.model} (paper)")
     mlflow_id = created.info.run_id
-    points = run.points.items()
-    metrics = [Metric(name, value, 0, step) for name, curve in points for step, value in curve.items()]
+    metrics = [
+        Metric(name, value, 0, step) for name, curve in run.points.items() for step, value in curve.items()
+    ]
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
     client.set_terminated(mlflow_id, "FINISHED")
@@ -87,20 +85,17 @@ def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
     is put under the main grid first.
     """
     client = open_client(uri)
-    prefix = schema.TAG_SWEEP_PREFIX
-    runs = _imported(client)
-    if not runs:
-        return
-    experiment_id = runs[0].info.experiment_id
-    sweeps = {
-        run.info.run_id: [tag.removeprefix(prefix) for tag in run.data.tags if tag.startswith(prefix)]
-        for run in runs
-    }
-    names = sorted({sweep for of_run in sweeps.values() for sweep in of_run})
-    parents = {sweep: ensure_parent(client, uri, experiment_id, sweep) for sweep in names}
-    loose = [run.info.run_id for run in runs if schema.TAG_PARENT not in run.data.tags]
-    first = {run: min(sweeps[run], key=lambda sweep: (sweep != MAIN, sweep)) for run in loose if sweeps[run]}
-    nest(client, {run: parents[sweep] for run, sweep in first.items()})
-    for sweep, parent in parents.items():
+    experiment_id = ensure_experiment(client, uri, _EXPERIMENT, _EXPERIMENT_NOTE)
+    orphans: dict[str, list[str]] = {}  # by sweep
+    for run in _imported(client):
+        prefix, tags = schema.TAG_SWEEP_PREFIX, run.data.tags
+        sweeps = [tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)]
+        for sweep in sweeps:
+            orphans.setdefault(sweep, [])
+        if sweeps and schema.TAG_PARENT not in tags:
+            orphans[min(sweeps, key=lambda sweep: (sweep != MAIN, sweep))].append(run.info.run_id)
+    for sweep, runs in sorted(orphans.items()):
+        parent = ensure_parent(client, uri, experiment_id, sweep)
+        nest(client, dict.fromkeys(runs, parent))
         update_parent(client, parent, texts.get(sweep, SweepText(sweep, sweep, "")))
     save_view(client, experiment_id)

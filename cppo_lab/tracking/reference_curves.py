@@ -97,14 +97,20 @@ def reference_runs() -> list[ReferenceRun]:
     runs: dict[tuple[str, str], ReferenceRun] = {}
     with reading("table_full.csv") as rows:
         for row in rows:
-            key = (row["model"], row["method"])
-            runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
+            model, method = row["model"], row["method"]
+            runs[model, method] = ReferenceRun(
+                f"paper-{model}-{method}", model, method, int(row["t_stop"]), {MAIN: method}
+            )
     with reading("validation_curves.csv") as rows:
         for row in rows:
             name = schema.validation_metric(row["benchmark"])
             runs[row["model"], row["method"]].points[name][int(row["step"])] = _score(row["avg_at_16"])
         for run in runs.values():
-            run.points[_MEAN] = _mean_curve(list(run.points.values()))
+            first, *others = run.points.values()
+            steps = [step for step in first if all(step in curve for curve in others)]
+            run.points[_MEAN] = {
+                step: sum(curve[step] for curve in (first, *others)) / (1 + len(others)) for step in steps
+            }
     for file, rule in (("training_diagnostics.csv.gz", None), ("warmup_diagnostics.csv", "cppo")):
         with reading(file) as rows:
             for row in rows:
@@ -121,26 +127,21 @@ def _score(text: str) -> float:
     return value
 
 
-def _mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
-    """The unweighted mean of curves at the steps that all of them have."""
-    steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-    return {step: sum(curve[step] for curve in curves) / len(curves) for step in steps}
-
-
 def _same(a: dict[int, float], b: dict[int, float]) -> bool:
     return a.keys() == b.keys() and all(abs(a[step] - b[step]) <= SAME_POINT for step in a)
 
 
 def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
-    """Adds the ablation curves: as a sweep tag where the curve is known already, else as a run."""
+    """Adds the ablation curves: as a sweep tag where a run has the same curve, else as a run."""
     curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
     t_stop = {run.model: run.t_stop for run in runs}
     with reading("ablation_curves.csv") as rows:
         for row in rows:
-            key = (row["ablation"], row["model"], row["variant"])
-            curves[key][int(row["step"])] = _score(row["aime24_25_26_avg_at_16"])
+            curve = curves[row["ablation"], row["model"], row["variant"]]
+            curve[int(row["step"])] = _score(row["aime24_25_26_avg_at_16"])
             if row["model"] not in t_stop:
                 raise ValueError(f"model {row['model']!r} is in no table")
+
     for (sweep, model, variant), curve in curves.items():
         twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
         if twin is not None:

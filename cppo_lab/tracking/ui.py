@@ -93,24 +93,14 @@ def save_view(client: MlflowClient, experiment_id: str) -> None:
     """Write the view of an experiment's training runs, unless it is there and up to date."""
     experiment = client.get_experiment(experiment_id)
     runs = itertools.islice(experiment_runs(client, experiment.name), _NEWEST)
-    state = _state(_validation_metrics(runs))
+    state = json.dumps(_state(_validation_metrics(runs))).encode()
     if _KIND not in experiment.tags:
         client.set_experiment_tag(experiment_id, _KIND, _TRAINING)
-    if saved_state(experiment.tags.get(TAG_VIEW, "")) != state:
+    text = f"deflate;{base64.b64encode(zlib.compress(state, 9)).decode()}"
+    if text not in experiment.tags.get(TAG_VIEW, ""):
         now = int(time.time() * 1000)
-        text = "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
         view = {"name": "Training runs", "createdAt": now, "updatedAt": now, "state": text}
         client.set_experiment_tag(experiment_id, TAG_VIEW, json.dumps(view))
-
-
-def saved_state(value: str) -> dict[str, Any] | None:
-    """The state in a view's tag; None if it cannot be read and must be rewritten."""
-    try:
-        text = json.loads(value)["state"].removeprefix("deflate;")
-        state: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error):
-        return None
-    return state
 
 
 def _validation_metrics(runs: Iterable[Run]) -> list[str]:
@@ -183,9 +173,10 @@ def require_mlflow_server() -> None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens there."""
-    with contextlib.suppress(ValueError):
+    try:
         return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    except ValueError:
+        return host == "localhost"
 
 
 def free_port(host: str, wanted: int | None) -> int:
@@ -198,30 +189,24 @@ def free_port(host: str, wanted: int | None) -> int:
     if not host.strip():
         raise UserError(f"--host {host!r}: name an address of this machine, or leave it out")
     for port in PORTS if wanted is None else [wanted]:
-        if _is_free(host, port):
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(place)
             return port
-    if wanted is None:
-        raise UserError(
-            f"ports {PORTS.start} to {PORTS.stop - 1} of {host} are taken: choose another with --port"
-        )
-    raise UserError(f"port {wanted} of {host} is taken: leave --port out, or choose another")
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-    except socket.gaierror as error:
-        raise UserError(f"--host {host}: {error.strerror}: name an address of this machine") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return False
-        raise UserError(
-            f"cannot listen on {host} port {port}: {error.strerror}: name an address of this machine"
-        ) from None
-    return True
+        except socket.gaierror as error:
+            raise UserError(f"--host {host}: {error.strerror}: name an address of this machine") from None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(
+                    f"cannot listen on {host} port {port}: {error.strerror}: name an address of this machine"
+                ) from None
+    if wanted is not None:
+        raise UserError(f"port {wanted} of {host} is taken: leave --port out, or choose another")
+    raise UserError(
+        f"ports {PORTS.start} to {PORTS.stop - 1} of {host} are taken: choose another with --port"
+    )
 
 
 def served_at(host: str, port: int) -> str:

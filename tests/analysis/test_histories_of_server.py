@@ -10,7 +10,6 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis import histories
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.runs.recorder import Recorder
@@ -58,7 +57,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path) -> st
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which metrics and artifacts were asked for."""
     found: list[str] = []
-    asked, fetched = MlflowClient.get_metric_history, histories.get_artifact_repository
+    asked, fetched = MlflowClient.get_metric_history, MlflowClient.download_artifacts
 
     def counted(self: MlflowClient, run_id: str, key: str) -> Any:
         found.append(key)
@@ -69,7 +68,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return fetched(*args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, "get_metric_history", counted)
-    monkeypatch.setattr(histories, "get_artifact_repository", counted_artifact)
+    monkeypatch.setattr(MlflowClient, "download_artifacts", counted_artifact)
     return found
 
 

@@ -2,9 +2,11 @@
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -22,15 +24,18 @@ from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking import parents
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.parents import (
     MOST,
     NotedRun,
     ReportLog,
     SweepText,
+    ensure_parent,
     keep_report,
+    noted_runs,
+    parse_registrations,
     sweep_note,
+    update_parent,
     variant_means,
     verdict_markdown,
 )
@@ -38,6 +43,7 @@ from tests.plausible import train
 from tests.waiting import CEILING_SECONDS
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
+SERVER = "http://host:5000"  # whose stores know no lock
 
 
 @pytest.fixture
@@ -47,150 +53,198 @@ def uri(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return tracking_uri()
 
 
+@pytest.fixture
+def made(uri: str) -> tuple[MlflowClient, str]:
+    """A client and an experiment without runs."""
+    client = MlflowClient(uri)
+    return client, str(client.create_experiment("cppo-mini"))
+
+
 def launch_quickstart(uri: str, *overrides: str) -> None:
     launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", *overrides]), uri)
 
 
-def experiment_id(uri: str, name: str = "cppo-mini") -> str:
-    return str(MlflowClient(uri).get_experiment_by_name(name).experiment_id)
+def runs_with(uri: str, tag: str) -> list[Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
+    return [run for run in client.search_runs([experiment]) if tag in run.data.tags]
 
 
-def all_runs(uri: str) -> list:  # type: ignore[type-arg]
-    return list(MlflowClient(uri).search_runs([experiment_id(uri)]))
+def parent_of(uri: str, sweep: str = "quickstart") -> Run:
+    (parent,) = [
+        run
+        for run in runs_with(uri, schema.TAG_SWEEP_PARENT)
+        if run.data.tags[schema.TAG_SWEEP_PARENT] == sweep
+    ]
+    return parent
+
+
+def note_of(uri: str, sweep: str = "quickstart") -> str:
+    return str(parent_of(uri, sweep).data.tags[schema.TAG_NOTE])
 
 
 def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
     launch_quickstart(uri)
-    parent, *others = [one for one in all_runs(uri) if schema.TAG_SWEEP_PARENT in one.data.tags]
-    assert not others
+    parent, children = parent_of(uri), runs_with(uri, schema.TAG_RUN_ID)
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
-    children = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
-    assert [one.data.tags[schema.TAG_PARENT] for one in children] == [parent.info.run_id] * 2
-    assert {one.data.tags[schema.TAG_COLOUR] for one in children} == {"#0052D9"}
-    note = parent.data.tags[schema.TAG_NOTE]
-    assert note.startswith("## Quickstart\n")
-    assert "runs: 2 (2 done)" in note
-    assert MlflowClient(uri).get_experiment(experiment_id(uri)).tags[schema.TAG_NOTE] == core_of("mini").note
+    assert [run.data.tags[schema.TAG_PARENT] for run in children] == [parent.info.run_id] * 2
+    assert {run.data.tags[schema.TAG_COLOUR] for run in children} == {"#0052D9"}
+    assert note_of(uri).startswith("## Quickstart\n") and "runs: 2 (2 done)" in note_of(uri)
+    experiment = MlflowClient(uri).get_experiment_by_name("cppo-mini")
+    assert experiment.tags[schema.TAG_NOTE] == core_of("mini").note
+    [model] = {run.data.tags[schema.TAG_MODEL] for run in children}
+    mean = fmean(value for run in children for name, value in run.data.metrics.items() if "/mean/" in name)
+    assert parent.data.metrics == {f"variant_mean/{model}/cppo": pytest.approx(mean)}
 
 
 def test_a_second_launch_changes_nothing_and_a_wider_one_adds(uri: str) -> None:
-    launch_quickstart(uri, "seed=0")
-    before = {one.info.run_id: one.data.tags for one in all_runs(uri)}
-    launch_quickstart(uri, "seed=0")
-    assert {one.info.run_id: one.data.tags for one in all_runs(uri)} == before
+    tags: list[dict[str, dict[str, str]]] = []
+    for _ in range(2):
+        launch_quickstart(uri, "seed=0")
+        tags.append({run.info.run_id: run.data.tags for run in runs_with(uri, "mlflow.runName")})
+    assert tags[0] == tags[1]
     launch_quickstart(uri, "seed=1")  # the description keeps what this launch has not
-    (note,) = [
-        one.data.tags[schema.TAG_NOTE] for one in all_runs(uri) if schema.TAG_SWEEP_PARENT in one.data.tags
-    ]
-    assert "runs: 2 (2 done)" in note
+    assert "runs: 2 (2 done)" in note_of(uri)
 
 
-def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(
-    uri: str, workspace: Path
-) -> None:
+def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(uri: str) -> None:
     launch_quickstart(uri, "seed=0")
-    (child,) = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
-    first = child.data.tags[schema.TAG_PARENT]
-    (workspace / "other.yaml").write_text(
+    Path("other.yaml").write_text(
         "title: Other\nquestion: Why?\nmodels: [mini_quick]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
     other = make_plan(load_sweep("./other.yaml"), ["launcher=inline"])
     launch(other, uri)
-    client = MlflowClient(uri)
-    tags = client.get_run(child.info.run_id).data.tags
-    assert (tags[schema.TAG_PARENT], tags[schema.sweep_tag("other")]) == (first, "ours")
-    client.delete_tag(child.info.run_id, schema.TAG_PARENT)
+    (child,) = runs_with(uri, schema.TAG_RUN_ID)
+    assert child.data.tags[schema.TAG_PARENT] == parent_of(uri).info.run_id
+    assert child.data.tags[schema.sweep_tag("other")] == "ours"
+    MlflowClient(uri).delete_tag(child.info.run_id, schema.TAG_PARENT)
     launch(other, uri)
-    parent = client.get_run(client.get_run(child.info.run_id).data.tags[schema.TAG_PARENT])
-    assert parent.data.tags[schema.TAG_SWEEP_PARENT] == "other"
+    (child,) = runs_with(uri, schema.TAG_RUN_ID)
+    assert child.data.tags[schema.TAG_PARENT] == parent_of(uri, "other").info.run_id
 
 
-def test_launchers_at_once_come_to_one_parent(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As over a server, which knows no lock: all look, then all create."""
-    launch_quickstart(uri, "seed=0")
-    client, number = MlflowClient(uri), experiment_id(uri)
-    together, real = threading.Barrier(3), parents._parents
+def test_launchers_at_once_come_to_one_parent(
+    made: tuple[MlflowClient, str], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All look, then all create."""
+    together, search, looks = threading.Barrier(3), MlflowClient.search_runs, dict[int, int]()
 
-    def slow(*arguments: object) -> list:  # type: ignore[type-arg]
-        found = real(*arguments)  # type: ignore[arg-type]
-        if not found:
+    def slow(client: MlflowClient, *arguments: Any) -> Any:
+        runs = search(client, *arguments)
+        thread = threading.get_ident()
+        looks[thread] = looks.get(thread, 0) + 1
+        if looks[thread] == 1:
             together.wait(CEILING_SECONDS)
-        return found
+        return runs
 
-    monkeypatch.setattr(parents, "_parents", slow)
+    monkeypatch.setattr(MlflowClient, "search_runs", slow)
     threads = [
-        threading.Thread(target=parents._ensure_parent, args=(client, number, "raced")) for _ in range(3)
+        threading.Thread(target=ensure_parent, args=(*made[:1], SERVER, made[1], "s")) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     monkeypatch.undo()
-    kept = parents.ensure_parent(client, uri, number, "raced")
-    assert [one.info.run_id for one in real(client, number, "raced")] == [kept]
+    assert ensure_parent(made[0], uri, made[1], "s") == parent_of(uri, "s").info.run_id
 
 
 def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
-    uri: str, monkeypatch: pytest.MonkeyPatch
+    made: tuple[MlflowClient, str], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch_quickstart(uri, "seed=0")
-    client, number = MlflowClient(uri), experiment_id(uri)
+    client, number = made
     real = client.set_terminated
 
     def late(mlflow_id: str, status: str) -> None:
         monkeypatch.undo()
-        older = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: "raced"}, start_time=1)
-        assert parents._ensure_parent(client, number, "raced") == older.info.run_id
+        older = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: "s"}, start_time=1)
+        assert ensure_parent(client, SERVER, number, "s") == older.info.run_id
         real(mlflow_id, status)
 
     monkeypatch.setattr(client, "set_terminated", late)
-    [kept] = {parents._ensure_parent(client, number, "raced") for _ in range(2)}
-    assert [one.info.run_id for one in parents._parents(client, number, "raced")] == [kept]
+    [kept] = {ensure_parent(client, SERVER, number, "s") for _ in range(2)}
+    assert parent_of(uri, "s").info.run_id == kept
 
 
-def test_a_tag_that_another_launcher_adds_at_once_is_no_fault(
-    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times, real = [], sweep_parents.save_view
-
-    def refused_once(*arguments: Any) -> None:
-        times.append(1)
-        if len(times) == 1:
-            raise MlflowException("UNIQUE constraint failed")
-        real(*arguments)
-
-    monkeypatch.setattr(sweep_parents, "save_view", refused_once)
-    launch_quickstart(uri, "seed=0")
-    assert len(times) > 1
-    assert "did not accept" not in capsys.readouterr().err
-
-
-def test_the_oldest_parent_takes_the_runs_of_the_others(uri: str) -> None:
-    launch_quickstart(uri, "seed=0")
-    client, number = MlflowClient(uri), experiment_id(uri)
-    tags = {schema.TAG_SWEEP_PARENT: "two"}
-    young = client.create_run(number, tags=tags).info.run_id
-    old = client.create_run(number, tags=tags, start_time=1).info.run_id
+def test_the_oldest_parent_takes_the_runs_of_the_others(made: tuple[MlflowClient, str], uri: str) -> None:
+    client, number = made
+    tags = {schema.TAG_SWEEP_PARENT: "s"}
+    young, old = (client.create_run(number, tags=tags, start_time=time).info.run_id for time in (None, 1))
     child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
-    assert parents.ensure_parent(client, uri, number, "two") == old
+    assert ensure_parent(client, uri, number, "s") == old
     assert client.get_run(child).data.tags[schema.TAG_PARENT] == old
     assert client.get_run(young).info.lifecycle_stage == "deleted"
 
 
+@pytest.mark.parametrize(
+    ("name", "times", "says"),
+    [
+        ("save_view", 1, ""),  # a tag that another launcher adds at once
+        ("ensure_parent", 99, "did not accept the parents of the sweeps: no answer"),
+    ],
+)
 def test_a_store_that_is_away_for_the_parents_costs_a_line(
-    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    times: int,
+    says: str,
 ) -> None:
-    def away(*arguments: object) -> None:
-        raise MlflowException("no answer")
+    calls, real = [], getattr(sweep_parents, name)
 
-    monkeypatch.setattr(sweep_parents, "ensure_parent", away)
+    def refused(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= times:
+            raise MlflowException("no answer")
+        return real(*arguments)
+
+    monkeypatch.setattr(sweep_parents, name, refused)
     launch_quickstart(uri, "seed=0")
-    assert "did not accept the parents of the sweeps: no answer" in capsys.readouterr().err
-    (only,) = all_runs(uri)
-    assert only.data.tags[schema.TAG_STATUS] == schema.DONE
+    said = capsys.readouterr().err
+    assert calls and (says in said if says else "did not accept" not in said)
+    assert [run.data.tags[schema.TAG_STATUS] for run in runs_with(uri, schema.TAG_RUN_ID)] == [schema.DONE]
 
 
-def test_a_note_says_what_is_compared_and_is_no_longer_than_mlflow_keeps() -> None:
+@pytest.mark.parametrize(
+    ("newest_first", "shown"),
+    [
+        ([("b", schema.DONE), ("a", schema.DONE)], "b"),
+        ([("b", schema.COLLAPSED), ("a", schema.DONE)], "b"),
+        ([("b", schema.RUNNING), ("a", schema.DONE)], "a"),  # until the new one is there
+        ([("c", schema.FAILED), ("b", schema.DONE), ("a", schema.DONE)], "b"),
+        ([("b", schema.RUNNING), ("a", schema.FAILED)], "b"),
+    ],
+)
+def test_the_newest_result_is_shown_or_the_newest_attempt(
+    made: tuple[MlflowClient, str], newest_first: list[tuple[str, str]], shown: str
+) -> None:
+    client, number = made
+    for time, (variant, state) in enumerate(reversed(newest_first), start=1):
+        tags = {schema.sweep_tag("s"): variant, schema.TAG_RUN_ID: "r", schema.TAG_STATUS: state}
+        client.create_run(number, start_time=time, tags=tags)
+    assert noted_runs(client, "cppo-mini", "s") == {"r": NotedRun(shown, "", dict(newest_first)[shown], None)}
+
+
+def test_of_a_planned_run_the_planner_knows_the_state(made: tuple[MlflowClient, str], uri: str) -> None:
+    client, number = made
+    tags = {schema.sweep_tag("s"): "v", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: schema.DONE}
+    client.log_metric(
+        client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id,
+        schema.validation_metric(schema.MEAN),
+        0.5,
+    )
+    parent = ensure_parent(client, uri, number, "s")
+    for planned, count, means in (
+        ({"r": "queued", "s": "missing"}, "2 (1 queued, 1 missing)", {}),
+        ({}, "1 (1 done)", {"variant_mean/m/v": 0.5}),
+    ):
+        update_parent(client, parent, SweepText("s", "T", "Q?"), planned)
+        assert f"- runs: {count}\n" in note_of(uri, "s")
+        assert client.get_run(parent).data.metrics == means
+
+
+def test_a_note_says_what_is_compared_and_is_no_longer_than_mlflow_keeps(tmp_path: Path) -> None:
     assert sweep_note(TEXT, ["done", "missing", "done"]) == (
         "## A title\n\n**A question? &#60;b&#62;**\n\nOf the paper: Table 1.\n\n"
         "- runs: 3 (2 done, 1 missing)\n"
@@ -198,103 +252,73 @@ def test_a_note_says_what_is_compared_and_is_no_longer_than_mlflow_keeps() -> No
     )
     long = SweepText("s", "T|" * 1000, "Q<" * 1000, ("F",))
     assert len(sweep_note(long, ["done"], "V" * 3000)) < MOST
-
-
-def test_a_verdict_stays_when_the_note_is_written_anew(uri: str, tmp_path: Path) -> None:
-    launch_quickstart(uri, "seed=0")
-    for reason in ("It wins.", "It **loses**."):
-        keep_report(uri, "cppo-mini", replace(log_of(tmp_path / "r"), verdicts=[("open", "CPPO", reason)]))
-    launch_quickstart(uri, "seed=1")
-    note = parent_of(uri).data.tags[schema.TAG_NOTE]
-    assert note.startswith("## Quickstart\n")
-    assert "runs: 2 (2 done)" in note
-    assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
-    assert note.count("### Verdict") == note.count("CPPO.") == 1
+    many = [("undecided", f"Claim {number}", "word " * 40) for number in range(50)]
+    text = verdict_markdown(replace(log_of(tmp_path), verdicts=many), "f" * 32)
+    assert len(text) < 1900 and "more, on the page" in text and text.endswith(f"run_uuid={'f' * 32})")
 
 
 FILES = {"index.html": b"<p>", "figure_curves.png": b"png", "figure_curves.svg": b"<svg>"}
 VERDICTS = (("undecided", "CPPO is best", "Open: +1.0 points | <b>"), ("supported", "The rest", "It holds."))
 
 
-def log_of(folder: Path, **files: bytes) -> ReportLog:
-    """A report, with other content of some of its files."""
-    folder.mkdir(exist_ok=True)
-    written = {**FILES, **{name.replace("__", "."): data for name, data in files.items()}}
+def log_of(folder: Path, page: bytes = b"<p>") -> ReportLog:
+    """A report."""
+    written = FILES | {"index.html": page}
     for name, data in written.items():
         (folder / name).write_bytes(data)
     digests = {name: sha256(data).hexdigest() for name, data in written.items()}
     return ReportLog(TEXT, folder, digests, VERDICTS, "core=mini: a miniature model", "figure_curves.png")
 
 
-def parent_of(uri: str, sweep: str = "quickstart") -> Run:
-    (parent,) = [run for run in all_runs(uri) if run.data.tags.get(schema.TAG_SWEEP_PARENT) == sweep]
-    return parent
-
-
 def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) -> None:
     launch_quickstart(uri, "seed=0")
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
-    parent = parent_of(uri)
-    listed = MlflowClient(uri).list_artifacts(parent.info.run_id, "report")
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
+    parent = parent_of(uri).info.run_id
+    listed = MlflowClient(uri).list_artifacts(parent, "report")
     assert {artifact.path for artifact in listed} == {f"report/{name}" for name in FILES}
-    head, _, verdict = parent.data.tags[schema.TAG_NOTE].partition("\n### Verdict\n")
-    assert head.startswith("## A title\n")
-    assert "runs: 1 (1 done)" in head
+    head, _, verdict = note_of(uri).partition("\n### Verdict\n")
+    assert head.startswith("## A title\n") and "runs: 1 (1 done)" in head
     assert verdict == (
         "\nFrom the report (core=mini&#58; a miniature model); its page and figures are among the artifacts.\n"
         "- **undecided**: CPPO is best. Open&#58; +1.0 points &#124; &#60;b&#62;\n"
         "- **supported**: The rest. It holds.\n\n"
-        f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent.info.run_id})\n"
+        f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent})\n"
+    )
+    keep_report(uri, "cppo-mini", replace(log_of(tmp_path), verdicts=[("open", "CPPO", "It **loses**.")]))
+    launch_quickstart(uri, "seed=1")  # a verdict stays when the note is written anew
+    note = note_of(uri)
+    assert note.startswith("## Quickstart\n") and "runs: 2 (2 done)" in note
+    assert (
+        "CPPO. It &#42;&#42;loses&#42;&#42;." in note
+        and note.count("### Verdict") == note.count("CPPO.") == 1
     )
 
 
 def test_what_did_not_change_is_not_uploaded_again(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch_quickstart(uri, "seed=0")
-    keep_report(uri, "cppo-mini", log_of(tmp_path / "r"))
-    before = parent_of(uri).data.tags
-    with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "set_tag", None)  # nothing is written either
-        patched.setattr(MlflowClient, "log_artifact", None)
-        assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 0
-    assert parent_of(uri).data.tags == before
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r", index__html=b"<p>new")) == 1
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r"), again=True) == 3
-    for text in ("[]", "{", "null", '{"index.html": 3}'):  # tags that say nothing
-        MlflowClient(uri).set_tag(parent_of(uri).info.run_id, schema.TAG_REPORT, text)
-        assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
-
-
-def test_an_interrupted_upload_is_made_up_for(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[MlflowClient, str], uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    launch_quickstart(uri, "seed=0")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(MlflowClient, "log_artifact", interrupted)
+        keep_report(uri, "cppo-mini", log_of(tmp_path))
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
+    before = parent_of(uri).data.tags
     with monkeypatch.context() as patched:
-        patched.setattr("mlflow.MlflowClient.log_artifact", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            keep_report(uri, "cppo-mini", log_of(tmp_path / "r"))
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path / "r")) == 3
-
-
-def test_a_study_has_a_run_of_its_own(uri: str, tmp_path: Path) -> None:
-    launch_quickstart(uri, "seed=0")
-    study = replace(log_of(tmp_path / "r"), sweep=SweepText("study", "All", "Why <i>?"), whole_study=True)
-    keep_report(uri, "cppo-mini", study)
-    note = parent_of(uri, "study").data.tags[schema.TAG_NOTE]
-    assert note.startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n")
-    assert "The rest. It holds." in note
-
-
-def test_many_claims_do_not_outgrow_the_description(tmp_path: Path) -> None:
-    many = tuple(("undecided", f"Claim {number}", "word " * 40) for number in range(50))
-    text = verdict_markdown(replace(log_of(tmp_path / "r"), verdicts=many), "f" * 32)
-    assert len(text) < 1900
-    assert "more, on the page" in text
-    assert text.endswith(f"run_uuid={'f' * 32})")
+        patched.setattr(MlflowClient, "set_tag", None)  # nothing is written either
+        patched.setattr(MlflowClient, "log_artifact", None)
+        assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 0
+    assert parent_of(uri).data.tags == before
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path, b"<p>new")) == 1
+    assert keep_report(uri, "cppo-mini", log_of(tmp_path), again=True) == 3
+    for text in ("[]", "{", "null", '{"index.html": 3}'):  # tags that say nothing
+        made[0].set_tag(parent_of(uri).info.run_id, schema.TAG_REPORT, text)
+        assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
+    study = replace(log_of(tmp_path), sweep=SweepText("study", "All", "Why <i>?"), whole_study=True)
+    keep_report(uri, "cppo-mini", study)  # which has a run of its own
+    assert note_of(uri, "study").startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n")
+    assert "The rest. It holds." in note_of(uri, "study")
 
 
 @pytest.mark.parametrize(
@@ -309,9 +333,8 @@ def test_a_store_that_does_not_take_a_report_is_named_without_its_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(UserError, match=said) as error:
-        keep_report(store or uri, experiment, log_of(tmp_path / "r"))
-    assert "secret" not in str(error.value)
-    assert "\n" not in str(error.value)
+        keep_report(store or uri, experiment, log_of(tmp_path))
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
 OWN_SWEEP = """\
@@ -324,8 +347,6 @@ variants:
   cppo: {rule: cppo}
   loose: {rule: cppo, rule.delta: 0.3}
 """
-
-
 AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 
 
@@ -337,58 +358,28 @@ def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[s
     plan = make_plan(sweep, ["launcher=inline", *overrides])
     launch(plan, uri)
     tag = schema.sweep_tag("own")
-    found = {
-        run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in all_runs(uri) if tag in run.data.tags
-    }
+    colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in runs_with(uri, tag)}
     planned = dict.fromkeys(run.variant for run in plan.runs)
-    declared = planned if planned.keys() - sweep.variants.keys() else sweep.variants
-    report = PALETTES[PAPER].strokes(in_order(declared))
-    assert found == {name: report[name].colour for name in planned}
-    assert len(set(found.values())) == len(planned)
-
-
-def test_the_parent_carries_the_means_of_the_variants(uri: str) -> None:
-    launch_quickstart(uri, "seed=0,1")
-    client, number = MlflowClient(uri), experiment_id(uri)
-    scores: dict[str, list[float]] = {}
-    parents = []
-    for run in client.search_runs([number]):
-        if schema.TAG_SWEEP_PARENT in run.data.tags:
-            parents.append(run)
-            continue
-        mean = next(value for name, value in run.data.metrics.items() if f"/{schema.MEAN}/" in name)
-        scores.setdefault(f"{run.data.tags[schema.TAG_MODEL]}/{run.data.tags[schema.TAG_RULE]}", []).append(
-            mean
-        )
-    (parent,) = parents
-    assert parent.data.metrics == {
-        f"variant_mean/{name}": pytest.approx(sum(values) / len(values)) for name, values in scores.items()
-    }
-
-
-def scored(variant: str, score: float, model: str = "mini_base") -> NotedRun:
-    return NotedRun(variant, model, schema.DONE, score)
+    report = PALETTES[PAPER].strokes(
+        in_order(planned if planned.keys() - sweep.variants.keys() else sweep.variants)
+    )
+    assert colours == {name: report[name].colour for name in planned}
+    assert len(set(colours.values())) == len(planned)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("λ=0.9", "β=0.9"),
-        ("a=1", "a:1"),
-        ("a/b", "a_b"),
-        ("λ", "_"),
-        (".", ".."),
-        ("a.", "a"),
-        ("n" * 100, "n" * 101),
-        ("n" * 200 + "a", "n" * 200 + "b"),
-        ("策略一", "策略二"),
-        ("é", "e\u0301"),
+        *(("λ=0.9", "β=0.9"), ("a=1", "a:1"), ("a/b", "a_b"), ("λ", "_"), (".", ".."), ("a.", "a")),
+        *(("n" * 100, "n" * 101), ("n" * 200 + "a", "n" * 200 + "b"), ("策略一", "策略二"), ("é", "e\u0301")),
     ],
 )
 def test_two_variants_or_models_have_two_metrics(one: str, other: str) -> None:
-    means = variant_means([scored(one, 0.046875), scored(other, 0.015625)])
-    assert list(means.values()) == [0.046875, 0.015625]
-    means |= variant_means([scored("cppo", 0.5, model=one), scored("cppo", 0.25, model=other)])
+    runs: Callable[[str, str, float], NotedRun] = lambda variant, model, score: NotedRun(  # noqa: E731
+        variant, model, schema.DONE, score
+    )
+    means = variant_means([runs(one, "m", 0.046875), runs(other, "m", 0.015625)])
+    means |= variant_means([runs("cppo", one, 0.5), runs("cppo", other, 0.25)])
     assert list(means.values()) == [0.046875, 0.015625, 0.5, 0.25]
     for name in means:
         assert re.fullmatch(r"variant_mean(/[\w\-. ]{1,100}){2}", name, re.ASCII)
@@ -397,4 +388,17 @@ def test_two_variants_or_models_have_two_metrics(one: str, other: str) -> None:
 
 def test_a_name_that_mlflow_takes_stays_as_it_is() -> None:
     for name in ("cppo w_min 0.8", "_", "n" * 100, "-a.b"):
-        assert list(variant_means([scored(name, 0.5)])) == [f"variant_mean/mini_base/{name}"]
+        run = NotedRun(name, "mini_base", schema.DONE, 0.5)
+        assert list(variant_means([run])) == [f"variant_mean/mini_base/{name}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "digests"),
+    [
+        ('[["b", 2, "", "", ""], ["a", 1]]', ["a", "b"]),
+        *((text, []) for text in ("", "{", "null", "5", "[5]", "[[]]", "[{}]", '[["a"]]', '[["a", "1"]]')),
+        *((text, []) for text in ("[[1, 1]]", '[["a", 1, 2]]', '{"a": 1}', "[" * 100_000, '[["a", true]]')),
+    ],
+)
+def test_a_tag_of_registrations_is_read_or_counts_as_none(text: str, digests: list[str]) -> None:
+    assert [registration.digest for registration in parse_registrations(text)] == digests

@@ -14,7 +14,6 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.analysis.histories import read_points
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.runs.recorder import Recorder
@@ -22,7 +21,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.client import open_client, require_tracking_host
-from cppo_lab.tracking.read import open_store
+from cppo_lab.tracking.read import histories, open_store, stored_run
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 
@@ -195,7 +194,7 @@ def test_the_reader_of_histories_asks_the_tracking_server_in_its_place(
     tracking, other = servers
     tracking.artifact_uri, uri = f"http://{other.netloc}{PLACE}", f"http://{tracking.netloc}"
     run: Run = open_store(uri).get_run(RUN)
-    read_points(open_store(uri), uri, [run], None)
+    assert [name for name, _ in histories(open_store(uri), [stored_run(run)])] == [RUN]
     assert other.netloc in caplog.text and other.seen == []
     assert any("get-history" in path for path, _ in tracking.seen)
 

@@ -93,14 +93,6 @@ def test_every_point_comes_back_and_the_first_of_a_step_counts(rows: list[histor
     assert pack(read) == data == pack(from_rows(list(rows)))
 
 
-@given(ROWS, st.sets(NAMES))
-def test_only_some_metrics(rows: list[history.Row], wanted: set[str]) -> None:
-    whole = from_rows(rows)
-    part = whole.only(wanted.__contains__)
-    assert plain(part) == {key: value for key, value in plain(whole).items() if key[0] in wanted}
-    assert pack(unpack(pack(part), HISTORY)) == pack(part)
-
-
 def test_the_file_is_what_its_description_says() -> None:
     read = unpack(saved(), HISTORY)
     assert list(plain(read)) == [("a", 1), ("a", 2), ("b", 1)]

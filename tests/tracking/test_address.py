@@ -25,7 +25,31 @@ from cppo_lab.tracking.address import artifact_folder
     ],
 )
 def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str | None) -> None:
-    assert artifact_folder(artifact_uri) == (None if path is None else Path(path))
+    for uri in ("http://host:5000", "sqlite:////nowhere/mlflow.db"):
+        assert artifact_folder(artifact_uri, uri) == (None if path is None else Path(path))
+
+
+@pytest.mark.parametrize(
+    ("folders", "noted", "place"),
+    [
+        (["a", "b/mlartifacts/e"], "a/mlartifacts/e/r/artifacts", "b/mlartifacts/e/r/artifacts"),
+        (["a", "b"], "a/mlartifacts/e/r/artifacts", "b/mlartifacts/e/r/artifacts"),  # moved without them
+        (
+            ["a/mlartifacts/e/r/artifacts", "b/mlartifacts/e"],
+            "a/mlartifacts/e/r/artifacts",
+            "",
+        ),  # they are there
+        (["a/mlartifacts", "b"], "a/mlartifacts/e/r/artifacts", ""),  # the user's own place
+        (["mlartifacts/a", "b/mlartifacts/e"], "mlartifacts/a/mlartifacts/e/r", "b/mlartifacts/e/r"),
+        (["b/mlartifacts"], "a/other/e/r/artifacts", ""),
+    ],
+)
+def test_artifacts_of_a_moved_store(tmp_path: Path, folders: list[str], noted: str, place: str) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    uri = f"sqlite:///{tmp_path}/b/mlflow.db"
+    assert artifact_folder((tmp_path / noted).as_uri(), uri) == tmp_path / (place or noted)
+    assert artifact_folder((tmp_path / noted).as_uri(), "http://host:5000") == tmp_path / noted
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, number: int, writable: bool) -> None:

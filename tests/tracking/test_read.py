@@ -1,0 +1,313 @@
+"""What is read of a store: all runs, whatever the size of a page and the name of a sweep; each metric as the store
+would say it, by the file that a run left or point by point; and the artifacts of a store that was moved.
+"""
+
+import contextlib
+import logging
+import math
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from cppo_lab import schema
+from cppo_lab.analysis.answers import read_outcomes
+from cppo_lab.analysis.artifacts import read_search_file
+from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.errors import StoreAway
+from cppo_lab.tracking import read
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_rows, pack
+from cppo_lab.tracking.parents import SweepText, ensure_parent, noted_runs, update_parent
+from cppo_lab.tracking.read import all_runs, experiment_runs, histories, newest_runs, reading, stored_run
+from cppo_lab.tracking.search_record import recorded_curve
+
+ROWS: list[Row] = [
+    (1, 1001, {"train/loss": 0.5, "train/reward": math.nan, "val/a/avg_at_16": 0.1}),
+    (2, 1002, {"train/loss": math.inf, "train/reward": 0.25}),
+    (3, 1003, {"train/loss": -math.inf, "train/reward": math.nan, "val/a/avg_at_16": 0.2}),
+]
+NAMES = {"train/loss", "train/reward", "val/a/avg_at_16"}
+WHOLE = pack(from_rows(ROWS))
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.fixture
+def client(uri: str) -> MlflowClient:
+    return MlflowClient(uri)
+
+
+@pytest.fixture(params=["PAGE", "SERVER_PAGE"])
+def small_pages(
+    client: MlflowClient, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of two runs; as a server's the store has an address with a scheme of its own."""
+    monkeypatch.setattr(read, request.param, 2)
+    if request.param == "SERVER_PAGE":
+        monkeypatch.setattr(MlflowClient, "tracking_uri", "http://host")
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_pages(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, search = list[int](), MlflowClient.search_runs
+
+    def counted(client: MlflowClient, *args: Any, **named: Any) -> Any:
+        sizes.append(named["max_results"])
+        return search(client, *args, **named)
+
+    monkeypatch.setattr(MlflowClient, "search_runs", counted)
+    number = client.create_experiment("e")
+    ids = [client.create_run(number, start_time=time).info.run_id for time in (5, 5, 5, 3, 4)]
+    client.create_run(client.create_experiment("another"))
+    listed = [run.info.run_id for run in all_runs(client, number)]
+    assert sorted(listed) == sorted(ids) and listed[:2] == [ids[3], ids[4]]
+    assert sizes == [2, 2, 2]
+    for newest in (experiment_runs, newest_runs):
+        assert [run.info.run_id for run in newest(client, "e")][-2:] == [ids[4], ids[3]]
+        assert list(newest(client, "none")) == []
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_run_that_starts_meanwhile_hides_none(client: MlflowClient) -> None:
+    number = client.create_experiment("e")
+    ids = [client.create_run(number, start_time=time).info.run_id for time in range(1, 6)]
+    listed = []
+    for run in all_runs(client, number):
+        listed.append(run.info.run_id)
+        if len(listed) < 4:
+            client.create_run(number, start_time=100 + len(listed))
+    assert listed[:5] == ids and len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize(
+    ("tag", "has_it"),
+    [
+        *(("cppo.sweep.main", True), ("cppo.sweep.a b", True), ("cppo.sweep.a/b:c", True)),
+        *(("cppo.sweep.100%", False), ("cppo.sweep.`x` = '%", False), ('cppo.sweep."', False), ("", False)),
+    ],
+)
+def test_by_a_tag(client: MlflowClient, tag: str, has_it: bool) -> None:
+    number = client.create_experiment("e")
+    client.create_run(number, tags={"other": tag, "cppo.sweep.100": ""})
+    tagged = [client.create_run(number, tags={tag: ""}).info.run_id] if has_it else []
+    assert [run.info.run_id for run in all_runs(client, number, tag)] == tagged
+
+
+Writer = Callable[..., str]
+Points = list[tuple[str, int, str]]  # metric, step, value as text, so that NaN equals itself
+
+
+def log(client: MlflowClient, mlflow_id: str, *rows: Row) -> None:
+    points = [Metric(name, value, time, step) for step, time, row in rows for name, value in row.items()]
+    client.log_batch(mlflow_id, metrics=points)
+
+
+@pytest.fixture
+def write(client: MlflowClient, tmp_path: Path) -> Writer:
+    """Writes a run with ROWS in the store and `artifact` beside it."""
+    number = client.create_experiment("cppo-mini", artifact_location=(tmp_path / "artifacts").as_uri())
+
+    def write_run(artifact: bytes | None = None, status: str = schema.DONE) -> str:
+        mlflow_id = client.create_run(number, tags={schema.TAG_STATUS: status}).info.run_id
+        log(client, mlflow_id, *ROWS)
+        if artifact is not None:
+            (tmp_path / HISTORY).write_bytes(artifact)
+            client.log_artifact(mlflow_id, str(tmp_path / HISTORY))
+        return str(mlflow_id)
+
+    return write_run
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often the store was asked for the history of each metric."""
+    count: Counter[str] = Counter()
+    real = MlflowClient.get_metric_history
+
+    def counted(self: MlflowClient, run_id: str, key: str) -> list[Metric]:
+        count[key] += 1
+        return list(real(self, run_id, key))
+
+    monkeypatch.setattr(MlflowClient, "get_metric_history", counted)
+    return count
+
+
+def read_all(
+    client: MlflowClient, *ids: str, wanted: Callable[[str], bool] | None = None
+) -> dict[str, Points]:
+    """The points of each run, as the store has it now."""
+    runs = [stored_run(client.get_run(mlflow_id)) for mlflow_id in ids]
+    return {
+        mlflow_id: [
+            (name, int(step), repr(float(value)))
+            for name, (steps, values, _) in columns_of(history).items()
+            for step, value in zip(steps, values, strict=True)
+        ]
+        for mlflow_id, history in histories(client, runs, wanted)
+    }
+
+
+def expected(rows: list[Row] = ROWS) -> Points:
+    names = sorted({name for _, _, values in rows for name in values})
+    return [(name, step, repr(values[name])) for name in names for step, _, values in rows if name in values]
+
+
+def with_values(**values: float | None) -> bytes:
+    """The file with other values of some metrics, or without them (None)."""
+    changed = {name.replace("__", "/"): value for name, value in values.items()}
+    return pack(
+        from_rows(
+            (step, time, {name: value for name, value in (row | changed).items() if value is not None})
+            for step, time, row in ROWS
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("artifact", "status", "from_store"),
+    [
+        (WHOLE, schema.DONE, set()),
+        (WHOLE, schema.FAILED, set()),
+        (None, schema.DONE, NAMES),
+        (WHOLE, schema.RUNNING, NAMES),  # it goes on, whatever lies beside it
+        (with_values(val__a__avg_at_16=None), schema.DONE, {"val/a/avg_at_16"}),
+        (with_values(train__reward=0.125), schema.DONE, {"train/reward"}),  # another value at the same step
+        (with_values(train__entropy=1.0), schema.DONE, set()),  # which the store does not know
+    ],
+)
+def test_a_history_is_one_file_or_what_the_store_says(
+    client: MlflowClient,
+    write: Writer,
+    asked: Counter[str],
+    artifact: bytes | None,
+    status: str,
+    from_store: set[str],
+) -> None:
+    mlflow_id = write(artifact, status)
+    assert read_all(client, mlflow_id) == {mlflow_id: expected()}
+    assert asked == dict.fromkeys(from_store, 1)
+    asked.clear()
+    rewards = [point for point in expected() if point[0] == "train/reward"]
+    assert read_all(client, mlflow_id, wanted="train/reward".__eq__) == {mlflow_id: rewards}
+    assert set(asked) == from_store & {"train/reward"}
+
+
+def test_what_has_come_since_is_read(client: MlflowClient, write: Writer) -> None:
+    """Of a step that was logged twice the last counts; the same value at a later step is a point, too."""
+    ids, rows = (write(), write(WHOLE)), list(ROWS)
+    for step, value in ((4, 0.75), (4, 0.875), (5, 0.875)):
+        row: Row = (step, 1000 + len(rows), {"train/loss": value})
+        rows = [*(old for old in rows if old[0] != step), row]
+        for mlflow_id in ids:
+            log(client, mlflow_id, row)
+        assert read_all(client, *ids) == dict.fromkeys(ids, expected(rows))
+
+
+def test_broken_and_large_files_cost_time_alone_and_are_named_once(
+    client: MlflowClient, write: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [write(b"PK and then nothing"), write(WHOLE[:-40])]
+    with caplog.at_level(logging.WARNING):
+        assert read_all(client, *ids) == dict.fromkeys(ids, expected())
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("cppo_lab")]
+    assert message.startswith("asked the store point by point for 2 runs: history.npz of MLflow run ")
+    assert min(ids) in message and "\n" not in message
+    caplog.clear()
+    monkeypatch.setattr(read, "LARGEST", 100)
+    large = write(WHOLE)
+    assert read_all(client, large) == {large: expected()}
+    assert large in caplog.text
+
+
+def test_infinity_comes_back(uri: str, client: MlflowClient, write: Writer) -> None:
+    """MLflow's databases hold the largest number for it."""
+    mlflow_id = write()
+    assert client.get_run(mlflow_id).data.metrics["train/loss"] < -1e308
+    assert [point.score for point in recorded_curve(client, mlflow_id, "train/loss")] == [
+        0.5,
+        math.inf,
+        -math.inf,
+    ]
+    mean = schema.validation_metric(schema.MEAN)
+    client.log_metric(mlflow_id, mean, math.inf)
+    for key, value in {schema.sweep_tag("s"): "v", schema.TAG_MODEL: "m"}.items():
+        client.set_tag(mlflow_id, key, value)
+    assert [run.score for run in noted_runs(client, "cppo-mini", "s").values()] == [math.inf]
+    parent = ensure_parent(client, uri, client.get_run(mlflow_id).info.experiment_id, "s")
+    update_parent(client, parent, SweepText("s", "T", ""))
+    logged = client.get_run(parent).data.metrics
+    update_parent(client, parent, SweepText("s", "T", ""))  # which is no other value
+    [name] = logged
+    assert len(client.get_metric_history(parent, name)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE tags SET value = x'ff00'",
+        "UPDATE params SET value = x'ff00'",
+        "UPDATE runs SET start_time = 'soon'",
+        "UPDATE runs SET artifact_uri = x'ff'",
+        "UPDATE latest_metrics SET value = 'much'",
+        "UPDATE runs SET experiment_id = 'x'",
+        "UPDATE metrics SET value = 'much'",
+        "UPDATE metrics SET step = 'late'",
+    ],
+)
+def test_a_database_with_values_of_other_types_is_named(
+    uri: str, client: MlflowClient, write: Writer, tmp_path: Path, change: str
+) -> None:
+    client.log_param(write(), "a", "b")
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store, store:
+        store.execute("PRAGMA ignore_check_constraints = ON")
+        store.execute(change)
+    try:
+        with reading(uri) as store_client:
+            runs = [stored_run(run) for run in experiment_runs(store_client, "cppo-mini")]
+            assert [name for name, _ in histories(store_client, runs)] == [run.mlflow_id for run in runs]
+    except StoreAway as error:
+        assert "\n" not in str(error) and "mlflow.db cannot be read (" in str(error)
+    else:
+        assert change.endswith("'x'")  # no run is in the experiment any more, or SQLite made a text of it
+    with contextlib.suppress(StoreAway):
+        read.past_attempts(["r"], "mini", uri)
+
+
+def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """mlflow#3144: the paths that MLflow notes are those of the folder where the experiment was created."""
+    old, new = tmp_path / "a", tmp_path / "b c"
+    old.mkdir()
+    uri = f"sqlite:///{old}/mlflow.db"
+    client = open_client(uri)
+    number = ensure_experiment(client, uri, "cppo-mini")
+    mlflow_id = client.create_run(number, tags={schema.TAG_STATUS: schema.DONE}).info.run_id
+    log(client, mlflow_id, *ROWS)
+    (tmp_path / HISTORY).write_bytes(WHOLE)
+    client.log_artifact(mlflow_id, str(tmp_path / HISTORY))
+    client.log_text(mlflow_id, "{}", "search.json")
+    client.log_text(mlflow_id, "broken", OUTCOMES)
+    old.rename(new)
+    uri = f"sqlite:///{new}/mlflow.db"
+    client = open_client(uri)
+    run = stored_run(client.get_run(mlflow_id))
+    assert str(old) in run.artifact_uri
+    assert read_search_file(uri, [mlflow_id]) == (mlflow_id, "{}")
+    with pytest.raises(Exception, match="outcomes"):
+        read_outcomes(uri, {mlflow_id: run.artifact_uri})
+    assert [list(columns_of(history)) for _, history in histories(client, [run])] == [sorted(NAMES)]
+    later = client.create_run(number).info.run_id  # also what is written from now on
+    client.log_text(later, "{}", "search.json")
+    assert read_search_file(uri, [later]) == (later, "{}")
+    assert (new / "mlartifacts/cppo-mini" / later / "artifacts/search.json").is_file() and not old.exists()
+    assert "Downloading" not in capfd.readouterr().err  # MLflow's bar
