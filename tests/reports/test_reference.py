@@ -25,61 +25,51 @@ def stored(uri: str) -> dict[str, Run]:
 def test_every_curve_is_one_run_and_shared_ones_are_not_doubled() -> None:
     runs = {run.run_id: run for run in reference_runs()}
     assert len(runs) == 28 + 9
-    assert runs["paper-Qwen3-1.7B-dppo"].sweeps == {
-        "main": "dppo",
-        "single_mechanism": "dppo",
-        "position_weight_ordering": "dppo",
-        "mask_vs_soft": "dppo",
-    }
+    shared = ("main", "single_mechanism", "position_weight_ordering", "mask_vs_soft")
+    assert runs["paper-Qwen3-1.7B-dppo"].sweeps == dict.fromkeys(shared, "dppo")
     assert runs["paper-Qwen3-1.7B-Base-cppo"].sweeps == {
         "main": "cppo",
         "sensitivity": "cppo_db0.02_w0.8",
         "kl_vs_tv": "cppo_tv",
         "binary_vs_topk": "cppo_topk_tv",
     }
-    assert set(runs["paper-Qwen3-1.7B-cppo_no_prefix_budget"].sweeps) == {
-        "single_mechanism",
-        "position_weight_ordering",
-    }
+    assert set(runs["paper-Qwen3-1.7B-cppo_no_prefix_budget"].sweeps) == {*shared[1:3]}
     assert runs["paper-Qwen3-1.7B-Base-cppo_db0.03_w0.8"].rule == "cppo"
     assert runs["paper-Qwen3-1.7B-cppo_soft"].rule == "cppo_soft"
-    assert {sweep for run in runs.values() for sweep in run.sweeps} >= {"main", "sensitivity", "kl_vs_tv"}
 
 
 def test_metrics_have_schema_names_and_units() -> None:
-    runs = reference_runs()
-    assert all(schema.is_known_metric(name) for run in runs for name in run.points)
-    points = next(run for run in runs if run.run_id == "paper-Qwen3-8B-Base-cppo").points
+    runs = {run.run_id: run.points for run in reference_runs()}
+    assert all(schema.is_known_metric(name) for points in runs.values() for name in points)
+    points = runs["paper-Qwen3-8B-Base-cppo"]
     assert points["val/mean/avg_at_16"][420] == pytest.approx((0.345833 + 0.3 + 0.2875) / 3)
     assert max(points["train/response_length"].values()) > 1000  # tokens, not thousands of them
     assert 0 < max(points["train/reward"].values()) < 1
     assert set(points) >= {"rule/delta_b_mean", "rule/prefix_budget_share", "train/relative_logprob_error"}
-    dppo = next(run for run in runs if run.run_id == "paper-Qwen3-8B-Base-dppo").points
-    assert "rule/delta_b_mean" not in dppo
+    assert "rule/delta_b_mean" not in runs["paper-Qwen3-8B-Base-dppo"]
 
 
-def test_the_store_says_what_the_runs_are(reference_uri: str) -> None:
+def test_the_store_says_what_the_runs_are_and_a_second_import_adds_nothing(reference_uri: str) -> None:
     runs = stored(reference_uri)
     assert len(runs) == 37
-    tags = runs["paper-Qwen3-30B-A3B-Base-cispo"].data.tags
-    assert tags[schema.TAG_STATUS] == schema.DONE
-    assert tags[schema.TAG_CORE] == schema.PAPER
-    assert tags[schema.TAG_SEED] == "unknown"
-    assert tags[schema.TAG_T_STOP] == "560"
-    assert tags[schema.sweep_tag("main")] == "cispo"
-    assert runs["paper-Qwen3-30B-A3B-Base-cispo"].info.status == "FINISHED"
-    assert runs["paper-Qwen3-30B-A3B-Base-cispo"].info.run_name == "cispo on Qwen3-30B-A3B-Base (paper)"
-    note = MlflowClient(reference_uri).get_experiment_by_name(schema.PAPER).tags["mlflow.note.content"]
-    assert "not trained here" in note
-    assert "arxiv.org/abs/2606.10968" in note
-
-
-def test_a_second_import_adds_nothing(reference_uri: str) -> None:
-    before = {run_id: run.info.run_id for run_id, run in stored(reference_uri).items()}
+    run = runs["paper-Qwen3-30B-A3B-Base-cispo"]
+    expected = {
+        schema.TAG_STATUS: schema.DONE,
+        schema.TAG_CORE: schema.PAPER,
+        schema.TAG_SEED: "unknown",
+        schema.TAG_T_STOP: "560",
+        schema.sweep_tag("main"): "cispo",
+        "mlflow.runName": "cispo on Qwen3-30B-A3B-Base (paper)",
+    }
+    assert run.data.tags | expected == run.data.tags and run.info.status == "FINISHED"
+    note = MlflowClient(reference_uri).get_experiment_by_name(schema.PAPER).tags[schema.TAG_NOTE]
+    assert "not trained here" in note and "arxiv.org/abs/2606.10968" in note
     lines: list[str] = []
     assert import_reference(reference_uri, lines.append) == 0
-    assert {run_id: run.info.run_id for run_id, run in stored(reference_uri).items()} == before
     assert lines == ["reference: 0 runs added, 37 were there already"]
+    assert {run.info.run_id for run in stored(reference_uri).values()} == {
+        run.info.run_id for run in runs.values()
+    }
 
 
 def small_reference() -> list[ReferenceRun]:
@@ -125,34 +115,23 @@ def test_a_killed_import_is_finished_by_the_next(
         assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
 
 
-def test_runs_of_others_in_the_experiment_are_left_alone(
+def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, empty_uri: str
 ) -> None:
-    uri = empty_uri
     monkeypatch.setattr(reference, "reference_runs", small_reference)
-    import_reference(uri)
-    client = MlflowClient(uri)
+    import_reference(empty_uri)
+    client = MlflowClient(empty_uri)
     number = client.get_experiment_by_name(schema.PAPER).experiment_id
-    other = client.create_run(number)
-    assert import_reference(uri) == 0
-    assert client.get_run(other.info.run_id).info.lifecycle_stage == "active"
-    client.delete_experiment(number)
-    with pytest.raises(UserError, match="was deleted"):
-        import_reference(uri)
-
-
-def test_the_papers_runs_are_nested_as_ours_are(monkeypatch: pytest.MonkeyPatch, empty_uri: str) -> None:
-    uri = empty_uri
-    monkeypatch.setattr(reference, "reference_runs", small_reference)
-    import_reference(uri)
+    other = client.create_run(number).info.run_id
     for _ in range(2):  # again, it changes nothing
-        nest_reference(uri, {"main": SweepText("main", "Main results", "Which?")})
-    client = MlflowClient(uri)
-    number = client.get_experiment_by_name(schema.PAPER).experiment_id
+        nest_reference(empty_uri, {"main": SweepText("main", "Main results", "Which?")})
+        assert import_reference(empty_uri) == 0
     runs = client.search_runs([number])
     (parent,) = [run for run in runs if run.data.tags.get(schema.TAG_SWEEP_PARENT) == "main"]
     children = [run for run in runs if schema.TAG_RUN_ID in run.data.tags]
     assert {run.data.tags[schema.TAG_PARENT] for run in children} == {parent.info.run_id}
-    assert len(runs) == len(children) + 1
     assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
-    assert import_reference(uri) == 0
+    assert {run.info.run_id for run in runs} == {run.info.run_id for run in (parent, *children)} | {other}
+    client.delete_experiment(number)
+    with pytest.raises(UserError, match="was deleted"):
+        import_reference(empty_uri)

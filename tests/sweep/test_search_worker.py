@@ -27,9 +27,9 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts
 from cppo_lab.tracking.search_record import Point, TrialRecord
 from tests.servers.forked import Gate
-from tests.store.test_exclusive import is_locked
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.terminals import ForkedRuns
+from tests.tracking.test_client import is_locked
 from tests.waiting import until
 
 TUNE = ["tune", "./tune.yaml", "launcher=inline"]

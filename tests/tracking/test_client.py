@@ -3,14 +3,12 @@ to those who handle it, and whatever a store answers is one line in time.
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from cppo_lab.tracking.client import (
 )
 from cppo_lab.tracking.parents import ensure_parent, register
 from cppo_lab.tracking.read import experiment_runs, known_attempts, past_attempts, reading
+from tests.tracking.fake_server import ENDPOINTS, FakeServer, fake_server
 from tests.waiting import CEILING_SECONDS, until
 
 MOMENTS = 20
@@ -305,71 +304,11 @@ def test_a_signal_waits_for_the_outermost_block_and_is_then_handled_as_before() 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-EXPERIMENT = {"experiment_id": "1", "name": "cppo-mini", "lifecycle_stage": "active"}
-INFO = {
-    "run_id": "r",
-    "experiment_id": "1",
-    "status": "FINISHED",
-    "lifecycle_stage": "active",
-    "start_time": 1,
-}
-RIGHT = {
-    "experiments/search": {"experiments": [EXPERIMENT]},
-    "experiments/get-by-name": {"experiment": EXPERIMENT},
-    "runs/search": {"runs": [{"info": INFO}]},
-}
-
-
-class Server(ThreadingHTTPServer):
-    """Answers as a tracking server with one run, but for one endpoint: with `answer`, `status` and `headers`; `slow`
-    sends a byte whenever `more` is set, which it never is.
-    """
-
-    daemon_threads = True
-    endpoint, answer, status, slow = "", b"", 200, False
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.headers: dict[str, str] = {}
-        self.asked: list[str] = []
-        self.ended = threading.Event()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append(self.path)
-        is_wrong = self.server.endpoint in self.path
-        body = next((json.dumps(right).encode() for end, right in RIGHT.items() if end in self.path), b"{}")
-        self.send_response(self.server.status if is_wrong else 200)
-        for name, value in (self.server.headers if is_wrong else {}).items():
-            self.send_header(name, value)
-        if self.server.slow:
-            with contextlib.suppress(OSError):
-                self.wfile.write(b"".join(self._headers_buffer))  # and no end of the headers
-                while not self.server.ended.wait(0.05):
-                    self.wfile.write(b"X")
-            return
-        self.send_header("Content-Length", str(len(self.server.answer if is_wrong else body)))
-        self.end_headers()
-        self.wfile.write(self.server.answer if is_wrong else body)
-
-    do_POST = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing on standard error."""
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with Server() as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield running
-        running.ended.set()
-        running.shutdown()
+    with fake_server() as server:
+        yield server
 
 
 WRONG = (
@@ -380,12 +319,12 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("endpoint", RIGHT)
+@pytest.mark.parametrize("endpoint", ENDPOINTS[:3])
 @pytest.mark.parametrize("status", [200, 400])
 def test_whatever_a_server_answers_is_one_line(
-    server: Server, endpoint: str, status: int, capsys: pytest.CaptureFixture[str]
+    server: FakeServer, endpoint: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uri = f"http://127.0.0.1:{server.server_port}"
+    uri = server.uri
     server.endpoint, server.status = endpoint, status
 
     def listing() -> None:
@@ -406,14 +345,14 @@ def test_whatever_a_server_answers_is_one_line(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_no_question_waits_for_days(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = f"http://127.0.0.1:{server.server_port}"
+def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = server.uri
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     server.endpoint, server.status, server.headers = "search", 429, {"Retry-After": "86400"}
     with pytest.raises(UserError, match="cannot be used: it answers with HTTP error 429: check"):
         open_client(uri)
-    assert len(server.asked) == 2
+    assert len(server.seen) == 2
     server.endpoint, server.slow = "", True  # a byte now and then: no single wait is long
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(client_module, "HEALTH_SECONDS", 1.0)
@@ -424,13 +363,12 @@ def test_no_question_waits_for_days(server: Server, monkeypatch: pytest.MonkeyPa
 
 
 def test_where_no_thread_can_start_the_store_is_asked_all_the_same(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    uri, ours = f"http://127.0.0.1:{server.server_port}", threading.current_thread()
-    server.endpoint = "nothing"
+    uri, ours = server.uri, threading.current_thread()
     start = threading.Thread.start
     monkeypatch.setattr(
         threading.Thread,

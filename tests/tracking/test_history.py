@@ -155,20 +155,6 @@ def test_a_file_that_is_none_is_named(data: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_flipped_byte_is_seen_or_does_no_harm() -> None:
-    whole, harmed = saved(), []
-    for position in range(len(whole)):
-        data = bytearray(whole)
-        data[position] ^= 0x55
-        try:
-            points = plain(unpack(bytes(data), HISTORY))
-        except UserError:
-            continue
-        if list(points) != [("a", 1), ("a", 2), ("b", 1)]:
-            harmed.append(position)
-    assert harmed == []
-
-
 def test_what_would_be_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = pack(from_rows((step, 0, {"a": 0.0}) for step in range(100_000)))
     assert len(bomb) * 10 < 2_400_000
