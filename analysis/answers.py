@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cppo_lab.answers import reading
-from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.answers.reading import FolderFiles
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.tracking import address
@@ -34,14 +35,17 @@ def read_outcomes(
     """
     if not artifacts or (len(artifacts) > MOST_RUNS and not of_any_number):
         return {}
-    from cppo_lab.tracking.read import files_of, open_store  # MLflow
+    from cppo_lab.tracking.read import StoredFiles, open_store  # MLflow
 
-    client = open_store(uri)
-    outcomes = {
-        mlflow_id: reading.read_outcomes(files_of(client, mlflow_id, artifact_uri))
-        for mlflow_id, artifact_uri in artifacts.items()
-    }
-    return {mlflow_id: found for mlflow_id, found in outcomes.items() if found is not None}
+    client, outcomes = open_store(uri), {}
+    for mlflow_id, artifact_uri in artifacts.items():
+        folder = address.artifact_folder(artifact_uri, uri)
+        if folder is not None and not (folder / OUTCOMES).exists():
+            continue
+        files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+        if (found := reading.read_outcomes(files)) is not None:
+            outcomes[mlflow_id] = found
+    return outcomes
 
 
 def read_answers(

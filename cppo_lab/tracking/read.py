@@ -19,9 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.answers import ANSWERS
-from cppo_lab.answers.reading import AnswerFiles, FolderFiles
 from cppo_lab.errors import StoreAway, UserError
-from cppo_lab.files import redacted
+from cppo_lab.files import read_plain, redacted
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
     REMEDY,
@@ -314,12 +313,6 @@ class StoredFiles:
         )
 
 
-def files_of(client: MlflowClient, mlflow_id: str, artifact_uri: str) -> AnswerFiles:
-    """The artifacts of a run, read without MLflow where they are on this machine."""
-    folder = address.artifact_folder(artifact_uri, client.tracking_uri)
-    return StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
-
-
 def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
     """The files of the newest finished attempt at a run, or else of the newest attempt; None if the store has no
     attempt.
@@ -376,11 +369,14 @@ def histories(
 
 def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str, Column]:
     """The metrics in the run's file; none if there is none, or one that cannot be used, which is added to `broken`."""
-    files = files_of(client, run.mlflow_id, run.artifact_uri)
-    if isinstance(files, StoredFiles) and not run.artifact_uri.startswith(_SERVED):
+    folder = address.artifact_folder(run.artifact_uri, client.tracking_uri)
+    if folder is None and not run.artifact_uri.startswith(_SERVED):
         return {}
     try:
-        data = files.content(HISTORY, LARGEST)
+        if folder is None:
+            data = StoredFiles(client, run.mlflow_id).content(HISTORY, LARGEST)
+        else:  # a twentieth of the time that MLflow takes
+            data = read_plain(folder / HISTORY, LARGEST)
         return {} if data is None else columns_of(unpack(data, f"{HISTORY} of MLflow run {run.mlflow_id}"))
     except (UserError, OSError) as error:
         broken.append(redacted(str(error).partition("\n")[0]))
