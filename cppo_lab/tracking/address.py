@@ -142,10 +142,10 @@ def artifact_folder(artifact_uri: str, uri: str) -> Path | None:
     folder = Path(unquote(parts.path) if parts.scheme else artifact_uri)
     if (database := sqlite_file(uri)) is None or ARTIFACTS not in folder.parts or folder.exists():
         return folder
-    below = len(folder.parts) - folder.parts[::-1].index(ARTIFACTS)
-    noted, beside = Path(*folder.parts[:below]), database.parent / ARTIFACTS
-    is_moved = beside.joinpath(*folder.parts[below : below + 1]).is_dir() or not noted.exists()
-    return beside.joinpath(*folder.parts[below:]) if is_moved else folder
+    root = next(parent for parent in (folder, *folder.parents) if parent.name == ARTIFACTS)
+    below, beside = folder.relative_to(root), database.parent / ARTIFACTS
+    is_moved = not root.exists() or beside.joinpath(*below.parts[:1]).is_dir()
+    return beside / below if is_moved else folder
 
 
 def store_key(uri: str) -> str:

@@ -26,7 +26,7 @@ from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import escaped, name_part
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import unclipped
-from cppo_lab.tracking.read import StoredFiles, experiment_runs, is_active, search_runs
+from cppo_lab.tracking.read import StoredFiles, experiment_runs, is_active, newest_runs
 from cppo_lab.tracking.records import recorded_status
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
@@ -317,23 +317,21 @@ def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]
         for each in registrations
     ):
         return ()
-    return _in_order(registrations)
+    return tuple(sorted(registrations, key=_time))
 
 
 def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tuple[Registration, ...]:
     """What is registered for a sweep of an experiment, the oldest first; nothing if there is no such sweep."""
-    stored = client.get_experiment_by_name(experiment)
-    if stored is None:
-        return ()
-    return _in_order(
+    registrations = (
         registration
-        for run in search_runs(client, stored.experiment_id, f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
+        for run in newest_runs(client, experiment, f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
         for registration in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""), run.info.run_id)
     )
+    return tuple(sorted(registrations, key=_time))
 
 
-def _in_order(registrations: Iterable[Registration]) -> tuple[Registration, ...]:
-    return tuple(sorted(registrations, key=lambda registration: registration.time_ms))
+def _time(registration: Registration) -> int:
+    return registration.time_ms
 
 
 def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
@@ -341,14 +339,9 @@ def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
 
     Results that `--replace` has replaced are among them. What `mlflow gc` has removed is not.
     """
-    stored = client.get_experiment_by_name(experiment)
-    if stored is None:
-        return {}
-    starts: dict[str, int] = {}
     condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"
-    for run in search_runs(client, stored.experiment_id, condition, view=ViewType.DELETED_ONLY):
-        starts.setdefault(run.data.tags[schema.TAG_RUN_ID], run.info.start_time)  # the oldest comes first
-    return starts
+    deleted = newest_runs(client, experiment, condition, ViewType.DELETED_ONLY)
+    return {run.data.tags[schema.TAG_RUN_ID]: run.info.start_time for run in deleted}  # the oldest comes last
 
 
 def read_statement(client: MlflowClient, registration: Registration) -> str | None:

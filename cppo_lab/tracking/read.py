@@ -161,17 +161,17 @@ def all_runs(
 
 
 def experiment_runs(client: MlflowClient, experiment: str, tag: str | None = None) -> Iterator[Run]:
-    """The runs of an experiment, given by name, that have `tag` (None: all of them), newest first, read lazily; empty
-    if the experiment does not exist.
-    """
-    stored = client.get_experiment_by_name(experiment)
-    return iter(()) if stored is None else all_runs(client, stored.experiment_id, tag, newest_first=True)
+    """As `all_runs`, of an experiment given by name, newest first; empty if it does not exist."""
+    if (stored := client.get_experiment_by_name(experiment)) is not None:
+        yield from all_runs(client, stored.experiment_id, tag, newest_first=True)
 
 
-def newest_runs(client: MlflowClient, experiment: str, condition: str = "") -> Iterator[Run]:
-    """The runs of an experiment, given by name, that meet MLflow's filter `condition`, newest first, read lazily."""
-    stored = client.get_experiment_by_name(experiment)
-    return iter(()) if stored is None else search_runs(client, stored.experiment_id, condition, True)
+def newest_runs(
+    client: MlflowClient, experiment: str, condition: str = "", view: int = ViewType.ACTIVE_ONLY
+) -> Iterator[Run]:
+    """As `search_runs`, of an experiment given by name, newest first; empty if it does not exist."""
+    if (stored := client.get_experiment_by_name(experiment)) is not None:
+        yield from search_runs(client, stored.experiment_id, condition, newest_first=True, view=view)
 
 
 def is_active(client: MlflowClient, mlflow_id: str) -> bool:

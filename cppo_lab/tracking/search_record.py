@@ -18,6 +18,7 @@ from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line
 from cppo_lab.tracking.read import attempts_at, is_active, metric_history
+from cppo_lab.tracking.records import AttemptRecord
 
 
 class Point(NamedTuple):
@@ -46,15 +47,18 @@ def live_curve(folder: Path, metric: str) -> list[Point]:
     return sorted(points.values())
 
 
+def _past(client: MlflowClient, spec: RunSpec) -> list[AttemptRecord]:
+    return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
+
+
 def finished_id(client: MlflowClient, spec: RunSpec) -> str | None:
     """The MLflow id of the finished attempt at a training run; None if there is none."""
-    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
-    return next((attempt.mlflow_id for attempt in past if attempt.is_result), None)
+    return next((attempt.mlflow_id for attempt in _past(client, spec) if attempt.is_result), None)
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
     """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
-    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
+    past = _past(client, spec)
     return _lacking(client, past[0].mlflow_id, wanted) if past else dict(wanted)
 
 
@@ -71,7 +75,7 @@ def _lacking(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]) ->
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
     """Record on the newest attempt at a run why it was ended."""
-    past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
+    past = _past(client, spec)
     if past and not past[0].is_result:
         client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 
