@@ -18,6 +18,8 @@ HEAVY = frozenset(
 # Every command loads this room, to build the parser. Its functions may also import what not every command loads: all
 # of those files at the top would cost each command 73 ms of processor time, and what the commands share costs 68 ms.
 COMMANDS = "cppo_lab.cli"
+# Loaded only where there is a record of Slurm jobs, so that `cppo status` reads a dozen files elsewhere.
+SELDOM = "cppo_lab.launch.slurm"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def needless(known: Mapping[str, Path]) -> list[tuple[Path, int, str]]:
         command = name == COMMANDS or name.startswith(f"{COMMANDS}.")
         before = imports.loaded(name, COMMANDS) if command else imports.loaded(name)
         for line, target in imports.inside[name]:
+            if target == SELDOM or target.startswith(f"{SELDOM}."):
+                continue
             after = imports.loaded(target)
             own_files = {one for one in after - before if one in imports.known} if command else set()
             if not (_heavy(after) - _heavy(before) or own_files):

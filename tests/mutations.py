@@ -485,9 +485,9 @@ LAUNCH = (
     Fault(
         "a result that was finished elsewhere counts although the run has a record here",
         "cppo_lab/sweep/launch.py",
-        "if states[i].state in waiting and folder.is_empty]",
-        "if states[i].state not in schema.FINISHED]",
-        "tests/launch/test_launch.py",
+        "if states[i].state in waits and run.is_empty)",
+        "if states[i].state not in schema.FINISHED)",
+        "tests/launch/test_elsewhere.py",
     ),
     Fault(
         "a run cancelled while pending is still queued",
@@ -504,11 +504,11 @@ LAUNCH = (
         "tests/runs/test_state.py",
     ),
     Fault(
-        "attempts from another machine's folder are ended",
-        "cppo_lab/launch/reconcile.py",
-        "if one.status != schema.RUNNING or one.folder != folder_tag(folder) or is_held(folder):",
-        "if one.status != schema.RUNNING or is_held(folder):",
-        "tests/launch/test_looks.py",
+        "a run is ended as dead while its job has machines",
+        "cppo_lab/launch/queues.py",
+        "if is_held(folder) or queued.place(run_id).active:",
+        "if is_held(folder):",
+        "tests/launch/test_queues.py",
     ),
     Fault(
         "the last line of a launcher's list counts while it is being written",
@@ -536,7 +536,7 @@ LAUNCH = (
         "cppo_lab/runs/folder.py",
         "return not _locked(lock, fcntl.LOCK_SH)",
         "return not _locked(lock)",
-        "tests/launch/test_looks.py",
+        "tests/launch/test_queues.py",
     ),
     Fault(
         "cppo cancel --queued ends jobs that have started",
@@ -656,8 +656,8 @@ TRACKING = (
     Fault(
         "results are deleted before the run that replaces them has finished",
         "cppo_lab/tracking/upload.py",
-        "if recorded_status(successor.data.tags) not in schema.FINISHED or not named:",
-        "if not named:",
+        "if recorded_status(tags) not in schema.FINISHED or not tags.get(schema.TAG_REPLACES):",
+        "if not tags.get(schema.TAG_REPLACES):",
         "tests/tracking/test_retire.py",
     ),
     Fault(

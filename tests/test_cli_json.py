@@ -32,6 +32,7 @@ CASES: dict[str, tuple[list[str], Exit]] = {
     "plan": (["plan", *SWEEP], Exit.DONE),
     "show": (["show", "{run}"], Exit.DONE),
     "diff": (["diff", "{run}", "{other}"], Exit.DONE),
+    "pull": (["pull", *SWEEP], Exit.DONE),
     "launch": (["launch", *SWEEP], Exit.DONE),
     "retry": (["retry", *SWEEP, "--failed", "--dry-run"], Exit.DONE),
     "preflight": (["preflight", "quickstart", "core=verl", "--show"], Exit.NO),

@@ -297,8 +297,8 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
         assert main([command, *ONE[:-2], "variant=cppo,grpo"]) == 0
         said = capsys.readouterr().out.splitlines()[-1]
         assert (
-            said.startswith("2 runs have no folder here: `cppo launch quickstart ")
-            and "--dry-run` asks" in said
+            said.startswith("2 runs have no folder here: `cppo pull quickstart ")
+            and "asks the tracking store" in said
         )
     assert not (workspace / "runs").exists()
 

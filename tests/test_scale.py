@@ -18,16 +18,15 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.launch.queues import look
-from cppo_lab.launch.reconcile import repaired
+from cppo_lab.launch.queues import end_dead, look, send
 from cppo_lab.monitor.status import run_statuses
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.declare import load_sweep
-from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
+from cppo_lab.sweep.launch import look_ahead
+from cppo_lab.sweep.parents import Parents, describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.upload import upload
 from tests import many_runs
 
@@ -90,11 +89,11 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
     experiment = schema.experiment_name(plan.core)
 
     def described() -> None:
-        client = open_client(uri)
-        number = ensure_experiment(client, uri, experiment)
-        past = repaired(run_ids, plan.core, uri, runs, look(runs))
-        found = states(runs, run_ids, look(runs))
-        describe_sweeps(plan, uri, number, ensure_parents(plan, uri, number, past), found)
+        queued = look(runs)
+        idle = end_dead(runs, run_ids, queued)
+        ahead = look_ahead(plan, uri, queued, opens=True)
+        send(list(idle), uri)
+        describe_sweeps(plan, uri, ensure_parents(plan, uri, Parents({})), ahead.states)
 
     def scored() -> None:
         listing = list_runs(uri, experiment)

@@ -33,6 +33,7 @@ _TRAINED = {
     "to_train": "ids of the runs that were (or would be) trained",
     "left": "ids of failed runs, which only `cppo retry` retrains",
     "replaced": "run id -> MLflow ids of the results that were replaced",
+    "held": "ids of the runs that may have been finished elsewhere, since the store does not answer",
 }
 _FILES = {"folder": "path", "files": "name -> counts, origin and checksums"}
 # A key that ends with ? is there where it applies.
@@ -52,6 +53,12 @@ ANSWERS: dict[str, dict[str, str]] = {
         "runs": "the two runs: run_id and source",
         "identical": "whether no key differs",
         "differences": "key -> the two values, null where a run lacks it",
+    },
+    "pull": {
+        **{"sweep": "name", "core": "trainer core", "store": "address"},
+        "asked": "ids of the runs without a record here",
+        "pulled": "ids of those that were finished elsewhere",
+        "removed": "ids of runs pulled earlier that the store does not have any more",
     },
     "launch": _TRAINED,
     "retry": _TRAINED,

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store
@@ -100,13 +99,13 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     from cppo_lab.sweep.find import find_recorded_run
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
-    run = find_recorded_run(beginning, uri, runs)
+    run = find_recorded_run(beginning, runs)
     own = FolderFiles(runs / run.run_id)
     if own.names():
         return run, own
     from cppo_lab.tracking.read import stored_files  # MLflow
 
-    stored = stored_files(uri, schema.experiment_name(str(run.config.get("core"))), run.run_id)
+    stored = stored_files(uri, str(run.config.get("core")), run.run_id)
     return run, own if stored is None else stored
 
 

@@ -35,9 +35,10 @@ def status(options: argparse.Namespace) -> int:
     plan, uri = planned(options) if options.sweep else (None, known_store(address.tracking_uri()))
     run_statuses = _look(plan)
     if options.repair:
-        from cppo_lab.monitor.repair import repair
+        from cppo_lab.launch.queues import repair
 
-        for line in repair(runs_folder(), uri, run_statuses()):
+        run_ids = [run.run_id for run in run_statuses()]
+        for line in repair(runs_folder(), run_ids, uri) or ["nothing to repair"]:
             print(line, file=sys.stderr)
     runs = run_statuses()
     shown = watch.ordered(runs, options.sort and options.sort.replace("-", "_"))
@@ -181,11 +182,13 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Train failed runs of a sweep again."""
+    """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
+    if options.failed and options.finished:
+        raise UserError("cppo retry: --finished with --failed: name finished runs with --run ID")
     plan, uri = planned(options)
     states = plan_states(plan)
     if options.failed:
@@ -193,9 +196,13 @@ def retry(options: argparse.Namespace) -> int:
     else:
         chosen = {_one_of(plan, beginning) for beginning in options.run}
         for run_id in sorted(chosen):
-            if (state := states[run_id].state) in schema.FINISHED | {schema.RUNNING}:
+            state = states[run_id].state
+            if options.finished and state not in schema.FINISHED:
+                raise UserError(f"--run {run_id} is {state}: --finished is for finished runs; remove it")
+            if not options.finished and state in schema.FINISHED | {schema.RUNNING}:
                 raise UserError(
                     f"--run {run_id} is {state}: only runs that are neither done nor running can be retried"
+                    + "; --finished retrains finished ones" * (state in schema.FINISHED)
                 )
     if not chosen:
         if options.json:
@@ -204,7 +211,7 @@ def retry(options: argparse.Namespace) -> int:
             print(f"no run of {plan.name} has failed")
         return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
-    return train(replace(plan, runs=runs), uri, options, retry=chosen)
+    return train(replace(plan, runs=runs), uri, options, chosen, chosen if options.finished else ())
 
 
 def _one_of(plan: "Plan", beginning: str) -> str:

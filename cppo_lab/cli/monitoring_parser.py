@@ -54,10 +54,17 @@ def add_monitoring(commands: Commands) -> None:
     cancel.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
     cancel.add_argument("--queued", action="store_true", help="cancel only runs that have not started")
     cancel.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
-    retry = add_sweep(commands, "retry", monitoring.retry, "retrain runs that failed with an error")
+    retry = add_sweep(
+        commands, "retry", monitoring.retry, "retrain runs that failed with an error, or finished ones"
+    )
     retry.add_argument("--failed", action="store_true", help="retrain all failed runs of the sweep")
     retry.add_argument("--dry-run", action="store_true", help="only list what would be trained")
     retry.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
+    retry.add_argument(
+        "--finished",
+        action="store_true",
+        help="with --run: retrain finished runs; each old result is deleted once the new one is finished",
+    )
     sync = commands.add_parser(
         "sync", help="after a crash or an outage, upload metrics that never reached the tracking store"
     )

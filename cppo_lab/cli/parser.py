@@ -128,7 +128,17 @@ def _add_training(commands: Commands) -> None:
         action="store_true",
         help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
     )
-
+    launch.add_argument(
+        "--without-store",
+        action="store_true",
+        help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
+    )
+    add_sweep(
+        commands,
+        "pull",
+        training.pull,
+        "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
+    )
     flight = add_sweep(
         commands,
         "preflight",

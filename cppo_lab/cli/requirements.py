@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cppo_lab.core_records import BUILT_IN, core_of
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.paths import runs_folder
-from cppo_lab.tracking.address import require_place
+from cppo_lab.tracking.address import require_place, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,8 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
     missing = []
     for composed in kinds:
         checks = examine(composed, uri, runs_folder(), interfaces=False)
+        if sqlite_file(uri) is None:  # a launch asks a server itself, and goes on with what it can without it
+            checks = [check for check in checks if check.name != "MLflow store"]
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:
         raise UserError(

@@ -1,6 +1,7 @@
-"""`cppo plan`, `cppo show`, `cppo diff`, `cppo launch`."""
+"""`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo launch`."""
 
 import argparse
+import contextlib
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from cppo_lab.cli.requirements import known_store, require_plan
 from cppo_lab.cli.searching import plan_search
 from cppo_lab.cli.terminal import coloured, passing, width
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.states import parse_states
@@ -107,10 +109,7 @@ def without_folders(found: "Plan", options: argparse.Namespace) -> str:
     runs = "1 run has" if count == 1 else f"{count} runs have"
     if not count:
         return ""
-    return (
-        f"{runs} no folder here: `cppo launch {sweep} --dry-run` asks the tracking store whether they were finished "
-        "elsewhere"
-    )
+    return f"{runs} no folder here: `cppo pull {sweep}` asks the tracking store whether they were finished elsewhere"
 
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
@@ -203,25 +202,56 @@ def launch(options: argparse.Namespace) -> int:
     return train(found, uri, options)
 
 
+def pull(options: argparse.Namespace) -> int:
+    """Write what was finished elsewhere into the folders of runs without a record here."""
+    from cppo_lab.launch.queues import look
+    from cppo_lab.sweep.launch import look_ahead, write_stubs
+
+    found, uri = planned(options)
+    ahead = look_ahead(found, uri, look(runs_folder(), warn=True))
+    if ahead.silence:
+        raise StoreAway(ahead.silence)
+    write_stubs(found, uri, ahead)
+    new = [run_id for run_id in ahead.elsewhere if run_id in ahead.unknown]
+    if options.json:
+        values = {"asked": list(ahead.unknown), "pulled": new, "removed": list(ahead.gone)}
+        answer(options, {"sweep": found.name, "core": found.core, "store": redacted(uri), **values})
+    else:
+        asked = f"{len(ahead.unknown)} run{'' if len(ahead.unknown) == 1 else 's'}"
+        print(f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}")
+    return Exit.DONE
+
+
 def train(
-    found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]" = frozenset()
+    found: "Plan",
+    uri: str,
+    options: argparse.Namespace,
+    retry: "Collection[str]" = (),
+    finished: "Collection[str]" = (),
 ) -> int:
-    """Train the runs of a plan, failed ones only if `retry` names them, and say what came of it."""
+    """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
+    of it.
+    """
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
+    from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.ui import where_to_look
 
     if options.dry_run:
-        return _dry_run(found, uri, options, retry)
+        return _dry_run(found, uri, options, retry, finished)
     require_plan(found, uri)
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
-    done = launch(found, uri, getattr(options, "replace", False), retry)
+    without_store = getattr(options, "without_store", False)
+    done = launch(found, uri, getattr(options, "replace", False), retry, finished, without_store)
     costs = past_costs(found.runs)
     if options.json:
         values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
-        answer(options, {**_listed(found, done.states, costs), "dry_run": False, **values})
+        answer(
+            options,
+            {**_listed(found, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
+        )
     else:
         shown = found.runs
         if len(shown) > MANY:
@@ -235,7 +265,8 @@ def train(
                 print(
                     f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}"
                 )
-        print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
+        with contextlib.suppress(StoreAway, *STORE_FAULTS):
+            print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     return _what_is_left(found, done, options)
 
 
@@ -253,33 +284,48 @@ def answer_nothing_to_train(
     """What --json says where no run was chosen."""
     from cppo_lab.sweep.cost import past_costs
 
-    values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}}
+    values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}, "held": []}
     answer(options, {**_listed(found, states, past_costs(found.runs)), **values})
 
 
-def _dry_run(found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]") -> int:
+def _dry_run(
+    found: "Plan",
+    uri: str,
+    options: argparse.Namespace,
+    retry: "Collection[str]",
+    finished: "Collection[str]",
+) -> int:
     """Say what `train` would do. Writes nothing."""
+    from cppo_lab.launch.queues import look
+    from cppo_lab.runs.state import explained
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import choose, look_ahead
     from cppo_lab.sweep.table import cost_summary, table
 
-    states, going = look_ahead(found, uri, getattr(options, "replace", False))
-    costs = past_costs(found.runs)
-    todo, left = choose(found, states, retry, going)
+    queued = look(runs_folder(), warn=True)
+    ahead = look_ahead(found, uri, queued, getattr(options, "replace", False), finished)
+    todo, left, held = choose(found, ahead, uri, retry, getattr(options, "without_store", False))
+    states, costs = explained(ahead.states, queued), past_costs(found.runs)
     run_ids = [run.run_id for run in todo]
+    code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
-        values = {"dry_run": True, "to_train": run_ids, "left": list(left), "replaced": going}
-        answer(options, {**_listed(found, states, costs), **values})
-        return Exit.DONE
+        values = {
+            "to_train": run_ids,
+            "left": list(left),
+            "replaced": ahead.replaced(uri),
+            "held": list(held),
+        }
+        answer(options, {**_listed(found, states, costs), "dry_run": True, **values})
+        return code
     if todo:
         print(table(todo, states, costs, width(), coloured()) + "\n")
-    again = f", {len(going)} of them again" if going else ""
+    again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
     print(f"would train {len(todo)} of {len(found.runs)} runs{again} with launcher={found.launcher.name}")
     if left:
         print(f"{len(left)} failed with an error: only `cppo retry` retrains them")
     if cost := cost_summary(todo, {run_id: costs.get(run_id) for run_id in run_ids}, ()):
         print(cost)
-    return Exit.DONE
+    return code
 
 
 def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) -> int:
@@ -298,6 +344,8 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
     launcher = launcher_of(found.launcher.name)
+    if done.held:
+        return Exit.STORE_AWAY
     if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
         if not options.json:
             print(f"{launcher.title} has them: cppo watch {sweep}; cppo status {sweep}")

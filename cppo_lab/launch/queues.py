@@ -1,23 +1,39 @@
-"""What the launchers have yet to start or end: the lists of the live ones on this machine, and Slurm's queue."""
+"""What the launchers have yet to start or end, and the repair of what killed processes leave behind."""
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from cppo_lab.launch.slurm.queue import SlurmView, view, view_or_warn
-from cppo_lab.runs.folder import queued
-from cppo_lab.runs.state import Place, Queued
+from cppo_lab import schema
+from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
+from cppo_lab.runs.folder import queued as listed
+from cppo_lab.runs.spool import files
+from cppo_lab.runs.state import Place, Queued, RunFolder, state_of
+
+if TYPE_CHECKING:
+    from cppo_lab.launch.slurm.queue import SlurmView
+
+_ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL)
+LEDGER = "slurm.db"  # of jobs submitted to Slurm; without it, no module of Slurm is imported
 
 
 def look(runs: Path, warn: bool = False) -> Queued:
-    """One look at all queues. Writes nothing.
+    """One look at the lists of the live launchers on this machine, and at Slurm's queue. Writes nothing.
 
     `warn`: say on standard error if the record of Slurm jobs cannot be read or Slurm does not answer. Otherwise the
     first raises UserError, and the second is in the reasons of the runs.
     """
-    listed, slurm = queued(runs), view_or_warn(runs) if warn else view(runs)
-    return Queued(listed, places(slurm), slurm.words)
+    run_ids = listed(runs)
+    if not (runs / LEDGER).is_file():
+        return Queued(run_ids)
+    from cppo_lab.launch.slurm.queue import view, view_or_warn
+
+    slurm = view_or_warn(runs) if warn else view(runs)
+    return Queued(run_ids, places(slurm), slurm.words)
 
 
-def places(slurm: SlurmView) -> dict[str, Place]:
+def places(slurm: "SlurmView") -> dict[str, Place]:
     """The places of the runs that Slurm or the record of its jobs has."""
     return {
         run_id: Place(
@@ -29,3 +45,89 @@ def places(slurm: SlurmView) -> dict[str, Place]:
         )
         for run_id in {**slurm.tasks, **slurm.here}
     }
+
+
+def settle_jobs(runs: Path) -> list[str]:
+    """Record which Slurm jobs have left the queue, and adopt or cancel those of killed launchers; a line for each job
+    that is over.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    if not (runs / LEDGER).is_file():
+        return []
+    from cppo_lab.launch.slurm.ledger import Ledger, submitting
+    from cppo_lab.launch.slurm.queue import refresh
+
+    with submitting(runs), Ledger(runs) as ledger:
+        before = {(task.name, task.token): task for task in ledger.open_tasks()}
+        refresh(ledger)
+        after = {(task.name, task.token) for task in ledger.open_tasks()}
+    return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
+
+
+def repair(runs: Path, run_ids: Sequence[str], uri: str) -> list[str]:
+    """Repair the records of jobs and runs, and upload what the store at `uri` lacks; one line for each repair.
+
+    Raises UserError if Slurm's controller or the store does not answer.
+    """
+    lines = settle_jobs(runs)
+    ended = end_dead(runs, run_ids, look(runs))
+    send(list(ended), uri)
+    for folder, state in ended.items():
+        if state == schema.PARTIAL and files(folder):
+            lines.append(f"{folder.name}: its record in MLflow is repaired")
+        elif state:
+            lines.append(f"{folder.name}: its folder now says that it is {state}")
+    return lines
+
+
+def end_dead(runs: Path, run_ids: Sequence[str], queued: Queued) -> dict[Path, str]:
+    """Record the ends of runs whose process is gone, and remove the checkpoints of finished ones.
+
+    Returns the folders that no process holds, each with the run's state if that was not recorded.
+    """
+    from cppo_lab.runs.attempt import tidy
+
+    ended = {}
+    for run_id in run_ids:
+        run = RunFolder(runs / run_id)
+        if run.held or queued.place(run_id).active:  # an active one is starting or ending
+            continue
+        tidy(run.path)
+        ended[run.path] = _end(run)
+    return ended
+
+
+def _end(run: RunFolder) -> str:
+    """Record how a run has ended whose process is gone, in its spool and its status; its state, if that is new."""
+    status = read_status(run.path).get("status")
+    if status in _ENDED or (status != schema.RUNNING and not files(run.path)):
+        return ""
+    from cppo_lab.runs.recorder import close_dead
+
+    with contextlib.suppress(AlreadyRunning), held(run.path):
+        state = state_of(run, Queued(), replacing=True)  # read now: it may have ended meanwhile
+        if state.state not in _ENDED or run.status.get("status") == state.state:
+            return ""
+        end: dict[str, Any] = {"status": state.state, "reason": state.reason, "cause": state.cause}
+        if run.record is not None:
+            end["step"] = step = max(run.record.rows, default=None)
+            if run.record.end is None:
+                end["reason"] += "" if step is None else f" at step {step}"
+                close_dead(run.path, state.state, end["reason"], state.cause)
+        with contextlib.suppress(OSError):  # a full disk: the spool knows as much
+            write_status(run.path, {**run.status, **end})
+        return state.state
+    return ""
+
+
+def send(folders: Sequence[Path], uri: str) -> None:
+    """Upload what the store lacks of runs, and again what it has lost.
+
+    Raises UserError if the store does not answer or refuses a run.
+    """
+    from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
+
+    lost = forget_lost(folders, uri)
+    upload(folders, uri)
+    tell_of_lost(lost)

@@ -29,7 +29,7 @@ CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
 LOCK = "lock"
 CANCELLED = "cancelled"  # holds the time of cancellation, in seconds since the epoch
-ASIDE = "replaced"  # the files of results that were replaced, by their MLflow ids
+ASIDE = "replaced"  # the files of results that were replaced, by their names
 # In the folder of all runs.
 IDENTITY = "identity"  # a name of that folder which is the same from every machine and mount point
 QUEUES = "queues"  # the lists of launchers

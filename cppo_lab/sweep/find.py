@@ -70,21 +70,18 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
     )
 
 
-def find_recorded_run(beginning: str, uri: str, runs: Path) -> Found:
-    """The run whose id begins with `beginning`, if it has been started, here or elsewhere with the same tracking
-    store; no sweep is read.
+def find_recorded_run(beginning: str, runs: Path) -> Found:
+    """The run whose id begins with `beginning`, if it has been started here, or finished elsewhere and pulled; no sweep
+    is read.
 
     Raises UserError if there is none or more than one.
     """
     require_beginning(beginning)
-    found = _in_folders(beginning, runs)
-    if beginning not in found:
-        found = _in_store(beginning, uri) | found
-    if run := _only(beginning, found):
+    if run := _only(beginning, _in_folders(beginning, runs)):
         return run
     raise UserError(
-        f"run {beginning!r} has not been started: no folder in {runs} and no run of the tracking store has "
-        "such an id"
+        f"run {beginning!r} has not been started: no folder in {runs} has such an id; if it was finished elsewhere, "
+        "`cppo pull SWEEP` gives it one"
     )
 
 
@@ -104,16 +101,6 @@ def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:
         if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
             found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
     return found
-
-
-def _in_store(beginning: str, uri: str) -> dict[str, Found]:
-    from cppo_lab.tracking.lookup import stored_configs  # MLflow
-
-    return {
-        run_id: Found(run_id, f"the tracking store, core={core}", config)
-        for core in core_names()
-        for run_id, config in stored_configs(uri, core, beginning).items()
-    }
 
 
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:

@@ -1,36 +1,61 @@
 """Launches a plan: trains each unfinished run once."""
 
 import contextlib
+import math
 import os
+import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import StoreAway, UserError, one_line, printable
+from cppo_lab.files import redacted, replace_file
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
-from cppo_lab.launch.queues import look
-from cppo_lab.launch.reconcile import repaired
+from cppo_lab.launch.queues import end_dead, look, send, settle_jobs
 from cppo_lab.launch.training import TrainingJob, training_jobs
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.folder import Queue, announce, forget_cancelled, variants_text
+from cppo_lab.runs.folder import (
+    ASIDE,
+    CONFIG,
+    STATUS,
+    AlreadyRunning,
+    Queue,
+    announce,
+    forget_cancelled,
+    held,
+    read_status,
+    variants_text,
+    write_status,
+)
 from cppo_lab.runs.machine import code_version
-from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
-from cppo_lab.runs.tags import figure_tag, merged, names
+from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
+from cppo_lab.runs.tags import names, variants_in
 from cppo_lab.signals import Interrupted
 from cppo_lab.sweep.cost import past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hypotheses
+from cppo_lab.sweep.parents import (
+    Parents,
+    adopt,
+    describe_sweeps,
+    ensure_parents,
+    register_hypotheses,
+    sweep_colours,
+    sweep_tags,
+)
 from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import ensure_experiment, open_client
-from cppo_lab.tracking.read import past_attempts
-from cppo_lab.tracking.records import AttemptRecord
+from cppo_lab.tracking.history import unclipped
+from cppo_lab.tracking.read import find
+from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.sent import load_shipped, unsent
 from cppo_lab.tracking.uploader import Uploader
 
 
@@ -39,151 +64,281 @@ class Launched:
     """The result of a launch: the state of every run, and the MLflow ids of the replaced results, by run.
 
     `trained` are the ids of the runs that were passed to the launcher; `left` those of runs that had failed with an
-    error and were not retrained.
+    error and were not retrained; `held` those of runs that may have been finished elsewhere.
     """
 
     states: dict[str, RunState]
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
-def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:
+@dataclass(frozen=True)
+class Ahead:
+    """What a launch starts from: the state of every run, where the results that it `replaces`, named by their records,
+    do not count.
+
+    `unknown` are the ids of the runs without a record here, `elsewhere` what the store has of them and of stubs as
+    finished, `gone` the ids of stubs that it has lost. `silence`: why it does not answer; empty if it does.
+    """
+
+    folders: Mapping[str, RunFolder]
+    states: dict[str, RunState]
+    replaces: Mapping[str, tuple[str, ...]]
+    unknown: tuple[str, ...]
+    elsewhere: Mapping[str, StoredRun]
+    gone: tuple[str, ...]
+    silence: str
+
+    def replaced(self, uri: str) -> dict[str, tuple[str, ...]]:
+        """The results to replace by their MLflow ids, as far as they were uploaded."""
+        ids = {}
+        for run_id, marks in self.replaces.items():
+            path = self.folders[run_id].path
+            records = {
+                m: r
+                for place in (path, *_set_aside(path))
+                for m, r in load_shipped(place, uri).records.items()
+            }
+            stored = self.elsewhere.get(run_id)
+            ids[run_id] = (
+                (stored.mlflow_id,)
+                if stored
+                else tuple(records[mark].mlflow_id for mark in marks if mark in records)
+            )
+        return ids
+
+
+def launch(
+    plan: Plan,
+    uri: str,
+    replace: bool = False,
+    retry: Collection[str] = (),
+    finished: Collection[str] = (),
+    without_store: bool = False,
+) -> Launched:
     """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
 
-    `replace`: also retrain runs that were finished with different code; their results are kept until the new ones
-    exist. `retry`: ids of failed runs to train again.
+    `replace`: also retrain runs that were finished with different code. `finished`: ids of finished runs to train
+    again, whatever their code. Old results are kept until the new ones exist. `retry`: ids of failed runs to train
+    again. `without_store`: see `choose`.
     """
     runs, run_ids = runs_folder(), [run.run_id for run in plan.runs]
     require_folder(runs)
-    # Create the tables and the experiment here: several runs doing so at once would collide.
-    client = open_client(uri)
-    experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core), core_of(plan.core).note)
+    with contextlib.suppress(UserError):  # the look says that Slurm does not answer
+        settle_jobs(runs)
     queued = look(runs, warn=True)
-    past = repaired(run_ids, plan.core, uri, runs, queued)
-    _claim_done(plan, past, uri)
-    parents = ensure_parents(plan, uri, experiment_id, past)
-    version = code_version()
-    states, going = _look(plan, queued, version, replace, lambda _: past)
-    register_hypotheses(plan, uri, parents)
-    todo, left = choose(plan, states, retry, going)
+    idle = end_dead(runs, run_ids, queued)
+    ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
+    todo, left, held_ids = choose(plan, ahead, uri, retry, without_store)
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
-    progress = Progress(plan, states, len(todo), past_paces(todo), [run.run_id for run in todo])
+    write_stubs(plan, uri, ahead)
+    parents = Parents({sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps})
+    if not ahead.silence:
+        _send(idle, uri)
+        parents = ensure_parents(plan, uri, parents)
+        register_hypotheses(plan, uri, parents)
+        adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
+    progress = Progress(plan, ahead.states, len(todo), past_paces(todo), [run.run_id for run in todo])
+    describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
-        describe_sweeps(plan, uri, experiment_id, parents, states)
-        return Launched(states, left=left)
+        return Launched(ahead.states, left=left, held=held_ids)
     _warn_of_jobs_that_trained_nothing(todo, queued)
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
-    nesting = {run.run_id: parents.tags(run, past[run.run_id]) for run in todo}
-    work = _attempts(plan, todo, version, going, nesting)
-    describe_sweeps(
-        plan, uri, experiment_id, parents, states
-    )  # first, so that it is available during training
+    nesting = {run.run_id: parents.tags(run, ahead.folders[run.run_id]) for run in todo}
+    replaced = ahead.replaced(uri)  # before their files are moved aside
+    work = _attempts(plan, todo, code_version(), ahead.replaces, nesting)
     try:
         with address.in_the_environment(uri), progress.shown():
             _train(plan, work, uri, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
-        past = repaired(run_ids, plan.core, uri, runs, queued, again=True)
-        states = _replacing(_by_folder_and_store(plan, queued, lambda _: past), going, version, queued)
-        describe_sweeps(plan, uri, experiment_id, parents, states)
-    there = {one.mlflow_id for known in past.values() for one in known}
-    gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
-    return Launched(
-        explained(states, queued), {run_id: ids for run_id, ids in gone.items() if ids}, left, tuple(nesting)
-    )
+        idle = end_dead(runs, list(nesting), queued)
+        if not ahead.silence:
+            _send(idle, uri)
+        states = _states(run_ids, queued, ahead.replaces)
+        describe_sweeps(plan, uri, parents, states)
+    for run_id in list(replaced):
+        if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
+            del replaced[run_id]
+    return Launched(explained(states, queued), replaced, left, tuple(nesting), held_ids)
 
 
-def choose(
-    plan: Plan, states: Mapping[str, RunState], retry: Collection[str], again: Collection[str]
-) -> tuple[list[PlannedRun], tuple[str, ...]]:
-    """The runs to train, and the ids of those left out that failed with an error.
+def _say(line: str) -> None:
+    print(f"cppo: {line}", file=sys.stderr, flush=True)
 
-    `states` disregard the results of the runs in `again`, which were made with different code.
-    """
-    never = schema.FINISHED | {schema.RUNNING}
-    open_runs = [run for run in plan.runs if states[run.run_id].state not in never]
-    failed = [run.run_id for run in open_runs if states[run.run_id].state == schema.FAILED]
-    left = tuple(run_id for run_id in failed if run_id not in {*retry, *again})
-    return [run for run in open_runs if run.run_id not in left], left
+
+def _send(folders: Iterable[Path], uri: str) -> None:
+    """Upload what the store lacks of runs, and say what it refuses."""
+    try:
+        send(list(folders), uri)
+    except UserError as error:
+        _say(str(error))
 
 
 def look_ahead(
-    plan: Plan, uri: str, replace: bool = False
-) -> tuple[dict[str, RunState], dict[str, tuple[str, ...]]]:
-    """The states that a launch would start from, and the MLflow ids of the results that it would replace, by run.
+    plan: Plan,
+    uri: str,
+    queued: Queued,
+    replace: bool = False,
+    finished: Collection[str] = (),
+    opens: bool = False,
+) -> Ahead:
+    """What a launch with `replace` and `finished` would start from. Writes nothing.
 
-    Writes nothing, and asks the store only about runs without a record here, and about results to be replaced.
-    """
-    queued, version = look(runs_folder(), warn=True), code_version()
-    states, going = _look(
-        plan, queued, version, replace, lambda run_ids: past_attempts(run_ids, plan.core, uri)
-    )
-    return explained(states, queued), going
-
-
-Ask = Callable[
-    [Sequence[str]], Mapping[str, Sequence[AttemptRecord]]
-]  # all attempts at some runs in the store
-
-
-def _look(
-    plan: Plan, queued: Queued, version: str, replace: bool, ask: Ask
-) -> tuple[dict[str, RunState], dict[str, tuple[str, ...]]]:
-    """The states to start from, and the MLflow ids of the results to replace, which do not count in these."""
-    states = _by_folder_and_store(plan, queued, ask, say=True)
-    outdated = [
-        run_id
-        for run_id, state in states.items()
-        if state.state in schema.FINISHED and state.code_version != version
-    ]
-    going = {}
-    if replace and outdated:
-        past = ask(outdated)
-        results = {
-            run_id: tuple(attempt.mlflow_id for attempt in past[run_id] if attempt.is_result)
-            for run_id in outdated
-        }
-        outdated = [run_id for run_id in outdated if results[run_id]]
-        going = {run_id: results[run_id] for run_id in outdated}
-    _tell_of_other_code([states[run_id].code_version for run_id in outdated], replace)
-    return _replacing(states, going, version, queued), going
-
-
-def _by_folder_and_store(plan: Plan, queued: Queued, ask: Ask, say: bool = False) -> dict[str, RunState]:
-    """The state of every run by its folder, and by the store if it has no record here: it may have been finished
-    elsewhere.
+    The store is asked which runs without a record of their own have been finished elsewhere; not if all runs have one,
+    or if it is a file that does not exist yet. With `opens` it is opened nevertheless, and created.
     """
     folders = {run.run_id: RunFolder(runs_folder() / run.run_id) for run in plan.runs}
-    states = {run_id: state_of(folder, queued) for run_id, folder in folders.items()}
-    waiting = {schema.MISSING, schema.QUEUED}
-    asked = [i for i, folder in folders.items() if states[i].state in waiting and folder.is_empty]
-    past = ask(asked) if asked else {}
-    elsewhere = {}
-    for run_id in asked:
-        result = next((attempt for attempt in past[run_id] if attempt.is_result), None)
-        if result is not None:
-            elsewhere[run_id] = RunState(result.status, result.reason, result.code_version)
-    if asked and say:
-        runs = "1 run has" if len(asked) == 1 else f"{len(asked)} runs have"
-        text = f"cppo: {runs} no record here; the tracking store has {len(elsewhere)} of these as finished elsewhere"
-        print(text, file=sys.stderr, flush=True)
-    return states | elsewhere
+    states = {run_id: state_of(run, queued) for run_id, run in folders.items()}
+    stubs = [run_id for run_id, run in folders.items() if run.status.get("origin") == redacted(uri)]
+    waits = {schema.MISSING, schema.QUEUED}
+    unknown = tuple(i for i, run in folders.items() if states[i].state in waits and run.is_empty)
+    database, silence = address.sqlite_file(uri), ""
+    asked = () if database is not None and not database.is_file() else (*unknown, *stubs)
+    elsewhere: dict[str, StoredRun] = {}
+    if asked or opens:
+        try:
+            elsewhere = {i: run for i, run in find(uri, plan.core, asked).items() if run.is_result}
+        except StoreAway as error:
+            silence = str(error)
+    gone = tuple(run_id for run_id in stubs if asked and not silence and run_id not in elsewhere)
+    if asked and unknown and not silence:
+        runs = "1 run has" if len(unknown) == 1 else f"{len(unknown)} runs have"
+        count = len(elsewhere.keys() & {*unknown})
+        _say(f"{runs} no record here; the tracking store has {count} of these as finished elsewhere")
+    for run_id, run in elsewhere.items():
+        reason, version = (run.tags.get(tag, "") for tag in (schema.TAG_REASON, schema.TAG_CODE_VERSION))
+        states[run_id] = RunState(run.status, reason, version)
+    states |= dict.fromkeys(gone, RunState(schema.MISSING))
+
+    results = {
+        run_id: state.code_version for run_id, state in states.items() if state.state in schema.FINISHED
+    }
+    others = {i: version for i, version in results.items() if version != code_version() and i not in finished}
+    _tell_of_other_code(list(others.values()), replace)
+    replaces = {}
+    for run_id in results.keys() & {*finished, *(others if replace else ())}:
+        path, status = folders[run_id].path, folders[run_id].status
+        is_live = status.get("status") in schema.FINISHED
+        replaces[run_id] = (status["record"],) if is_live else tuple(one.name for one in _set_aside(path))
+        if run_id in elsewhere:
+            replaces[run_id] = (_record_of(elsewhere[run_id]),)
+    states |= _states(replaces, queued, replaces)
+    return Ahead(folders, states, replaces, unknown, elsewhere, gone, silence)
 
 
-def _replacing(
-    states: dict[str, RunState], going: Collection[str], version: str, queued: Queued
+def _states(
+    run_ids: Iterable[str], queued: Queued, replaces: Mapping[str, tuple[str, ...]]
 ) -> dict[str, RunState]:
-    """The states, where results by other code than `version` of the runs `going` do not count."""
-    states = dict(states)
-    for run_id in going:
-        live = state_of(RunFolder(runs_folder() / run_id), queued, replacing=True)
-        old = live.state in schema.FINISHED and live.code_version != version
-        states[run_id] = RunState(schema.MISSING) if old else live
+    """The states of runs, where the results that are to be replaced do not count."""
+    states = {}
+    for run_id in run_ids:
+        run = RunFolder(runs_folder() / run_id)
+        state = state_of(run, queued, replacing=run_id in replaces)
+        is_old = state.state in schema.FINISHED and run.status.get("record") in replaces.get(run_id, ())
+        states[run_id] = RunState(schema.MISSING) if is_old else state
     return states
+
+
+def _set_aside(folder: Path) -> list[Path]:
+    """The folders of the results of a run that were moved aside, the newest first. Their names are those of records."""
+    folders = [path for path in folder.glob(f"{ASIDE}/*") if not path.name.startswith(OF_OTHERS)]
+    return sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
+    """Write what was finished elsewhere into the folders of the runs, and remove the stubs that the store has lost."""
+    for run in plan.runs:
+        folder, stored = ahead.folders[run.run_id].path, ahead.elsewhere.get(run.run_id)
+        if stored is None and run.run_id not in ahead.gone:
+            continue
+        with contextlib.suppress(AlreadyRunning), held(folder):
+            before = read_status(folder)
+            if before.get("record") and not before.get("origin"):
+                continue  # it has been begun here meanwhile
+            if stored is None:
+                for name in (STATUS, CONFIG):
+                    (folder / name).unlink(missing_ok=True)
+                if [path.name for path in folder.iterdir()] == ["lock"]:
+                    shutil.rmtree(folder)
+                _say(
+                    f"run {run.run_id} was finished elsewhere, and is not in the tracking store any more: removed"
+                )
+            elif (status := _stub(run, stored, redacted(uri))) != before:
+                replace_file(folder / CONFIG, run.spec.model_dump_json(indent=2) + "\n")
+                write_status(folder, status)
+
+
+def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
+    """The status of a run that was finished elsewhere."""
+    tags = stored.tags
+    values = {name: unclipped(last) for name, (_, _, last) in stored.latest.items()}
+    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
+    last = schema.validation_metric(schema.MEAN, run.spec.validation.samples)
+    scores = {
+        "score": last,
+        "best": schema.BEST,
+        "best_step": schema.BEST_STEP,
+        "final_mean": schema.FINAL_MEAN,
+    }
+    numbers = {key: metrics[name] for key, name in scores.items() if name in metrics}
+    if "best_step" in numbers:
+        numbers["best_step"] = int(numbers["best_step"])
+    return {
+        **names(run.spec),
+        **numbers,
+        "run_id": run.run_id,
+        "status": stored.status,
+        "reason": one_line(tags.get(schema.TAG_REASON, "")),
+        "code_version": one_line(tags.get(schema.TAG_CODE_VERSION, "")),
+        "variants": one_line(variants_text(variants_in(tags))),
+        "record": _record_of(stored),
+        "origin": origin,
+    }
+
+
+def _record_of(stored: StoredRun) -> str:
+    return stored.tags.get(schema.TAG_RECORD) or stored.mlflow_id
+
+
+def choose(
+    plan: Plan, ahead: Ahead, uri: str, retry: Collection[str] = (), without_store: bool = False
+) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...]]:
+    """The runs to train, and the ids of those left out: that failed with an error, and that are held.
+
+    If the store does not answer, runs without a record here are held, since they may have been finished elsewhere:
+    unless the store is a file in the working folder, or `without_store`. Runs whose hypotheses it cannot register are
+    held in any case. This is said on standard error.
+    """
+    never = schema.FINISHED | {schema.RUNNING}
+    states = {run.run_id: ahead.states[run.run_id].state for run in plan.runs}
+    again = {*retry, *ahead.replaces}
+    left = tuple(i for i, state in states.items() if state == schema.FAILED and i not in again)
+    todo = [run for run in plan.runs if states[run.run_id] not in never and run.run_id not in left]
+    if not ahead.silence:
+        return todo, left, ()
+    database = address.sqlite_file(uri)
+    trained = without_store or (database is not None and database.parent.resolve() == Path.cwd())
+    tests = {sweep.name for sweep in plan.sweeps if sweep.hypotheses}
+    held_ids = tuple(
+        run.run_id
+        for run in todo
+        if run.run_id in ahead.unknown and (not trained or tests & run.variants.keys())
+    )
+    line = ahead.silence
+    if held_ids:
+        count = f"{len(held_ids)} run{' ' if len(held_ids) == 1 else 's '}without a record here"
+        why = "hypotheses cannot be registered" if trained else "runs may have been finished elsewhere"
+        how = "" if trained else ", or train them with `cppo launch --without-store`"
+        named = ", ".join(held_ids[:3]) + ", ..." * (len(held_ids) > 3)
+        line += f"; held, since {why}: {count} ({named}): launch again when it answers{how}"
+    _say(line)
+    return [run for run in todo if run.run_id not in held_ids], left, held_ids
 
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queued) -> None:
@@ -299,27 +454,3 @@ def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> 
                 f"launcher={launcher.name} has one machine: choose launcher=slurm, or layout=one_node (`cppo plan` "
                 "says what then fits)"
             )
-
-
-def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
-    """One tag per sweep of the run, with its variant's name there; and a tag with the tables and figures of the paper
-    that they feed.
-    """
-    tags = {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
-    feeds = [feed for sweep in plan.sweeps if sweep.name in run.variants for feed in sweep.feeds]
-    return tags | figure_tag(feeds)
-
-
-def _claim_done(plan: Plan, past: Mapping[str, Sequence[AttemptRecord]], uri: str) -> None:
-    """Add the tags of their sweeps to finished runs, which another sweep may have trained."""
-    client = open_client(uri)
-    for run in plan.runs:
-        tags = sweep_tags(plan, run)
-        wanted = {schema.sweep_tag(sweep) for sweep in run.variants}
-        for one in past[run.run_id]:
-            if not one.is_result or wanted <= one.sweeps:
-                continue
-            had = client.get_run(one.mlflow_id).data.tags
-            for key, value in (merged(had, tags) | {key: had[key] for key in wanted & had.keys()}).items():
-                if had.get(key) != value:
-                    client.set_tag(one.mlflow_id, key, value)

@@ -5,19 +5,30 @@ All of this is for display only: if the store is unreachable, the launch continu
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.rules.strokes import colours
-from cppo_lab.runs.state import RunState
+from cppo_lab.runs.folder import (
+    AlreadyRunning,
+    held,
+    parse_variants,
+    read_status,
+    variants_text,
+    write_status,
+)
+from cppo_lab.runs.state import RunFolder, RunState
+from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.client import STORE_FAULTS, open_client
-from cppo_lab.tracking.parents import SweepText, ensure_parent, living, nest, register, update_parent
-from cppo_lab.tracking.records import AttemptRecord
+from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, open_client
+from cppo_lab.tracking.parents import SweepText, ensure_parent, living, register, update_parent
+from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.sent import load_shipped
 from cppo_lab.tracking.ui import save_view
 
 # If several launchers add the same missing tag, the store accepts only one; the others then find the tag.
@@ -26,23 +37,25 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Parents:
-    """The parents of a plan's sweeps: MLflow ids by sweep. `alive` are these and other parents that have runs of the
-    plan. `colours`: by sweep, the colours of its variants.
+    """The parents of a plan's sweeps: MLflow ids by sweep; `new` are the sweeps whose parent has no description yet.
+
+    `colours`: by sweep, the colours of its variants.
     """
 
     colours: Mapping[str, Mapping[str, str]]
+    experiment_id: str = ""
     by_sweep: Mapping[str, str] = field(default_factory=dict)
-    alive: frozenset[str] = frozenset()
+    new: frozenset[str] = frozenset()
 
-    def of(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> str:
-        """The parent of a run: its existing one, or else that of the first of its sweeps; empty if there is none."""
-        has = next((one.parent for one in past if one.parent in self.alive), "")
-        return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
+    def of(self, run: PlannedRun) -> str:
+        """The parent of the first of a run's sweeps; empty if there is none."""
+        return next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
-    def tags(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> dict[str, str]:
-        """The tags that nest a run about to be trained, and give its curves their colour."""
+    def tags(self, run: PlannedRun, folder: RunFolder) -> dict[str, str]:
+        """The tags that nest a run about to be trained, where it is already or else here, and colour its curves."""
         sweep, variant = next(iter(run.variants.items()))
-        parent, look = self.of(run, past), {schema.TAG_COLOUR: self.colours[sweep][variant]}
+        earlier = folder.record.begin.tags.get(schema.TAG_PARENT) if folder.record else ""
+        parent, look = earlier or self.of(run), {schema.TAG_COLOUR: self.colours[sweep][variant]}
         return {**look, schema.TAG_PARENT: parent} if parent else look
 
 
@@ -66,27 +79,72 @@ def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:
     return colours(tuple(sweep.variants) if planned.keys() <= sweep.variants.keys() else tuple(planned))
 
 
-def ensure_parents(
-    plan: Plan, uri: str, experiment_id: str, past: Mapping[str, Sequence[AttemptRecord]]
-) -> Parents:
-    """Create a parent for each sweep of the plan, and nest finished runs without a parent under it."""
-    drawn = {sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps}
-    parents = Parents(drawn)
+def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
+    """One tag per sweep of the run, with its variant's name there; and a tag with the tables and figures of the paper
+    that they feed.
+    """
+    tags = {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
+    feeds = [feed for sweep in plan.sweeps if sweep.name in run.variants for feed in sweep.feeds]
+    return tags | figure_tag(feeds)
+
+
+def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
+    """`parents` with one for each sweep of the plan, created if it does not exist, as their experiment is.
+
+    Raises UserError if somebody has deleted the experiment.
+    """
+    name, note, experiment_id = schema.experiment_name(plan.core), core_of(plan.core).note, ""
+    with contextlib.suppress(*STORE_FAULTS):  # which the parents meet, too
+        experiment_id = ensure_experiment(open_client(uri), uri, name, note)
     with _warn_on_store_fault("the parents of the sweeps"):
         client = open_client(uri)
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
         }
-        others = {one.parent for known in past.values() for one in known}
-        parents = Parents(drawn, by_sweep, frozenset({*by_sweep.values(), *living(client, others)}))
-        orphans = {
-            one.mlflow_id: parents.of(run, [])
-            for run in plan.runs
-            for one in past[run.run_id]
-            if one.is_result and one.parent not in parents.alive
-        }
-        nest(client, orphans)
+        new = {i for i, parent in by_sweep.items() if schema.TAG_NOTE not in client.get_run(parent).data.tags}
+        return replace(parents, experiment_id=experiment_id, by_sweep=by_sweep, new=frozenset(new))
     return parents
+
+
+def adopt(
+    plan: Plan,
+    uri: str,
+    parents: Parents,
+    folders: Mapping[str, RunFolder],
+    elsewhere: Mapping[str, StoredRun],
+) -> None:
+    """Add the tags of their sweeps to finished runs that another sweep has trained, and nest those without a parent.
+
+    The store is not asked which runs these are: their status lacks a sweep, or the parent of a sweep is new. What a run
+    has of other sweeps stays.
+    """
+    with _warn_on_store_fault("the tags of finished runs"):
+        client, alive = open_client(uri), set(parents.by_sweep.values())
+        for run in plan.runs:
+            path, status, stored = (
+                folders[run.run_id].path,
+                folders[run.run_id].status,
+                elsewhere.get(run.run_id),
+            )
+            if stored is None and (status.get("status") not in schema.FINISHED or "origin" in status):
+                continue
+            variants = variants_in(stored.tags) if stored else parse_variants(status.get("variants"))
+            if run.variants.keys() <= variants.keys() and not parents.new & run.variants.keys():
+                continue
+            shipped = stored or load_shipped(path, uri).records.get(str(status.get("record")))
+            if shipped is None or not shipped.mlflow_id:
+                continue
+            had = client.get_run(shipped.mlflow_id).data.tags
+            sweeps = {key: value for key, value in had.items() if key.startswith(schema.TAG_SWEEP_PREFIX)}
+            tags = {**merged(had, sweep_tags(plan, run)), **sweeps}
+            alive |= living(client, {had.get(schema.TAG_PARENT, "")} - alive)
+            if had.get(schema.TAG_PARENT) not in alive:
+                tags[schema.TAG_PARENT] = parents.of(run)
+            for key, value in tags.items():
+                if had.get(key) != value:
+                    client.set_tag(shipped.mlflow_id, key, value)
+            with contextlib.suppress(AlreadyRunning, OSError), held(path):
+                write_status(path, {**read_status(path), "variants": variants_text(variants_in(tags))})
 
 
 def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
@@ -113,29 +171,24 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
             ) from error
 
 
-def describe_sweeps(
-    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
-) -> None:
+def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str, RunState]) -> None:
     """Update the descriptions of the plan's sweeps, and the view that MLflow's page opens on."""
+    if not parents.experiment_id:
+        return
     with _warn_on_store_fault("the descriptions"):
         for left in reversed(range(TRIES)):
             try:
-                _describe(plan, uri, experiment_id, parents, states)
+                _describe(plan, uri, parents, states)
                 return
             except STORE_FAULTS:
                 if not left:
                     raise
 
 
-def _describe(
-    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
-) -> None:
+def _describe(plan: Plan, uri: str, parents: Parents, states: Mapping[str, RunState]) -> None:
     client = open_client(uri)
     for sweep in plan.sweeps:
-        if sweep.name in parents.by_sweep:
-            text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
-            planned = {
-                run.run_id: states[run.run_id].state for run in plan.runs if sweep.name in run.variants
-            }
-            update_parent(client, parents.by_sweep[sweep.name], text, planned)
-    save_view(client, experiment_id)
+        text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+        planned = {run.run_id: states[run.run_id].state for run in plan.runs if sweep.name in run.variants}
+        update_parent(client, parents.by_sweep[sweep.name], text, planned)
+    save_view(client, parents.experiment_id)

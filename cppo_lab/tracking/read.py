@@ -4,13 +4,15 @@ import gc
 import logging
 import math
 import re
-import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
@@ -26,7 +28,6 @@ from cppo_lab.tracking.client import (
     REMEDY,
     STORE_FAULTS,
     WRONG_TYPES,
-    deferred_for,
     fault_line,
     open_client,
     prepare,
@@ -45,7 +46,7 @@ from cppo_lab.tracking.history import (
     unclipped,
     unpack,
 )
-from cppo_lab.tracking.records import AttemptRecord, StoredRun, attempt_record
+from cppo_lab.tracking.records import StoredRun
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
@@ -53,6 +54,8 @@ FEW = 10  # runs that are asked for one by one
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Histories come through the tracking server alone: other places need their own clients and raise other errors.
 _SERVED = ("mlflow-artifacts:", "http:", "https:")
+SILENCE_SECONDS = 10.0  # without an answer, after which a server or a database counts as away
+T = TypeVar("T")
 _PLAIN = re.compile(r"[\w.\-]+")
 _log = logging.getLogger(__name__)
 
@@ -199,74 +202,73 @@ def stored_run(run: Run) -> StoredRun:
     )
 
 
-def attempts(
-    client: MlflowClient, experiment: str, run_ids: Collection[str]
-) -> dict[str, list[AttemptRecord]]:
-    """All attempts at the runs `run_ids`, newest first. Few runs are asked for one by one; for more of them, every run
-    of the experiment is read once.
-    """
-    if len(run_ids) <= FEW:
-        return {run_id: attempts_at(client, experiment, run_id) for run_id in run_ids}
-    by_run: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
-    for run in experiment_runs(client, experiment, schema.TAG_RUN_ID):
-        attempt = attempt_record(run.info.run_id, run.data.tags)
-        if attempt.run_id in by_run:
-            by_run[attempt.run_id].append(attempt)
-    return by_run
-
-
-def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[AttemptRecord]:
+def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[StoredRun]:
     """All attempts at one run, newest first."""
     runs = newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
-    return [attempt_record(run.info.run_id, run.data.tags) for run in runs]
+    return [stored_run(run) for run in runs]
 
 
-def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[AttemptRecord]]:
-    """All attempts at the runs that the store has, newest first; none if it is a SQLite file that does not exist.
+def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
+    """Those of the runs that the store has: of each the newest finished attempt, or else the newest one.
 
-    Raises UserError if it cannot be read, StoreAway if it does not answer within seconds.
+    Few are asked for one by one; for more, every run of the experiment is read once. Raises StoreAway if the store
+    cannot be read, or a server or database does not answer for SILENCE_SECONDS.
     """
-    if not run_ids or ((database := address.sqlite_file(uri)) is not None and not database.is_file()):
-        return {run_id: [] for run_id in run_ids}
+    stored: dict[str, StoredRun] = {}
+    served = address.sqlite_file(uri) is None  # a file answers, or MLflow says that it is locked
+    answers = _asked(uri, schema.experiment_name(core), run_ids)
     try:
-        require_health(uri)
-        return attempts(open_client(uri), schema.experiment_name(core), run_ids)
-    except STORE_FAULTS as error:
+        for attempts in _in_time(answers) if served else answers:
+            for run in attempts:
+                run_id = run.tags[schema.TAG_RUN_ID]
+                newer = stored.get(run_id)
+                if run_id in run_ids and (newer is None or (run.is_result and not newer.is_result)):
+                    stored[run_id] = run
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a server may answer anything in place of runs
         raise StoreAway(
             f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
         ) from None
+    return stored
 
 
-def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
-    """All attempts at one run, newest first; None if the store does not answer, which is reported on standard error."""
-    found = known_attempts_of(uri, experiment, [run_id])
-    return None if found is None else found[run_id]
+def _asked(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list[StoredRun]]:
+    """The answers to the requests for attempts at some runs; for many also of other runs."""
+    require_health(uri)
+    client = open_client(uri)
+    yield []
+    if len(run_ids) <= FEW:
+        for run_id in run_ids:
+            yield attempts_at(client, experiment, run_id)
+        return
+    for run in experiment_runs(client, experiment, schema.TAG_RUN_ID):
+        yield [stored_run(run)]
 
 
-def known_attempts_of(
-    uri: str, experiment: str, run_ids: Sequence[str]
-) -> dict[str, list[AttemptRecord]] | None:
-    """All attempts at several runs, by run id; see `known_attempts`."""
-    try:
-        require_health(uri)
-        with deferred_for(uri):
-            return attempts(open_client(uri), experiment, run_ids)
-    except (*STORE_FAULTS, UserError) as error:
-        said = f"tracking store does not answer, using the run's folder: {fault_line(error)}"
-        print(said, file=sys.stderr, flush=True)
-        return None
+def _in_time(answers: Iterator[T]) -> Iterator[T]:
+    """The same answers. Raises TimeoutError if the next one takes longer than SILENCE_SECONDS, for whatever reason."""
+    queue: SimpleQueue[tuple[T, ...] | Exception | None] = SimpleQueue()
 
+    def ask() -> None:  # in a thread, since a request to a server that hangs cannot be ended
+        try:
+            for answer in answers:
+                queue.put((answer,))
+            queue.put(None)
+        except Exception as error:  # noqa: BLE001 - raised by the reader
+            queue.put(error)
 
-def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
-    """Record that an attempt was ended from outside after `step`; `reason` is one line.
-
-    For runs without a spool in their folder; for all others the spool records how they ended.
-    """
-    client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
-    if step is not None:
-        client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
-    client.set_terminated(mlflow_id, "KILLED")
-    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)  # last: it says that the rest is done
+    threading.Thread(target=ask, name="find", daemon=True).start()
+    while True:
+        try:
+            answer = queue.get(timeout=SILENCE_SECONDS)
+        except Empty:
+            raise TimeoutError(f"no answer for {SILENCE_SECONDS:g} s") from None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            return
+        yield answer[0]
 
 
 class StoredFiles:
@@ -313,17 +315,14 @@ class StoredFiles:
         )
 
 
-def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
+def stored_files(uri: str, core: str, run_id: str) -> StoredFiles | None:
     """The files of the newest finished attempt at a run, or else of the newest attempt; None if the store has no
     attempt.
 
-    Raises UserError if the store does not answer.
+    Raises StoreAway if the store does not answer.
     """
-    past = known_attempts(uri, experiment, run_id)
-    if past is None:
-        raise StoreAway(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
-    chosen = [attempt for attempt in past if attempt.is_result] or past
-    return StoredFiles(open_client(uri), chosen[0].mlflow_id) if chosen else None
+    run = find(uri, core, [run_id]).get(run_id)
+    return StoredFiles(open_client(uri), run.mlflow_id) if run is not None else None
 
 
 def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:

@@ -18,7 +18,7 @@ from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line
 from cppo_lab.tracking.read import attempts_at, is_active, metric_history
-from cppo_lab.tracking.records import AttemptRecord
+from cppo_lab.tracking.records import StoredRun
 
 
 class Point(NamedTuple):
@@ -47,7 +47,7 @@ def live_curve(folder: Path, metric: str) -> list[Point]:
     return sorted(points.values())
 
 
-def _past(client: MlflowClient, spec: RunSpec) -> list[AttemptRecord]:
+def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:
     return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
@@ -28,7 +28,7 @@ from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_lock, redacted
-from cppo_lab.runs.attempt import has_finished
+from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
     FOLDER,
     Artifact,
@@ -137,16 +137,22 @@ def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
 
     Asks the store for all runs of an experiment at once. Raises UserError if it cannot be read.
     """
-    records = {folder: record for folder in folders if has_finished(record := newest_record(folder))}
-    if not records:
+    records = {}
+    for folder in folders:
+        status = read_status(folder)  # and not the spools, which for thousands of runs takes minutes
+        if status.get("status") in schema.FINISHED and files(folder):
+            records[folder] = status.get("record"), schema.experiment_name(str(status.get("core")))
+    database = address.sqlite_file(uri)
+    if not records or (database is not None and not database.is_file()):
         return []
     with reading(uri) as client:
         stored = {
             run.data.tags[schema.TAG_RECORD]
-            for experiment in {record.begin.experiment for record in records.values()}
+            for experiment in {experiment for _, experiment in records.values()}
             for run in experiment_runs(client, experiment, schema.TAG_RECORD)
         }
-    lost = [folder for folder, record in records.items() if record.begin.record not in stored]
+    absent = [folder for folder, (record, _) in records.items() if record and record not in stored]
+    lost = [folder for folder in absent if not unsent(folder, uri)]
     for folder in lost:
         forget_shipped(folder, uri)
     return lost
@@ -160,37 +166,48 @@ def tell_of_lost(folders: Sequence[Path]) -> None:
         print(f"cppo: {count} not in the tracking store any more: uploaded again ({named})", file=sys.stderr)
 
 
-def retire(client: MlflowClient, mlflow_id: str) -> None:
+def retire(client: MlflowClient, mlflow_id: str) -> bool:
     """Delete the results that the run `mlflow_id` names, if it has finished. `mlflow runs restore` brings them back.
 
     From its start, the MLflow run of a retrained run names the results that it is to replace (TAG_REPLACES); once they
-    are deleted, the tag becomes TAG_REPLACED. A kill at any point leaves exactly one valid result, since readers take
-    the newest finished run. If the store does not answer, a message is printed and the next launch tries again.
+    are deleted, the tag becomes TAG_REPLACED, with their MLflow ids. A kill at any point leaves exactly one valid
+    result, since readers take the newest finished run. False, with a message, if the store does not answer.
     """
     try:
         successor = client.get_run(mlflow_id)
-        named = successor.data.tags.get(schema.TAG_REPLACES, "")
-        if recorded_status(successor.data.tags) not in schema.FINISHED or not named:
-            return
-        for old in named.split():
-            _delete(client, old, successor.data.tags.get(schema.TAG_RUN_ID, ""))
-        client.set_tag(mlflow_id, schema.TAG_REPLACED, named)
+        tags = successor.data.tags
+        if recorded_status(tags) not in schema.FINISHED or not tags.get(schema.TAG_REPLACES):
+            return True
+        replaced = []
+        for name in tags[schema.TAG_REPLACES].split():
+            olds = _named(client, successor.info.experiment_id, name)
+            replaced += [old.info.run_id for old in olds] or [name]
+            for old in olds:
+                # Nothing but an attempt at the same run, whatever the tags are.
+                is_same = old.data.tags.get(schema.TAG_RUN_ID) == tags.get(schema.TAG_RUN_ID)
+                if is_same and old.info.lifecycle_stage == "active":
+                    client.delete_run(old.info.run_id)
+        client.set_tag(mlflow_id, schema.TAG_REPLACED, " ".join(replaced))
         client.delete_tag(mlflow_id, schema.TAG_REPLACES)
     except STORE_FAULTS as error:
         said = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
         print(said, file=sys.stderr)
+        return False
+    return True
 
 
-def _delete(client: MlflowClient, mlflow_id: str, run_id: str) -> None:
-    """Delete an attempt at `run_id`; nothing else, whatever its tags are."""
+def _named(client: MlflowClient, experiment_id: str, name: str) -> list[Run]:
+    """The runs that a name in TAG_REPLACES means: that of a record, or, as versions before 0.2.0 wrote it, of an MLflow
+    id.
+    """
+    condition = f"tags.`{schema.TAG_RECORD}` = '{_plain(name)}'"
+    runs = list(client.search_runs([experiment_id], condition, run_view_type=ViewType.ALL))
     try:
-        old = client.get_run(mlflow_id)
+        return runs or [client.get_run(name)]
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # `mlflow gc` removes deleted runs for good
+            return []
         raise
-    if old.info.lifecycle_stage == "active" and old.data.tags.get(schema.TAG_RUN_ID) == run_id:
-        client.delete_run(mlflow_id)
 
 
 def _safe_to_send(unwritten: Sequence[Line]) -> Sequence[Line]:
@@ -434,8 +451,6 @@ class _Shipment:
         # Do not upload the history again when a result is sent twice: the store's copy may hold steps that a full disk
         # kept out of the files here.
         self.record.ended = not (was_finished and run.data.tags.get(schema.TAG_FILES) == "complete")
-        if line.status in schema.FINISHED and schema.TAG_REPLACES in run.data.tags:
-            retire(self.client, self.record.mlflow_id)
 
     def _send_artifacts(self, unwritten: Sequence[Line]) -> None:
         record = self.record
@@ -459,7 +474,7 @@ class _Shipment:
             self._require_points(whole)
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
-            record.ended = False
+            record.ended = schema.TAG_REPLACES in tags and not retire(self.client, record.mlflow_id)
         save_shipped(self.folder, self.uri, self.state)
 
     def _require_points(self, whole: history.History) -> None:

@@ -5,13 +5,10 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow.entities import Run
@@ -20,19 +17,12 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.launch.reconcile import repair
-from cppo_lab.runs.folder import AlreadyRunning, announce, held, is_held
-from cppo_lab.runs.machine import code_version
-from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.folder import AlreadyRunning, held, is_held
 from cppo_lab.runs.spool import read_rows
-from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.declare import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.conftest import FINISHED, TINY
+from tests.conftest import TINY
 from tests.launch.gate import Gate
-from tests.recorded import sent
 from tests.waiting import until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
@@ -118,8 +108,10 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert main(["launch", *SWEEP]) == 0
     assert len(mlflow_runs()) == 2
     assert "0 to train" in capsys.readouterr().err
+    before = sorted(workspace.rglob("*"))
     assert main(["plan", *SWEEP]) == 0
     assert "2 runs: 2 done" in capsys.readouterr().out
+    assert sorted(workspace.rglob("*")) == before  # planning writes nothing
 
     local = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in runs}
     shutil.rmtree("runs")
@@ -127,11 +119,6 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     inline = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in mlflow_runs()}
     assert inline == local
-
-
-def test_plan_writes_nothing(workspace: Path) -> None:
-    assert main(["plan", *SWEEP]) == 0
-    assert list(workspace.iterdir()) == []
 
 
 def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
@@ -288,22 +275,6 @@ def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
     assert main(["launch", *SWEEP]) == 0
 
 
-def test_repair_spares_a_run_that_ended_while_it_looked(
-    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = workspace / "runs" / tiny_spec.run_id
-    folder.mkdir(parents=True)
-    recorder = Recorder(tiny_spec, {}, folder)
-
-    def ends_now(path: Path) -> bool:
-        recorder.finish(FINISHED)
-        return False
-
-    monkeypatch.setattr("cppo_lab.launch.reconcile.is_held", ends_now)
-    assert repair([tiny_spec.run_id], "mini", tracking_uri(), workspace / "runs") == []
-    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
-
-
 def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
     stop = threading.Event()
 
@@ -374,124 +345,3 @@ def test_a_study_trains_shared_runs_once_and_reports_them(
     assert "core=mini" in page
     assert "the study has no sweep &#39;main&#39;" in page  # what needs it is named, with the reason
     assert {"figure_5.png", "long_mask_vs_soft.csv"} <= {path.name for path in built.iterdir()}
-
-
-FOUR = ["quickstart", *TINY, "seed=0,1", "variant=grpo,cppo", "launcher=inline"]
-
-
-def finished(overrides: list[str], runs: Path) -> list[str]:
-    """Folders of the finished runs of a sweep, of another place if `runs` is; nothing is sent. Returns their ids."""
-    plan = make_plan(load_sweep(overrides[0]), overrides[1:])
-    for run in plan.runs:
-        Recorder(run.spec, {schema.TAG_CODE_VERSION: code_version()}, runs / run.run_id).finish(FINISHED)
-    return [run.run_id for run in plan.runs]
-
-
-def told(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
-    capsys.readouterr()
-    main([*command, "--json"])
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
-
-
-def agree(capsys: pytest.CaptureFixture[str], sweep: list[str]) -> tuple[list[str], list[str]]:
-    """The states that plan, status and a dry run give the runs of a sweep, and the ids that this would train."""
-    plan, status = told(capsys, "plan", *sweep), told(capsys, "status", *sweep)
-    ahead = told(capsys, "launch", *sweep, "--dry-run")
-    states = [[run["state"] for run in one["runs"]] for one in (plan, status, ahead)]
-    assert states[0] == states[1] == states[2]
-    return states[0], ahead["to_train"]
-
-
-def test_a_lost_store_changes_no_state_and_gets_its_runs_again(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_ids = finished(FOUR, workspace / "runs")
-    assert main(["sync"]) == 0
-    for lost in (True, False):
-        assert agree(capsys, FOUR) == (["done"] * 4, [])
-        if lost:
-            with closing(sqlite3.connect("mlflow.db")) as store:  # as an empty one in its place has it
-                for table in ("tags", "params", "metrics", "latest_metrics", "inputs", "runs"):
-                    store.execute(f"DELETE FROM {table}")
-                store.commit()
-            assert mlflow_runs() == []
-            assert agree(capsys, FOUR) == (["done"] * 4, [])
-        assert main(["launch", *FOUR]) == 0
-        said = capsys.readouterr().err
-        assert "4 runs (4 done); 0 to train" in said
-        assert (
-            "cppo: 4 finished runs were not in the tracking store any more: uploaded again (" in said
-        ) == lost
-        assert sorted(run.data.tags[schema.TAG_RUN_ID] for run in mlflow_runs()) == sorted(run_ids)
-        assert {run.data.tags[schema.TAG_STATUS] for run in mlflow_runs()} == {schema.DONE}
-
-
-def test_a_finished_run_that_was_deleted_in_mlflow_is_trained_again_only_without_its_folder(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = [*FOUR[:-3], "seed=0", "variant=cppo", "launcher=inline"]
-    [run_id] = finished(sweep, workspace / "runs")
-    assert main(["sync"]) == 0
-    [run] = mlflow_runs()
-    open_client(tracking_uri()).delete_run(run.info.run_id)
-    for _ in range(2):
-        assert agree(capsys, sweep) == (["done"], [])
-        assert main(["launch", *sweep]) == 0
-        said = capsys.readouterr().err
-        assert "0 to train" in said and "uploaded again" not in said
-        assert (
-            "1 finished run was deleted in the tracking store, and not trained again: to train them" in said
-        )
-        assert f"remove their folders in {workspace / 'runs'}, too ({run_id})" in said
-        assert mlflow_runs() == []
-    shutil.rmtree(workspace / "runs" / run_id)
-    assert main(["launch", *sweep]) == 0
-    assert "1 to train" in capsys.readouterr().err
-    assert len(mlflow_runs()) == 1
-
-
-def test_what_was_finished_elsewhere_is_not_trained_again(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A launch and a dry run ask the store of runs without a record here, and of no others."""
-    sweep = [*FOUR[:-1], "launcher=inline"]
-    elsewhere = [*FOUR[:-3], "seed=0", "variant=grpo,cppo"]
-    first, second = finished(elsewhere, workspace / "elsewhere")
-    for run_id in (first, second):
-        sent(workspace / "elsewhere" / run_id)
-    plan = make_plan(load_sweep(sweep[0]), sweep[1:])
-    spec = next(run.spec for run in plan.runs if run.run_id == second)
-    announce(workspace / "runs" / first, {"core": "mini"})  # a launcher was killed before it started
-    Recorder(spec, {}, workspace / "runs" / second).interrupt("terminated by SIGTERM")
-    assert main(["plan", *sweep]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "2 runs have no folder here: `cppo launch quickstart" in said
-        and "4 runs: 1 partial, 3 missing" in said
-    )
-    assert main(["launch", *sweep, "--dry-run"]) == 0
-    output = capsys.readouterr()
-    assert (
-        "cppo: 3 runs have no record here; the tracking store has 1 of these as finished elsewhere"
-        in output.err
-    )
-    assert "would train 3 of 4 runs" in output.out  # one of them goes on: its folder says that it is not done
-    before = {run.info.run_id for run in mlflow_runs()}
-    values = told(capsys, "launch", *sweep)
-    assert first not in values["to_train"] and len(values["to_train"]) == 3
-    assert [run["state"] for run in values["runs"] if run["run_id"] == first] == ["done"]
-    assert values["totals"]["states"].keys() <= schema.FINISHED
-    new = [run.data.tags[schema.TAG_RUN_ID] for run in mlflow_runs() if run.info.run_id not in before]
-    assert sorted(new) == sorted(values["to_train"])
-    assert told(capsys, "launch", *sweep, "--dry-run")["to_train"] == []
-
-
-def test_a_store_that_does_not_answer_is_not_asked_in_vain(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert main(["launch", *FOUR, "--dry-run"]) == 3
-    assert "tracking store http://127.0.0.1:9 cannot be read" in capsys.readouterr().err
-    finished(FOUR, workspace / "runs")
-    assert agree(capsys, FOUR) == (["done"] * 4, [])

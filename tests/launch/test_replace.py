@@ -15,20 +15,19 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.launch.reconcile import repair
+from cppo_lab.launch.queues import repair
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as run_module
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
-from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
 from tests.jobs import job
-from tests.recorded import mlflow_run
+from tests.recorded import mlflow_run, sent
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
@@ -89,9 +88,47 @@ def test_results_of_other_code_are_kept_unless_replace(
     assert len(all_runs()) == 2  # what a user brought back stays
 
 
+def test_a_finished_run_is_retrained_on_demand(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same code: an interrupted attempt goes on, and the old result counts until the new one is there."""
+    assert main(["launch", *ONE]) == 0
+    [old] = all_runs()
+    run_id = old.data.tags[schema.TAG_RUN_ID]
+    again = ["retry", *ONE, "--run", run_id]
+    for command, error in (
+        (
+            again,
+            f"--run {run_id} is done: only runs that are neither done nor running can be retried; --finished",
+        ),
+        (
+            ["retry", *ONE, "--failed", "--finished"],
+            "--finished with --failed: name finished runs with --run ID",
+        ),
+    ):
+        assert main(command) == 2
+        assert error in capsys.readouterr().err
+    assert main([*again, "--finished", "--dry-run"]) == 0
+    assert "would train 1 of 1 runs, 1 of them again" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
+        assert main([*again, "--finished"]) == 130
+    assert main(["launch", *ONE]) == 0
+    assert "1 done" in capsys.readouterr().err
+    begun = []
+    real = Recorder.begin
+    monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step) or real(self, step))
+    assert main([*again, "--finished"]) == 0
+    assert begun == [2]
+    assert f"mlflow runs restore --run-id {old.info.run_id}" in capsys.readouterr().out
+    [new] = all_runs()
+    assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
+    assert new.data.metrics[SCORE] == old.data.metrics[SCORE]
+
+
 @pytest.fixture
-def finished(workspace: Path, tiny_spec: RunSpec) -> Attempt:
-    """An attempt at replacing a result of other code, whose files are still in the run's folder."""
+def finished(workspace: Path, tiny_spec: RunSpec) -> TrainingJob:
+    """A job that is to replace a result of other code, whose files are still in the run's folder."""
     spec = tiny_spec.model_copy(
         update={"training": tiny_spec.training.model_copy(update={"collapse_share": 0.0})}
     )
@@ -101,9 +138,10 @@ def finished(workspace: Path, tiny_spec: RunSpec) -> Attempt:
     (first.folder / "best_checkpoint").mkdir()
     (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
     (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
+    sent(first.folder)
     [old] = all_runs()
     tags = tags | {schema.TAG_CODE_VERSION: "new"}
-    return job(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.info.run_id,))
+    return job(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
 
 def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:
@@ -130,7 +168,7 @@ PLACES: list[tuple[Any, str, int]] = [
     (loop, "save_checkpoint", 1),
     (Recorder, "finish", 0),
     (run_module, "remove_checkpoints", 0),
-    (upload_module, "_delete", 0),
+    (MlflowClient, "delete_run", 0),
 ]
 
 
@@ -138,37 +176,39 @@ PLACES: list[tuple[Any, str, int]] = [
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[1]}-{place[2]}")
 def test_killed_at_any_point(
-    finished: Attempt, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, int], after: bool
+    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, int], after: bool
 ) -> None:
     """One of the two results counts at every moment, whole and by itself; the next attempt ends with the new one."""
-    [old] = finished.replaces
+    [attempt] = finished.attempts
+    [mark], [old] = attempt.replaces, all_runs()
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
         holder, name, survived = place
         patch.setattr(holder, name, dying(getattr(holder, name), survived, after))
         with contextlib.suppress(Killed):  # it may fall into the thread that ships
             finished.run()
+            sent(finished.folder)
     data = read_sweep(finished.uri, "cppo-mini", "s")
     assert list(data.runs["status"]) == [schema.DONE]
     steps = data.metrics[data.metrics["metric"] == SCORE]["step"]
     assert list(steps) == [0, 2, 4]  # of one run alone
 
-    repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
+    repair(attempt.runs, [attempt.run_id], finished.uri)
     finished.run()
-    repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
+    repair(attempt.runs, [attempt.run_id], finished.uri)
     results = [run for run in all_runs() if run.info.status == "FINISHED"]
     assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
-    assert results[0].data.tags[schema.TAG_REPLACED] == old
+    assert results[0].data.tags[schema.TAG_REPLACED] == old.info.run_id
     history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
     assert [point.step for point in history] == [1, 2, 3, 4]
-    aside = finished.folder / ASIDE / old
+    aside = finished.folder / ASIDE / mark
     assert (aside / "best_checkpoint" / "weights").read_bytes() == b"of the old result"
     assert {"best_checkpoint", "spool", "config.json"} <= {path.name for path in aside.iterdir()}
     assert not (finished.folder / "best_checkpoint").exists()
 
 
-def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
-    finished: Attempt, monkeypatch: pytest.MonkeyPatch
+def test_the_old_result_counts_while_its_replacement_is_interrupted(
+    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
@@ -179,11 +219,6 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
     assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
     seen = state_of(RunFolder(finished.folder), Queued(), replacing=True)  # as --replace sees it
     assert (seen.state, seen.step) == (schema.PARTIAL, 2)
-    begun = []
-    monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step))
-    finished.run()
-    assert begun == [2]  # from its checkpoint, in its MLflow run
-    assert len(all_runs(ViewType.ALL)) == 2
 
 
 def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
@@ -213,16 +248,18 @@ def test_a_replacement_that_fails_leaves_the_old_result(
     assert "its replacement is failed (RuntimeError: no memory left)" in out
 
 
-def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(finished: Attempt, tiny_spec: RunSpec) -> None:
-    other = job(tiny_spec.model_copy(update={"seed": 9}), finished.runs, finished.uri)
-    other.run()
-    stranger = next(run for run in all_runs() if run.data.tags[schema.TAG_SEED] == "9")
-    both = (*finished.replaces, stranger.info.run_id)
-    job(finished.spec, finished.runs, finished.uri, replaces=both).run()
-    left = {run.info.run_id for run in all_runs()}
-    assert len(left) == 2
-    assert stranger.info.run_id in left
-    assert finished.replaces[0] not in left
+def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(
+    finished: TrainingJob, tiny_spec: RunSpec
+) -> None:
+    """Named by records, or by MLflow ids, as older versions named them."""
+    [attempt], [old] = finished.attempts, all_runs()
+    stranger = mlflow_run_of(tiny_spec.model_copy(update={"seed": 9}), "v")
+    names = (old.info.run_id, stranger.info.run_id, stranger.data.tags[schema.TAG_RECORD])
+    mlflow_run_of(attempt.spec, "new", *names)
+    remaining = {run.info.run_id for run in all_runs()}
+    assert len(remaining) == 2
+    assert stranger.info.run_id in remaining
+    assert old.info.run_id not in remaining
 
 
 def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
@@ -250,17 +287,19 @@ def test_a_folder_of_an_attempt_that_is_not_on_record_is_removed_whole(tmp_path:
     assert [path.read_text() for path in folder.rglob("*.jsonl")] == ["of the result"]
 
 
-def without_training(spec: RunSpec, version: str, replaces: str = "") -> str:
-    """The MLflow id of a result that is recorded and sent."""
-    tags = {schema.TAG_CODE_VERSION: version} | ({schema.TAG_REPLACES: replaces} if replaces else {})
+def mlflow_run_of(spec: RunSpec, version: str, *replaces: str) -> Run:
+    """The MLflow run of a result that is recorded and sent."""
+    tags = {schema.TAG_CODE_VERSION: version} | (
+        {schema.TAG_REPLACES: " ".join(replaces)} if replaces else {}
+    )
     folder = Path("runs").resolve() / spec.run_id
     recorder = Recorder(spec, tags, folder, continues=False)
     recorder.log(0, {"train/reward": 0.5})
     recorder.finish(FINISHED)
-    return mlflow_run(folder).info.run_id
+    return mlflow_run(folder)
 
 
-@pytest.mark.parametrize("request_name", ["delete_run", "get_run"])
+@pytest.mark.parametrize("request_name", ["delete_run", "search_runs"])
 def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
     workspace: Path,
     tiny_spec: RunSpec,
@@ -268,35 +307,36 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
     capsys: pytest.CaptureFixture[str],
     request_name: str,
 ) -> None:
-    old = without_training(tiny_spec, "old")
-    real = getattr(MlflowClient, request_name)
+    old = mlflow_run_of(tiny_spec, "old")
+    mark, real = old.data.tags[schema.TAG_RECORD], getattr(MlflowClient, request_name)
 
-    def busy(client: MlflowClient, mlflow_id: str) -> Run:
-        if mlflow_id == old:
+    def busy(client: MlflowClient, *arguments: Any, **named: Any) -> Any:
+        if old.info.run_id in arguments or any(mark in str(one) for one in arguments):
             raise MlflowException("database is locked")
-        return real(client, mlflow_id)
+        return real(client, *arguments, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, request_name, busy)
-        new = without_training(tiny_spec, "new", old)
+        new = mlflow_run_of(tiny_spec, "new", mark)
         said = capsys.readouterr().err
         assert "replaced results are still there, the next launch removes them: " in said
         assert "database is locked" in said
-        assert {run.info.run_id for run in all_runs()} == {old, new}
-    runs = workspace / "runs"
-    assert repair([tiny_spec.run_id], "mini", tracking_uri(), runs) == [tiny_spec.run_id]
-    [left] = all_runs()
-    assert (left.info.run_id, left.data.tags[schema.TAG_REPLACED]) == (new, old)
-    assert repair([tiny_spec.run_id], "mini", tracking_uri(), runs) == []
+        assert {run.info.run_id for run in all_runs()} == {old.info.run_id, new.info.run_id}
+    assert repair(workspace / "runs", [tiny_spec.run_id], tracking_uri()) == []
+    [remaining] = all_runs()
+    assert (remaining.info.run_id, remaining.data.tags[schema.TAG_REPLACED]) == (
+        new.info.run_id,
+        old.info.run_id,
+    )
 
 
 def test_a_replaced_result_that_the_store_has_lost_needs_no_deletion(
     workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = "0" * 32  # `mlflow gc` removes deleted runs for good
-    new = without_training(tiny_spec, "new", lost)
+    new = mlflow_run_of(tiny_spec, "new", lost)
     [run] = all_runs()
-    assert run.info.run_id == new
+    assert run.info.run_id == new.info.run_id
     assert run.data.tags[schema.TAG_REPLACED] == lost
     assert schema.TAG_REPLACES not in run.data.tags
     assert "replaced results" not in capsys.readouterr().err

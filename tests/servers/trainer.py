@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -185,8 +184,6 @@ class _Beside:
             KillAt._die = die  # type: ignore[method-assign, assignment]
             try:
                 uploader.work(folders, uri, owner, uploader.FIRST_SECONDS)
-            except BaseException:
-                traceback.print_exc()
             finally:
                 os._exit(0)
 

@@ -24,7 +24,7 @@ from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.search_record import Point, TrialRecord
 from tests.servers.forked import Gate
 from tests.sweep.made_search import search_values, write_search
@@ -332,7 +332,7 @@ def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path, gat
     assert list(data.runs["run_id"]) == [run_id]
     with pytest.raises(UserError, match="has no run of sweep"):
         read_sweep(tracking_uri(), "cppo-mini", "tune-mini_base")
-    [attempt] = attempts(open_client(tracking_uri()), "cppo-mini", [run_id])[run_id]
+    [attempt] = attempts_at(open_client(tracking_uri()), "cppo-mini", run_id)
     assert attempt.mlflow_id == training_run.info.run_id
 
 

@@ -37,7 +37,7 @@ from cppo_lab.tracking.client import (
     require_health,
 )
 from cppo_lab.tracking.parents import ensure_parent, register
-from cppo_lab.tracking.read import experiment_runs, known_attempts, past_attempts, reading
+from cppo_lab.tracking.read import experiment_runs, find, reading
 from tests.tracking.fake_server import ENDPOINTS, FakeServer, fake_server
 from tests.waiting import CEILING_SECONDS, until
 
@@ -258,7 +258,6 @@ def test_an_interrupted_action_leaves_the_file_free(uri: str, tmp_path: Path) ->
     for action in (
         deferred_action,
         lambda: register(client, uri, parent, ("{}", "digest"), "", "none"),
-        lambda: known_attempts(uri, "mini", "0123"),
         *(lambda make=make: make(client, uri, number) for make in MAKERS.values()),
     ):
         assert _interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
@@ -334,13 +333,12 @@ def test_whatever_a_server_answers_is_one_line(
     refused = 0
     for answer in WRONG:
         server.answer = answer.encode(errors="surrogateescape")
-        for act in (lambda: open_client(uri), listing, lambda: past_attempts(["r"], "mini", uri)):
+        for act in (lambda: open_client(uri), listing, lambda: find(uri, "mini", ["r"])):
             try:
                 act()
             except UserError as error:
                 assert "\n" not in str(error) and "127.0.0.1" in str(error)
                 refused += 1
-        known_attempts(uri, "cppo-mini", "r")
     assert refused > len(WRONG) / 2
     assert "Traceback" not in capsys.readouterr().err
 

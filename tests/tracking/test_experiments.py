@@ -7,7 +7,7 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
-from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.read import attempts_at
 
 
 def test_deleted_experiment_is_named(workspace: Path) -> None:
@@ -19,4 +19,4 @@ def test_deleted_experiment_is_named(workspace: Path) -> None:
 
 
 def test_attempts_of_an_empty_store(workspace: Path) -> None:
-    assert attempts(open_client(tracking_uri()), "cppo-mini", ["abc"]) == {"abc": []}
+    assert attempts_at(open_client(tracking_uri()), "cppo-mini", "abc") == []

@@ -279,7 +279,7 @@ def test_a_database_with_values_of_other_types_is_named(
     else:
         assert change.endswith("'x'")  # no run is in the experiment any more, or SQLite made a text of it
     with contextlib.suppress(StoreAway):
-        read.past_attempts(["r"], "mini", uri)
+        read.find(uri, "mini", ["r"])
 
 
 def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,9 @@ from cppo_lab.tracking.upload import retire
 def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(status: str, gone: bool) -> None:
     tags = {schema.TAG_RUN_ID: "r", schema.TAG_REPLACES: "old", schema.TAG_STATUS: status}
     runs = {
-        "new": SimpleNamespace(data=SimpleNamespace(tags=tags)),
+        "new": SimpleNamespace(info=SimpleNamespace(experiment_id="1"), data=SimpleNamespace(tags=tags)),
         "old": SimpleNamespace(
-            info=SimpleNamespace(lifecycle_stage="active"),
+            info=SimpleNamespace(lifecycle_stage="active", run_id="old"),
             data=SimpleNamespace(tags={schema.TAG_RUN_ID: "r"}),
         ),
     }

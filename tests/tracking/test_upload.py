@@ -26,7 +26,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import history
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import forget_lost, ship, upload
 from tests.conftest import FINISHED, TINY
@@ -102,8 +102,8 @@ def test_tags_reason_and_name_after_it_went_on(folder: Path, tiny_spec: RunSpec)
     second.begin(0)
     second.finish(FINISHED)
     sent(folder)
-    [found] = attempts(open_client(tracking_uri()), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
-    assert (found.status, found.reason) == (schema.DONE, "")
+    [found] = attempts_at(open_client(tracking_uri()), "cppo-mini", tiny_spec.run_id)
+    assert (found.status, schema.TAG_REASON in found.tags) == (schema.DONE, False)
 
 
 def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec) -> None:
@@ -125,7 +125,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
         0,
         1,
     ]  # what it measured stands
-    newest, older = attempts(client, "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    newest, older = attempts_at(client, "cppo-mini", tiny_spec.run_id)
     assert (newest.status, older.mlflow_id) == (schema.DONE, old_id)
 
 

@@ -13,7 +13,7 @@ from cppo_lab.errors import UserError, one_line
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
-from cppo_lab.launch.reconcile import repair
+from cppo_lab.launch.queues import repair
 from cppo_lab.runs.machine import code_version
 from cppo_lab.sweep.paths import require_folder
 from cppo_lab.sweep.search.progress import Watch, counted, table
@@ -72,7 +72,7 @@ def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> No
     for trial in study.abandoned():
         if MLFLOW_ID in trial.user_attrs:
             TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
-        repair(trial.user_attrs.get(RUN_IDS, []), study.tuning.core, uri, runs)
+        repair(runs, trial.user_attrs.get(RUN_IDS, []), uri)
 
 
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:

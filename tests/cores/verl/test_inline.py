@@ -12,7 +12,7 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.read import attempts
+from cppo_lab.tracking.read import attempts_at
 from tests.jobs import job
 
 pytestmark = pytest.mark.verl
@@ -27,7 +27,7 @@ def test_a_run_has_a_process_of_its_own_and_its_failure_is_recorded(workspace: P
     launch_inline([attempt], found.launcher, lambda event: events.append(event.kind))
     assert events == ["started", "ended"]
     run_id = found.run.run_id
-    [recorded] = attempts(MlflowClient(tracking_uri()), schema.experiment_name("verl"), [run_id])[run_id]
+    [recorded] = attempts_at(MlflowClient(tracking_uri()), schema.experiment_name("verl"), run_id)
     assert recorded.status == schema.FAILED
-    assert "run `cppo data prepare" in recorded.reason
+    assert "run `cppo data prepare" in recorded.tags[schema.TAG_REASON]
     assert read_status(attempt.folder)["pid"] != os.getpid()

@@ -1,0 +1,303 @@
+"""Runs that were finished elsewhere: what the store is asked, what is written here, and what a silent store holds."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.errors import StoreAway
+from cppo_lab.runs import attempt as attempt_module
+from cppo_lab.runs.folder import announce, cancel, is_held, read_status
+from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.sweep import launch as launch_module
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking import read, uploader
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from tests.conftest import FINISHED, TINY
+from tests.launch.test_launch import mlflow_runs
+from tests.plausible import train
+from tests.recorded import mlflow_run, sent
+
+EIGHT = ["quickstart", *TINY, "seed=0,1,2,3", "variant=grpo,cppo", "launcher=inline"]
+LOST = "http://127.0.0.1:9"
+SCORE = schema.validation_metric(schema.MEAN)
+# The folders of the eight runs, and the state that all commands see in each.
+SITUATIONS = {
+    "done": schema.DONE,
+    "partial": schema.PARTIAL,
+    "failed": schema.FAILED,
+    "announced": schema.MISSING,
+    "cancelled": schema.MISSING,
+    "absent": schema.MISSING,
+    "stub": schema.DONE,
+    "gone": schema.MISSING,
+}
+
+
+def told(capsys: pytest.CaptureFixture[str], *command: str, code: int | None = None) -> dict[str, Any]:
+    capsys.readouterr()
+    exit_code = main([*command, "--json"])
+    assert code is None or exit_code == code
+    output = capsys.readouterr()
+    return {**json.loads(output.out), "said": output.err}
+
+
+def recorder(run: PlannedRun, runs: Path) -> Recorder:
+    made = Recorder(run.spec, {schema.TAG_CODE_VERSION: code_version()}, runs / run.run_id)
+    made.log(4, {SCORE: 0.25})
+    return made
+
+
+@pytest.fixture
+def planned(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PlannedRun]:
+    """A run in each situation; those finished elsewhere are in the store alone, and training takes no time."""
+    monkeypatch.setattr(attempt_module, "load_core", lambda name: train)
+    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
+    plan = make_plan(load_sweep(EIGHT[0]), EIGHT[1:])
+    planned, runs = dict(zip(SITUATIONS, plan.runs, strict=True)), workspace / "runs"
+    for name in ("stub", "gone"):
+        recorder(planned[name], workspace / "elsewhere").finish(FINISHED)
+        sent(workspace / "elsewhere" / planned[name].run_id)
+    recorder(planned["done"], runs).finish(FINISHED)
+    recorder(planned["partial"], runs).interrupt("terminated by SIGTERM")
+    recorder(planned["failed"], runs).fail("ValueError: bad", "")
+    for name in ("announced", "cancelled"):
+        announce(runs / planned[name].run_id, {"core": "mini"})
+    cancel(runs / planned["cancelled"].run_id)
+    return planned
+
+
+def pulled(capsys: pytest.CaptureFixture[str], planned: dict[str, PlannedRun], gone: bool = True) -> None:
+    """Both stubs are written; then one of the runs is deleted in the store, which the next look finds."""
+    ids = {name: run.run_id for name, run in planned.items()}
+    values = told(capsys, "pull", *EIGHT, code=0)
+    assert sorted(values["pulled"]) == sorted([ids["stub"], ids["gone"]])
+    assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
+    assert values["removed"] == []
+    if gone:
+        [run] = [one for one in mlflow_runs() if one.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
+        open_client(tracking_uri()).delete_run(run.info.run_id)
+        values = told(capsys, "pull", *EIGHT, code=0)
+        assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
+        assert (
+            f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
+            in (values["said"])
+        )
+        assert not (Path("runs") / ids["gone"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "held"),
+    [
+        ("", [], set()),
+        (LOST, [], {"announced", "cancelled", "absent", "gone"}),
+        (LOST, ["--without-store"], set()),
+        ("sqlite:///{workspace}/other/mlflow.db", [], {"announced", "cancelled", "absent", "gone"}),
+        ("sqlite:///locked.db", [], set()),  # nobody elsewhere can have written into it
+    ],
+    ids=["store", "lost server", "without", "damaged file elsewhere", "damaged file here"],
+)
+def test_all_commands_agree(
+    planned: dict[str, PlannedRun],
+    workspace: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    options: list[str],
+    held: set[str],
+) -> None:
+    """Plan, status, a dry run and a launch, from the same folders."""
+    pulled(capsys, planned)
+    if store:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store.format(workspace=workspace))
+    if store.startswith("sqlite"):
+        (workspace / "other").mkdir()
+
+        def away(uri: str, core: str, run_ids: object) -> None:
+            raise StoreAway(f"tracking store {uri} cannot be read: database is locked")
+
+        for place in ("other/mlflow.db", "locked.db"):
+            shutil.copy("mlflow.db", workspace / place)
+        monkeypatch.setattr(launch_module, "find", away)
+    ids = {run.run_id: name for name, run in planned.items()}
+    ahead = told(capsys, "launch", *EIGHT, *options, "--dry-run", code=3 if held else 0)
+    for values in (told(capsys, "plan", *EIGHT), told(capsys, "status", *EIGHT), ahead):
+        assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == SITUATIONS
+    trains = {name for name, state in SITUATIONS.items() if state in (schema.PARTIAL, schema.MISSING)} - held
+    assert {ids[run_id] for run_id in ahead["to_train"]} == trains
+    assert {ids[run_id] for run_id in ahead["held"]} == held
+    done = told(capsys, "launch", *EIGHT, *options, code=3 if held else 4)
+    assert (done["to_train"], done["left"], done["held"]) == (ahead["to_train"], ahead["left"], ahead["held"])
+    states = {ids[run["run_id"]]: run["state"] for run in done["runs"]}
+    assert states == SITUATIONS | dict.fromkeys(trains, schema.DONE)
+    [line] = [one for one in ahead["said"].splitlines() if "cannot be read" in one] if store else [""]
+    assert (
+        "held, since runs may have been finished elsewhere: 4 runs without a record here (" in line
+    ) == bool(held)
+    assert line in done["said"]
+    for values in (told(capsys, "plan", *EIGHT), told(capsys, "status", *EIGHT)):
+        assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == states
+
+
+def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
+    planned: dict[str, PlannedRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run asks as a launch does, and writes nothing."""
+    before = sorted(Path().rglob("*"))
+    ahead = told(capsys, "launch", *EIGHT, "--dry-run", code=0)
+    assert (
+        "5 runs have no record here; the tracking store has 2 of these as finished elsewhere" in ahead["said"]
+    )
+    assert sorted(Path().rglob("*")) == before
+    done = told(capsys, "launch", *EIGHT, code=4)
+    assert done["to_train"] == ahead["to_train"]
+    stub = Path("runs") / planned["stub"].run_id
+    status = read_status(stub)
+    assert (status["status"], status["origin"]) == (schema.DONE, tracking_uri())
+    assert (status["score"], status["code_version"]) == (0.25, code_version())
+    assert sorted(path.name for path in stub.iterdir()) == ["config.json", "lock", "status.json"]
+    assert main(["show", stub.name]) == main(["diff", stub.name, planned["gone"].run_id]) == 0
+    [row] = [run for run in told(capsys, "status", *EIGHT)["runs"] if run["run_id"] == stub.name]
+    assert (row["state"], row["last"]) == (schema.DONE, 0.25)
+    asked: list[object] = []
+    monkeypatch.setattr(launch_module, "find", lambda uri, core, ids: asked.append(sorted(ids)) or {})
+    own = [*EIGHT[:-3], "seed=0,1", "variant=grpo,cppo", "launcher=inline"]
+    told(capsys, "launch", *own)
+    assert asked == [[]]  # whether it answers
+    told(capsys, "launch", *own, "--dry-run")
+    assert asked == [[]]
+
+
+def test_a_stub_is_replaced_like_a_result_of_this_folder(
+    planned: dict[str, PlannedRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulled(capsys, planned, gone=False)
+    run_id = planned["stub"].run_id
+    old = mlflow_run(Path("elsewhere") / run_id).info.run_id
+    values = told(capsys, "retry", *EIGHT, "--run", run_id, "--finished", code=0)
+    assert (values["to_train"], values["replaced"]) == ([run_id], {run_id: [old]})
+    [new] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
+    assert new.data.tags[schema.TAG_REPLACED] == old != new.info.run_id
+    assert "origin" not in read_status(Path("runs") / run_id)
+
+
+def test_what_is_trained_here_is_no_stub(
+    planned: dict[str, PlannedRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that begins between the question and the writing keeps its folder."""
+    real = launch_module.find
+
+    def begins(*arguments: Any) -> Any:
+        stored = real(*arguments)
+        recorder(planned["stub"], Path("runs").resolve())
+        return stored
+
+    monkeypatch.setattr(launch_module, "find", begins)
+    told(capsys, "pull", *EIGHT, code=0)
+    status = read_status(Path("runs") / planned["stub"].run_id)
+    assert (status["status"], "origin" in status) == (schema.RUNNING, False)
+    assert not is_held(Path("runs") / planned["gone"].run_id)
+
+
+def test_a_stub_of_another_store_stays(
+    planned: dict[str, PlannedRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled(capsys, planned, gone=False)
+    for store in ("sqlite:///new.db", LOST):  # a new one, and one that is silent
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+        main(["pull", *EIGHT])
+        assert read_status(Path("runs") / planned["stub"].run_id)["status"] == schema.DONE
+    assert not Path("new.db").exists()
+
+
+def test_hypotheses_that_no_store_registers_are_not_tested(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.yaml").write_text(
+        "title: T\nquestion: Q?\nmodels: {mini: [mini_base]}\nvariants: {cppo: {rule: cppo}, grpo: {rule: grpo}}\n"
+        "axes: {seed: [0, 1, 2, 3]}\nhypotheses:\n  best: {claim: It is best, better: [cppo], than: [grpo], "
+        "models: mean, smallest: 2.0, test_seeds: [1, 2, 3]}\n"
+    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", LOST)
+    values = told(capsys, "launch", "./mine.yaml", *TINY, "launcher=inline", "--without-store", code=3)
+    assert (values["to_train"], len(values["held"])) == ([], 8)
+    assert "held, since hypotheses cannot be registered: 8 runs without a record here (" in values["said"]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that is well, and answers all else with `body`; without one, never."""
+
+    body: bytes | None = None
+    partly = False  # whether it seems to be well
+    over = threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path != "/health" and self.body is None:
+            self.over.wait()
+        content = b"OK" if self.path == "/health" else self.body or b""
+        if self.partly and "experiments/search" in self.path:
+            content = b"{}"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.over.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        Answers.over.set()
+        server.shutdown()
+        thread.join()
+
+
+EXPERIMENT = b'"experiment": {"experiment_id": "1", "name": "cppo-mini", "lifecycle_stage": "active"}'
+
+
+@pytest.mark.parametrize("body", [None, b"[]", b'{"experiments": 3}', b'{"experiments": [{"name": []}]}', b"<html>",
+                                  b"{%b, \"runs\": [{\"info\": 7}]}" % EXPERIMENT,
+                                  b"{%b, \"runs\": [{\"data\": {\"tags\": \"x\"}}]}" % EXPERIMENT])  # fmt: skip
+def test_whatever_a_server_answers_is_runs_or_no_answer(
+    server: str, monkeypatch: pytest.MonkeyPatch, workspace: Path, body: bytes | None
+) -> None:
+    monkeypatch.setattr(Answers, "body", body)
+    if body is None:
+        monkeypatch.setattr(read, "SILENCE_SECONDS", 0.5)
+    with pytest.raises(StoreAway, match=rf"tracking store {server} cannot be (read|used)"):
+        read.find(server, "mini", ["0123456789ab"])
+
+
+def test_a_server_that_only_seems_well_stops_no_run_that_has_begun(
+    planned: dict[str, PlannedRun],
+    server: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Answers, "partly", True)
+    monkeypatch.setattr(Answers, "body", b'{"runs": 7, "experiment": 7, "run": 7}')
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    partial = planned["partial"]
+    one = [*EIGHT[:-3], f"seed={partial.spec.seed}", f"variant={partial.variant}", "launcher=inline"]
+    values = told(capsys, "launch", *one, code=0)
+    assert (values["to_train"], values["held"]) == ([partial.run_id], [])
+    assert "tracking store did not accept the parents of the sweeps" in values["said"]

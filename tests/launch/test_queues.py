@@ -1,0 +1,210 @@
+"""What a repair makes of runs that nobody trains: their ends, their checkpoints, and what the store lacks."""
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
+from cppo_lab.errors import UserError
+from cppo_lab.launch import queues
+from cppo_lab.launch.queues import repair
+from cppo_lab.runs import attempt as attempt_module
+from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.folder import AlreadyRunning, held, is_held, read_status
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import Place, Queued
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking import upload
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from tests.conftest import FINISHED
+from tests.launch.test_launch import mlflow_runs
+from tests.recorded import sent
+
+
+@pytest.fixture
+def recorder(workspace: Path, tiny_spec: RunSpec) -> Recorder:
+    """Of a run whose process is gone after step 2, as far as a store was told."""
+    made = Recorder(tiny_spec, {schema.TAG_CODE_VERSION: "v"}, workspace / "runs" / tiny_spec.run_id)
+    for step in range(3):
+        made.log(step, {"train/reward": 0.5})
+    made._status(schema.RUNNING, 2)
+    sent(made.folder)
+    return made
+
+
+def repaired(recorder: Recorder) -> list[str]:
+    """What a repair says, without the run's id."""
+    lines = repair(recorder.folder.parent, [recorder.spec.run_id], tracking_uri())
+    return [line.removeprefix(f"{recorder.spec.run_id}: ") for line in lines]
+
+
+def in_store() -> tuple[str, str, str]:
+    """MLflow's status of the only run, ours, and its reason."""
+    [run] = mlflow_runs()
+    tags = run.data.tags
+    return run.info.status, tags.get(schema.TAG_STATUS, ""), tags.get(schema.TAG_REASON, "")
+
+
+MENDED = ["its record in MLflow is repaired"]
+
+
+@pytest.mark.parametrize("status", ["running", "without"])
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_end_of_a_process_that_is_gone_is_recorded(
+    recorder: Recorder, status: str, cancelled: bool
+) -> None:
+    if status == "without":
+        (recorder.folder / "status.json").unlink()
+    if cancelled:
+        run_folder.cancel(recorder.folder)
+    assert in_store()[:2] == ("RUNNING", schema.RUNNING)
+    assert repaired(recorder) == MENDED
+    why = (
+        "cancelled"
+        if cancelled
+        else ("its process ended without a word (killed, out of memory, or the machine went down)")
+    )
+    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {why} at step 2")
+    found = read_status(recorder.folder)
+    cause = "cancelled" if cancelled else "died"
+    assert (found["status"], found["step"], found["cause"]) == (schema.PARTIAL, 2, cause)
+    assert repaired(recorder) == []
+
+
+def test_an_end_that_only_the_spool_has_is_told_to_the_status(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "_status", lambda *_: None)
+        recorder.finish(FINISHED)
+    assert repaired(recorder) == ["its folder now says that it is done"]
+    assert (read_status(recorder.folder)["status"], in_store()[1]) == (schema.DONE, schema.DONE)
+
+
+def test_a_status_without_a_record_is_interrupted(workspace: Path) -> None:
+    folder = workspace / "runs" / "0123456789ab"
+    folder.mkdir(parents=True)
+    run_folder.write_status(folder, {"status": schema.RUNNING, "step": 3})
+    [line] = repair(folder.parent, [folder.name], tracking_uri())
+    assert line == f"{folder.name}: its folder now says that it is partial"
+    assert not (workspace / "mlflow.db").exists()
+
+
+def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds its lock, its job has nodes, or it is started between the look and the lock."""
+    with held(recorder.folder):
+        assert repaired(recorder) == []
+    with monkeypatch.context() as patch:
+        place = Place("17", active=True, ending=True)
+        patch.setattr(queues, "look", lambda runs: Queued(places={recorder.spec.run_id: place}))
+        assert repaired(recorder) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(queues, "held", Mock(side_effect=AlreadyRunning("run is being trained")))
+        assert repaired(recorder) == []
+    assert in_store()[0] == "RUNNING"
+
+
+def test_a_run_that_ends_meanwhile_keeps_its_own_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def late(folder: Path) -> Iterator[None]:
+        recorder.fail("ValueError: bad", "")
+        with held(folder):
+            yield
+
+    monkeypatch.setattr(queues, "held", late)
+    assert repaired(recorder) == []
+    assert in_store() == ("FAILED", schema.FAILED, "ValueError: bad")
+    assert read_status(recorder.folder)["status"] == schema.FAILED
+
+
+def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checkpoints() -> int:
+        repaired(recorder)
+        return sum("checkpoint" in path.name for path in recorder.folder.iterdir())
+
+    (recorder.folder / CHECKPOINT).touch()
+    (recorder.folder / CHECKPOINTS / "global_step_2").mkdir(parents=True)
+    assert checkpoints() == 2  # it goes on from there
+    Recorder(recorder.spec, {}, recorder.folder).finish(FINISHED)
+    with held(recorder.folder):
+        assert checkpoints() == 2  # it is about to do so itself
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(attempt_module, "held", Mock(side_effect=OSError(28, "No space left on device")))
+        assert checkpoints() == 2
+    assert checkpoints() == 0
+
+
+def test_what_the_store_refuses_is_sent_by_the_next_repair(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.finish(FINISHED)
+    (recorder.folder / CHECKPOINT).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "ship", Mock(side_effect=MlflowException("a value is too long")))
+        with pytest.raises(UserError, match=r"could not be uploaded .*`cppo sync` uploads the rest"):
+            repaired(recorder)
+    assert not (recorder.folder / CHECKPOINT).exists()
+    assert repaired(recorder) == []
+    assert in_store()[:2] == ("FINISHED", schema.DONE)
+
+
+def replaced(mlflow_id: str) -> None:
+    """As a database put back to an older copy has it."""
+    open_client(tracking_uri()).set_tag(mlflow_id, schema.TAG_RECORD, "0" * 32)
+
+
+LOSSES: dict[str, Callable[[str], None]] = {
+    "deleted by a user": lambda mlflow_id: open_client(tracking_uri()).delete_run(mlflow_id),
+    "another store": replaced,
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("command", ["status --repair", "sync"])
+def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], lose: Callable[[str], None], command: str
+) -> None:
+    recorder.finish(FINISHED)
+    assert repaired(recorder) == []
+    [run] = mlflow_runs()
+    lose(run.info.run_id)
+    assert main(command.split()) == 0
+    line = f"1 finished run was not in the tracking store any more: uploaded again ({recorder.spec.run_id})"
+    assert line in capsys.readouterr().err
+    record = newest_record(recorder.folder)
+    assert record is not None
+    assert record.begin.record in [run.data.tags[schema.TAG_RECORD] for run in mlflow_runs()]
+    assert repaired(recorder) == []
+
+
+def test_an_end_that_only_the_store_has_is_trained_again(recorder: Recorder) -> None:
+    """A full disk kept it out of the folder, whose checkpoint stays."""
+    client, [run] = open_client(tracking_uri()), mlflow_runs()
+    client.set_tag(run.info.run_id, schema.TAG_STATUS, schema.COLLAPSED)
+    (recorder.folder / CHECKPOINT).touch()
+    repaired(recorder)
+    assert read_status(recorder.folder)["status"] == schema.PARTIAL
+    assert (recorder.folder / CHECKPOINT).exists()
+    assert in_store()[1] == schema.COLLAPSED
+
+
+def test_who_looks_at_a_lock_does_not_train(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as another that looks at this moment
+        assert not is_held(tmp_path)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
