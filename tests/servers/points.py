@@ -69,6 +69,7 @@ WHILE_IT_TRAINS = {
 AT_ITS_END = {
     "before its last line": Point(_SPOOL, "add", meant=_ends),
     "behind its last line": Point(_SPOOL, "add", True, _ends),
+    "before its checkpoints are removed": Point("cppo_lab.runs.attempt", "remove_checkpoints"),
     "before the MLflow run is ended": Point(_CLIENT, "set_terminated"),
     "when the MLflow run is ended": Point(_CLIENT, "set_terminated", True),
     "before a file is sent": Point(_CLIENT, "log_artifact"),
@@ -77,6 +78,5 @@ AT_ITS_END = {
     "when the history is sent": Point(_CLIENT, "log_artifact", True, _is_history),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
-    "before its checkpoints are removed": Point("cppo_lab.runs.attempt", "remove_checkpoints"),
 }
 POINTS = WHILE_IT_TRAINS | AT_ITS_END
