@@ -106,11 +106,9 @@ def reference_runs() -> list[ReferenceRun]:
             name = schema.validation_metric(row["benchmark"])
             runs[row["model"], row["method"]].points[name][int(row["step"])] = _score(row["avg_at_16"])
         for run in runs.values():
-            first, *others = run.points.values()
-            steps = [step for step in first if all(step in curve for curve in others)]
-            run.points[_MEAN] = {
-                step: sum(curve[step] for curve in (first, *others)) / (1 + len(others)) for step in steps
-            }
+            curves = list(run.points.values())
+            steps = [step for step in curves[0] if all(step in curve for curve in curves)]
+            run.points[_MEAN] = {step: sum(curve[step] for curve in curves) / len(curves) for step in steps}
     for file, rule in (("training_diagnostics.csv.gz", None), ("warmup_diagnostics.csv", "cppo")):
         with reading(file) as rows:
             for row in rows:
