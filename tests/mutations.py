@@ -506,8 +506,8 @@ LAUNCH = (
     Fault(
         "a run is ended as dead while its job has machines",
         "cppo_lab/launch/queues.py",
-        "if is_held(folder) or queued.place(run_id).active:",
-        "if is_held(folder):",
+        "if run.held or queued.place(run_id).active:",
+        "if run.held:",
         "tests/launch/test_queues.py",
     ),
     Fault(

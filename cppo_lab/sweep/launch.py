@@ -52,10 +52,9 @@ from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
-from cppo_lab.tracking.history import unclipped
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.records import StoredRun
-from cppo_lab.tracking.sent import load_shipped, unsent
+from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
 from cppo_lab.tracking.uploader import Uploader
 
 
@@ -83,6 +82,7 @@ class Ahead:
     finished, `gone` the ids of stubs that it has lost. `silence`: why it does not answer; empty if it does.
     """
 
+    code_version: str
     folders: Mapping[str, RunFolder]
     states: dict[str, RunState]
     replaces: Mapping[str, tuple[str, ...]]
@@ -96,17 +96,11 @@ class Ahead:
         ids = {}
         for run_id, marks in self.replaces.items():
             path = self.folders[run_id].path
-            records = {
-                m: r
-                for place in (path, *_set_aside(path))
-                for m, r in load_shipped(place, uri).records.items()
-            }
             stored = self.elsewhere.get(run_id)
-            ids[run_id] = (
-                (stored.mlflow_id,)
-                if stored
-                else tuple(records[mark].mlflow_id for mark in marks if mark in records)
-            )
+            records: dict[str, ShippedRecord | StoredRun] = dict.fromkeys(marks, stored) if stored else {}
+            for place in (path, *_set_aside(path)):
+                records |= load_shipped(place, uri).records
+            ids[run_id] = tuple(records[mark].mlflow_id for mark in marks if mark in records)
         return ids
 
 
@@ -151,7 +145,7 @@ def launch(
         forget_cancelled(runs / run.run_id)
     nesting = {run.run_id: parents.tags(run, ahead.folders[run.run_id]) for run in todo}
     replaced = ahead.replaced(uri)  # before their files are moved aside
-    work = _attempts(plan, todo, code_version(), ahead.replaces, nesting)
+    work = _attempts(plan, todo, ahead.code_version, ahead.replaces, nesting)
     try:
         with address.in_the_environment(uri), progress.shown():
             _train(plan, work, uri, progress.see)
@@ -219,17 +213,24 @@ def look_ahead(
     results = {
         run_id: state.code_version for run_id, state in states.items() if state.state in schema.FINISHED
     }
-    others = {i: version for i, version in results.items() if version != code_version() and i not in finished}
+    version = code_version()
+    others = {run_id: made for run_id, made in results.items() if made != version and run_id not in finished}
     _tell_of_other_code(list(others.values()), replace)
-    replaces = {}
-    for run_id in results.keys() & {*finished, *(others if replace else ())}:
-        path, status = folders[run_id].path, folders[run_id].status
-        is_live = status.get("status") in schema.FINISHED
-        replaces[run_id] = (status["record"],) if is_live else tuple(one.name for one in _set_aside(path))
-        if run_id in elsewhere:
-            replaces[run_id] = (_record_of(elsewhere[run_id]),)
+    again = [run_id for run_id in results if run_id in finished or (replace and run_id in others)]
+    replaces = {
+        run_id: (_record_of(elsewhere[run_id]),) if run_id in elsewhere else _results(folders[run_id])
+        for run_id in again
+    }
     states |= _states(replaces, queued, replaces)
-    return Ahead(folders, states, replaces, unknown, elsewhere, gone, silence)
+    return Ahead(version, folders, states, replaces, unknown, elsewhere, gone, silence)
+
+
+def _results(run: RunFolder) -> tuple[str, ...]:
+    """The results of a run here by their records: that of the folder, or else those that were moved aside."""
+    if run.status.get("status") not in schema.FINISHED:
+        return tuple(path.name for path in _set_aside(run.path))
+    record = run.status.get("record") or (run.record and run.record.begin.record)
+    return (record,) if record else ()
 
 
 def _states(
@@ -240,7 +241,7 @@ def _states(
     for run_id in run_ids:
         run = RunFolder(runs_folder() / run_id)
         state = state_of(run, queued, replacing=run_id in replaces)
-        is_old = state.state in schema.FINISHED and run.status.get("record") in replaces.get(run_id, ())
+        is_old = state.state in schema.FINISHED and {*_results(run)} & {*replaces.get(run_id, ())}
         states[run_id] = RunState(schema.MISSING) if is_old else state
     return states
 
@@ -276,9 +277,10 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
 
 def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
     """The status of a run that was finished elsewhere."""
-    tags = stored.tags
-    values = {name: unclipped(last) for name, (_, _, last) in stored.latest.items()}
-    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
+    tags, metrics = (
+        stored.tags,
+        {name: point[2] for name, point in stored.latest.items() if math.isfinite(point[2])},
+    )
     last = schema.validation_metric(schema.MEAN, run.spec.validation.samples)
     scores = {
         "score": last,

@@ -200,7 +200,9 @@ def _named(client: MlflowClient, experiment_id: str, name: str) -> list[Run]:
     """The runs that a name in TAG_REPLACES means: that of a record, or, as versions before 0.2.0 wrote it, of an MLflow
     id.
     """
-    condition = f"tags.`{schema.TAG_RECORD}` = '{_plain(name)}'"
+    if not name.isalnum():
+        return []
+    condition = f"tags.`{schema.TAG_RECORD}` = '{name}'"
     runs = list(client.search_runs([experiment_id], condition, run_view_type=ViewType.ALL))
     try:
         return runs or [client.get_run(name)]
