@@ -24,6 +24,7 @@ def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(status: 
     }
     client = Mock()
     client.get_run.side_effect = runs.__getitem__
+    client.search_runs.return_value = []
     retire(client, "new")
     assert [call.args for call in client.delete_run.call_args_list] == [("old",)] * gone
     assert client.set_tag.called == client.delete_tag.called == gone
