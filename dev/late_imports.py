@@ -15,8 +15,9 @@ HEAVY = frozenset(
         *("tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm"),
     }
 )
-# Every command loads this room, to build the parser. Its functions may also import what not every command loads: all
-# of those files at the top would cost each command 73 ms of processor time, and what the commands share costs 68 ms.
+# Every command loads the parser, and the module of its function. Functions of this room may also import what not every
+# command loads: all of those files at the top would cost each command 73 ms of processor time, and what the commands
+# share costs 68 ms.
 COMMANDS = "cppo_lab.cli"
 # Loaded only where there is a record of Slurm jobs, so that `cppo status` reads a dozen files elsewhere.
 SELDOM = "cppo_lab.launch.slurm"

@@ -12,9 +12,8 @@ import pytest
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cli import environment, exporting, main, reporting, ui
 from cppo_lab.cli.answer import ANSWERS, HEADING, RUN_KEYS
-from cppo_lab.cli.command_parser import leaves
 from cppo_lab.cli.exit_codes import MEANINGS, Exit
-from cppo_lab.cli.parser import build_parser
+from cppo_lab.cli.parser import build_parser, leaves
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome

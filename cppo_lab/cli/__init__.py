@@ -18,10 +18,9 @@ import sys
 from collections.abc import Sequence
 
 from cppo_lab.cli.answer import document, exclusive_output
-from cppo_lab.cli.command_parser import UsageError
 from cppo_lab.cli.completion import COMPLETE, complete
 from cppo_lab.cli.exit_codes import Exit
-from cppo_lab.cli.parser import build_parser, parse
+from cppo_lab.cli.parser import UsageError, build_parser, parse
 from cppo_lab.errors import StoreAway, UserError, message
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import share_with_group

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import RUN, CommandParser
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
 from cppo_lab.plugins import entry_points
@@ -163,3 +164,30 @@ def _configured(rule: str, config: Mapping[str, Any]) -> dict[str, Any]:
     rollout = config.get("rollout")
     width = rollout.get("max_response_length") if isinstance(rollout, dict) else None
     return run.rule.arguments(width if isinstance(width, int) else run.rollout.max_response_length)
+
+
+def samples_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=samples)
+    _add_run(command)
+    command.add_argument("--problem", metavar="ID", help="print only this problem (id or prefix)")
+    command.add_argument("--wrong", action="store_true", help="print only wrong responses")
+
+
+def replay_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=replay)
+    _add_run(command)
+    command.add_argument("--rule", metavar="NAME", help="rule to apply (default: the run's own)")
+    command.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="constants of the rule (delta=0.1), or divergence=binary_kl to use another D_t of the sampled tokens",
+    )
+
+
+def _add_run(command: CommandParser) -> None:
+    command.add_argument("run", metavar="RUN", help=RUN)
+    command.add_argument(
+        "--step", type=int, metavar="S", help="a step with a validation (default: the newest)"
+    )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser
 from cppo_lab.errors import UserError
 
 BUILT = Path("reports/build")  # where `cppo report` writes by default
@@ -36,3 +37,11 @@ def _folder(name: str) -> Path:
     raise UserError(
         f"{name!r} is no folder, and {built} is none: name the folder of a report, or run `cppo report` first"
     )
+
+
+def compare_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=compare)
+    for side in ("before", "after"):
+        command.add_argument(
+            side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"
+        )

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
-from cppo_lab.cli.command_parser import subcommands
 from cppo_lab.cli.exit_codes import Exit
-from cppo_lab.cli.exporting_parser import with_action
+from cppo_lab.cli.parser import CommandParser, subcommands, with_action
 from cppo_lab.sweep.groups import groups
 
 COMPLETE = "_complete"  # what the scripts call
@@ -165,3 +164,14 @@ def _runs() -> list[str]:
 
 def _that_begin(words: Iterable[str], typed: str) -> list[str]:
     return [word for word in words if word.startswith(typed)]
+
+
+def completion_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=completion)
+    command.add_argument(
+        "shell",
+        choices=sorted(SCRIPTS),
+        metavar="SHELL",
+        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
+        "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+    )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser
+from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import address
 
@@ -64,3 +66,39 @@ def doctor(options: argparse.Namespace) -> int:
         return Exit.NO
     print(f"\nA run of {wanted} can start here.")
     return Exit.DONE
+
+
+def data_arguments(command: CommandParser) -> None:
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
+    prepare.set_defaults(command=data_prepare)
+    prepare.add_argument(
+        "--from",
+        dest="source",
+        default="sample",
+        metavar="SOURCE",
+        help="hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
+        "8 training problems and the AIME problems shipped with this package",
+    )
+    prepare.add_argument(
+        "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"
+    )
+    check = actions.add_parser("check", help="verify the checksums of prepared data")
+    check.set_defaults(command=data_check)
+    check.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `cppo data prepare`")
+
+
+def doctor_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=doctor)
+    command.add_argument(
+        "--core",
+        default=DEFAULT_CORE,
+        metavar="CORE",
+        help=f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
+    )
+    command.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
+    )

@@ -2,11 +2,15 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.sweep.paths import runs_folder
+
+FORMATS = ("parquet", "csv", "tensorboard")  # those of export.metrics, which imports pandas
 
 
 def model(options: argparse.Namespace) -> int:
@@ -62,3 +66,58 @@ def metrics(options: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(f"cppo: {text}", file=sys.stderr, flush=True)
+
+
+def export_arguments(command: CommandParser) -> None:
+    command.description = (
+        "ACTION may be left out: `cppo export RUN --out DIR` means `cppo export model RUN --out DIR`."
+    )
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    text = "export a run's best checkpoint in Hugging Face format, with a model card"
+    run = actions.add_parser(
+        "model",
+        prog="cppo export",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. Load it with from_pretrained. verl's shards are "
+        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
+        "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
+    )
+    run.set_defaults(command=model)
+    run.add_argument("run", metavar="RUN", help="run id, or a prefix of it (at least 4 digits)")
+    _add_out(run)
+    tables = actions.add_parser(
+        "metrics", help="export the metrics that the runs of a sweep have logged (docs/notebook.md)"
+    )
+    tables.set_defaults(command=metrics)
+    add_sweep(tables)
+    tables.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="parquet (default) and csv write the tables `runs`, `history` and `outcomes`; tensorboard writes "
+        "a folder of event files",
+    )
+    _add_out(tables)
+    tables.add_argument("--force", action="store_true", help="replace an earlier export of metrics in DIR")
+    tables.add_argument(
+        "--metrics",
+        metavar="PATTERN,...",
+        help="export only these metrics, for example 'val/*,train/reward' (default: all)",
+    )
+    tables.add_argument(
+        "--from",
+        dest="source",
+        choices=["runs", "paper"],
+        default="runs",
+        help="export your runs (default) or the paper's curves (main, study and the ablations; without overrides)",
+    )
+
+
+def _add_out(command: CommandParser) -> None:
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="output folder, new or empty; created atomically",
+    )

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_listing, add_runs, add_sweep
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.cli.terminal import coloured, counter, width
-from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, train, without_folders
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.states import parse_states
 from cppo_lab.tracking import address
 
+_EVERY_RUN = f"{SWEEP} (default: every known run)"
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.monitor import watch
+    from cppo_lab.monitor import status
     from cppo_lab.sweep.columns import to_csv
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
-    plan, uri = planned(options) if options.sweep else (None, known_store(address.tracking_uri()))
+    plan, uri = _planned(options)
     run_statuses = _look(plan)
     if options.repair:
         from cppo_lab.launch.queues import repair
@@ -41,21 +42,24 @@ def status(options: argparse.Namespace) -> int:
         for line in repair(runs_folder(), run_ids, uri) or ["nothing to repair"]:
             print(line, file=sys.stderr)
     runs = run_statuses()
-    shown = watch.ordered(runs, options.sort and options.sort.replace("-", "_"))
+    shown = status.ordered(runs, options.sort and options.sort.replace("-", "_"))
     shown = [run for run in shown if not states or run.state in states]
     if options.json:
-        answer(options, watch.as_values(shown, runs))
+        answer(options, status.as_values(shown, runs))
     elif options.csv:
-        print(to_csv(watch.COLUMNS, map(watch.values, shown)), end="")
+        print(to_csv(status.COLUMNS, map(status.values, shown)), end="")
     elif not runs:
         print(f"there are no runs in {runs_folder()}: `cppo launch SWEEP` trains some")
     else:
         print(
-            watch.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
+            status.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
         )
-        print(f"\n{watch.totals(runs)}")
-        if plan is not None and (note := without_folders(plan, options)):
-            print(note)
+        print(f"\n{status.totals(runs)}")
+        if plan is not None:
+            from cppo_lab.cli.training import without_folders
+
+            if note := without_folders(plan, options):
+                print(note)
     return Exit.DONE
 
 
@@ -63,17 +67,17 @@ def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
-    from cppo_lab.monitor import watch
+    from cppo_lab.monitor import status, watch
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
-    run_statuses = _look(planned(options)[0] if options.sweep else None)
+    run_statuses = _look(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = watch.watch(run_statuses, options.every, out, coloured())
     if options.json:
-        answer(options, watch.as_values(runs, runs))
+        answer(options, status.as_values(runs, runs))
     if command is not None:
         watch.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
     if any(run.state == schema.FAILED for run in runs):
@@ -154,14 +158,13 @@ def sync(options: argparse.Namespace) -> int:
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
     from cppo_lab.monitor.cancel import cancel, candidates
-    from cppo_lab.monitor.watch import title
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = runs_folder()
-    found = _look(planned(options)[0])() if options.sweep else _these(options.run)
+    found = _look(_planned(options)[0])() if options.sweep else _these(options.run)
     chosen = candidates(found, options.queued)
-    names = {one.run_id: f"{one.run_id} {title(one)}" for one in found}
+    names = {run.run_id: f"{run.run_id} {run.title}" for run in found}
     if options.dry_run and options.json:
         values = [{"run_id": one.run_id, "text": "would be cancelled", "done": False} for one in chosen]
         answer(options, {"runs": values, "dry_run": True})
@@ -184,6 +187,8 @@ def cancel(options: argparse.Namespace) -> int:
 def retry(options: argparse.Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
+
+    from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, train
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -223,6 +228,15 @@ def _one_of(plan: "Plan", beginning: str) -> str:
     return found[0]
 
 
+def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
+    """The runs of a sweep and their store; without a sweep None, and the store of the environment."""
+    if not options.sweep:
+        return None, known_store(address.tracking_uri())
+    from cppo_lab.cli.training import planned
+
+    return planned(options)
+
+
 def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """What looks at the runs of a plan, or at all known ones."""
     from cppo_lab.monitor.status import run_statuses
@@ -251,3 +265,71 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
 
 def _lives(run_id: str) -> bool:
     return any(one.state in schema.ALIVE for one in _these([run_id]))
+
+
+def status_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=status)
+    add_sweep(command, text=_EVERY_RUN, optional=True)
+    add_listing(command)
+    command.add_argument(
+        "--sort",
+        choices=["last", "best", "final-mean"],
+        help="sort by a score, highest first: that of the last validation, that of the best validation, or the mean "
+        "over the validations in the last 30 %% of the run",
+    )
+    command.add_argument(
+        "--repair", action="store_true", help="first clean up after killed runs, also in MLflow"
+    )
+
+
+def watch_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=watch)
+    add_sweep(command, text=_EVERY_RUN, optional=True)
+    command.add_argument(
+        "--every", type=float, default=5.0, metavar="SECONDS", help="refresh interval (default: 5)"
+    )
+    command.add_argument(
+        "--notify",
+        metavar="COMMAND",
+        help="run this command when all runs have ended, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and "
+        "CPPO_LEFT in its environment",
+    )
+
+
+def logs_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=logs)
+    command.add_argument("run", metavar="RUN", help=SOME_RUN)
+    command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run has ended")
+    command.add_argument("--all", action="store_true", help="print the output of every attempt, newest last")
+
+
+def cancel_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=cancel)
+    add_sweep(command, text=f"{SWEEP}; or use --run", optional=True)
+    add_runs(command)
+    command.add_argument("--queued", action="store_true", help="cancel only runs that have not started")
+    command.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
+
+
+def retry_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=retry)
+    add_sweep(command)
+    command.add_argument("--failed", action="store_true", help="retrain all failed runs of the sweep")
+    command.add_argument("--dry-run", action="store_true", help="only list what would be trained")
+    add_runs(command)
+    command.add_argument(
+        "--finished",
+        action="store_true",
+        help="with --run: retrain finished runs; each old result is deleted once the new one is finished",
+    )
+
+
+def sync_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=sync)
+    add_runs(command)
+    command.add_argument(
+        "--watch", action="store_true", help="keep uploading the metrics of running runs until Ctrl-C"
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="only list the runs that have metrics to upload"
+    )

@@ -1,52 +1,144 @@
-"""The arguments of `cppo`: its subcommands, their arguments, and the function of each."""
+"""The arguments of `cppo`: its subcommands, and what several of them take.
+
+The arguments of a command are beside its function. Only the module of the command that is named is imported.
+"""
 
 import argparse
+import difflib
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from importlib import import_module  # noqa: TID251  of the literal list COMMANDS
+from typing import NoReturn
 
-from cppo_lab import __version__
-from cppo_lab.cli import (
-    comparing,
-    completion,
-    environment,
-    preflight,
-    reporting,
-    searching,
-    theory,
-    training,
-    ui,
+from cppo_lab import __version__, schema
+from cppo_lab.cli.exit_codes import codes_text
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.groups import groups
+
+# Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
+COMMANDS = {
+    "plan": ("training", "list the runs of a sweep with their ids, states and cost"),
+    "show": ("training", "print the resolved configuration of a run, or of the runs of a sweep"),
+    "diff": ("training", "show how two runs differ"),
+    "launch": ("training", "train the unfinished runs of a sweep"),
+    "pull": (
+        "training",
+        "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
+    ),
+    "preflight": (
+        "preflight",
+        "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
+    ),
+    "status": ("monitoring", "show the state of runs, whoever launched them"),
+    "watch": (
+        "monitoring",
+        "show the state of runs until all have ended; the exit code is 0 if all are done",
+    ),
+    "logs": ("monitoring", "print a run's output"),
+    "cancel": ("monitoring", "stop runs cleanly, and remove queued runs from the queue"),
+    "retry": ("monitoring", "retrain runs that failed with an error, or finished ones"),
+    "sync": (
+        "monitoring",
+        "after a crash or an outage, upload metrics that never reached the tracking store",
+    ),
+    "tune": ("searching", "search for the best constants with Optuna; run it again to resume"),
+    "report": ("reporting", "write tables, curves and the report page of a sweep"),
+    "compare": ("comparing", "show how two reports differ"),
+    "reference": ("reporting", "import the paper's own curves"),
+    "export": (
+        "exporting",
+        "export a run's best checkpoint in Hugging Face format, or the metrics of a sweep as tables",
+    ),
+    "samples": ("answers", "print the prompts and responses that a run has stored"),
+    "replay": (
+        "answers",
+        "apply another rule's mask to the training tokens that a run has stored, without training",
+    ),
+    "ui": ("ui", "serve the MLflow UI for the tracking store until Ctrl-C"),
+    "bounds": ("theory", "print the constants of CPPO's bounds, compared with DPPO's"),
+    "check-vectors": ("theory", "check the rules against a file of golden vectors"),
+    "data": ("environment", "prepare or check the training and validation sets of the verl core"),
+    "doctor": ("environment", "check what this machine lacks for a run, and say how to fix it"),
+    "completion": (
+        "completion",
+        "print a script with which a shell completes commands, sweeps, keys and run ids",
+    ),
+}
+RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"
+SOME_RUN = "run id, or a prefix of it"
+SWEEP = "name of a shipped sweep or study, or path of a sweep file"
+_OVERRIDES = (
+    "configuration overrides in Hydra's syntax, for example rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) select which runs to use."
 )
-from cppo_lab.cli.answers_parser import add_answers
-from cppo_lab.cli.command_parser import (
-    RUN,
-    CommandParser,
-    Commands,
-    add_listing,
-    add_sweep,
-    finish,
-    leaves,
+_JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
+_INVALID_CHOICE = re.compile(
+    r"argument (?P<what>[A-Z]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
 )
-from cppo_lab.cli.exporting_parser import add_export, with_action
-from cppo_lab.cli.monitoring_parser import add_monitoring
-from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
+
+
+class UsageError(UserError):
+    """A mistake in the arguments of `command`, with the lines that say how it is called."""
+
+    def __init__(self, text: str, command: str, usage: str) -> None:
+        super().__init__(text)
+        self.command, self.usage = command, usage
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command's parser. Where it takes overrides, its help lists the groups."""
+
+    lists_groups = False
+
+    def error(self, message: str) -> NoReturn:
+        """One line on the mistake, as for every other, with the usage of the command beside it."""
+        names = [name for name in subcommands(self) if not name.startswith("_")]
+        if names and (match := _INVALID_CHOICE.fullmatch(message)):
+            value = match["value"][1:-1]
+            close = difflib.get_close_matches(value, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            message = f"unknown {match['what'].lower()} {value!r}: {hint}valid: {', '.join(names)}"
+        text = f"{message}: see `{self.prog} --help`"
+        raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
+
+    def format_help(self) -> str:
+        """The help text; conf/ is read only now."""
+        text = super().format_help()
+        if subcommands(self):
+            text += f"\nexit codes:\n{codes_text()}\n"
+        if not self.lists_groups:
+            return text
+        lines = [
+            textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")
+            for name, options in groups().items()
+        ]
+        return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the user asked for; overrides may come before and after options."""
-    parser = build_parser()
-    given = sys.argv[1:] if arguments is None else arguments
-    options, rest = parser.parse_known_args(with_action(given))
-    # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.
-    if any(text.startswith("-") for text in rest) or (rest and "overrides" not in options):
-        leaves(parser)[options.name].error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides = [*options.overrides, *rest]
+    """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
+    given = with_action(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser(next((word for word in given if word in COMMANDS), ""))
+    options, remaining = parser.parse_known_args(given)
+    # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option remain.
+    if any(text.startswith("-") for text in remaining) or (remaining and "overrides" not in options):
+        leaves(parser)[options.name].error(f"unrecognized arguments: {' '.join(remaining)}")
+    if remaining:
+        options.overrides = [*options.overrides, *remaining]
     return options
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; the chosen function is `command` of what it returns."""
+def with_action(arguments: Sequence[str]) -> Sequence[str]:
+    """`export RUN ...` as `export model RUN ...`; every other command line as it is. No run id is a word."""
+    if len(arguments) < 2 or arguments[0] != "export" or arguments[1] in ("model", "metrics", "-h", "--help"):
+        return arguments
+    return ["export", "model", *arguments[1:]]
+
+
+def build_parser(chosen: str | None = None) -> CommandParser:
+    """The parser of the command line, with the arguments of the command `chosen`, or of all (None)."""
     parser = CommandParser(
         prog="cppo",
         description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
@@ -54,109 +146,55 @@ def build_parser() -> argparse.ArgumentParser:
         "in the working folder).",
     )
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
-    _add_training(commands)
-    add_monitoring(commands)
-    _add_searching(commands)
-    _add_reporting(commands)
-    add_export(commands)
-    add_answers(commands)
-    _add_ui(commands)
-    _add_theory(commands)
-    _add_data(commands)
-    _add_doctor(commands)
-    _add_completion(commands)
-    finish(parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if chosen in (name, None):
+            family = import_module(f"cppo_lab.cli.{module}")
+            getattr(family, f"{name.replace('-', '_')}_arguments")(command)
+    for words, leaf in leaves(parser).items():
+        leaf.set_defaults(name=words)
+        if not any("--json" in action.option_strings for action in leaf._actions):
+            leaf.add_argument("--json", action="store_true", help=_JSON)
     return parser
 
 
-def _add_training(commands: Commands) -> None:
-    plan = add_sweep(
-        commands,
-        "plan",
-        training.plan,
-        "list the runs of a sweep with their ids, states and cost",
-    )
-    add_listing(plan)
-    plan.add_argument(
-        "--power", action="store_true", help="show the statistical power of each claim with the planned runs"
-    )
-    plan.add_argument(
-        "--deviation",
-        metavar="POINTS,...",
-        help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
-        "on core=mini 5,10)",
-    )
-    plan.add_argument(
-        "--correlation",
-        metavar="R",
-        help="with --power: the correlation of runs of the same seed to assume (default: 0)",
-    )
-    plan.add_argument(
-        "--error-deviation",
-        metavar="PERCENT,...",
-        help="with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
-        "ratio of errors to assume (default: 30,60)",
-    )
-    plan.add_argument(
-        "--effect",
-        metavar="POINTS",
-        help="with --power: the true lead to assume (default: the paper's final means; for the sweep's own hypotheses "
-        "twice the smallest lead that counts)",
-    )
-    show = add_sweep(
-        commands,
-        "show",
-        training.show,
-        "print the resolved configuration of a run, or of the runs of a sweep",
-        metavar="sweep|run",
-    )
-    _add_within(show)
-    show.add_argument("--run", metavar="ID", help="print only the run with this id or prefix")
-    show.add_argument("--verl", action="store_true", help="also print verl's full configuration of each run")
-    diff = commands.add_parser("diff", help="show how two runs differ")
-    diff.set_defaults(command=training.diff)
-    for side in ("left", "right"):
-        diff.add_argument(side, metavar="RUN", help=RUN)
-    _add_within(diff)
-    launch = add_sweep(commands, "launch", training.launch, "train the unfinished runs of a sweep")
-    launch.add_argument(
-        "--dry-run", action="store_true", help="only list what would be trained; write nothing"
-    )
-    launch.add_argument(
-        "--replace",
-        action="store_true",
-        help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
-    )
-    launch.add_argument(
-        "--without-store",
-        action="store_true",
-        help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
-    )
-    add_sweep(
-        commands,
-        "pull",
-        training.pull,
-        "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
-    )
-    flight = add_sweep(
-        commands,
-        "preflight",
-        preflight.preflight,
-        "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
-    )
-    flight.add_argument(
-        "--again", action="store_true", help="repeat measurements whose results are already stored"
-    )
-    flight.add_argument("--show", action="store_true", help="only show stored results")
-    flight.add_argument(
-        "--random-weights",
-        action="store_true",
-        help="measure with random weights of the same shapes and with generated problems; needs no download",
-    )
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a parser's subcommands, by name; none for a parser that has no subcommands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
 
 
-def _add_within(command: argparse.ArgumentParser) -> None:
+def leaves(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Every command that does something, by its words: `plan`, `data check`."""
+    below = subcommands(parser)
+    if not below:
+        return {name: parser}
+    return {
+        words: leaf
+        for key, command in below.items()
+        for words, leaf in leaves(command, f"{name} {key}".strip()).items()
+    }
+
+
+def add_sweep(
+    command: CommandParser, metavar: str = "SWEEP", text: str = SWEEP, optional: bool = False
+) -> None:
+    """A sweep, of whose runs the overrides select some."""
+    command.lists_groups = True
+    command.add_argument("sweep", nargs="?" if optional else None, metavar=metavar, help=text)
+    command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
+
+
+def add_runs(command: CommandParser) -> None:
+    """Runs by their ids."""
+    command.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
+
+
+def add_within(command: CommandParser) -> None:
+    """Where else a run may be looked for."""
     command.add_argument(
         "--in",
         dest="within",
@@ -167,168 +205,11 @@ def _add_within(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_searching(commands: Commands) -> None:
-    tune = add_sweep(
-        commands, "tune", searching.tune, "search for the best constants with Optuna; run it again to resume"
+def add_listing(command: CommandParser) -> None:
+    """Which runs a command lists, and in which form."""
+    command.add_argument(
+        "--state", metavar="STATE,...", help=f"list only runs in these states: {', '.join(schema.STATES)}"
     )
-    tune.add_argument(
-        "--storage",
-        metavar="URL",
-        help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
-        "or sqlite:///optuna.db in the working folder)",
-    )
-    tune.add_argument("--dry-run", action="store_true", help="only show the search and its remaining trials")
-    tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
-    tune.add_argument(
-        "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"
-    )
-
-
-def _add_reporting(commands: Commands) -> None:
-    report = add_sweep(
-        commands, "report", reporting.report, "write tables, curves and the report page of a sweep"
-    )
-    report.add_argument(
-        "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
-    )
-    report.add_argument(
-        "--from",
-        dest="source",
-        choices=["runs", "paper"],
-        default="runs",
-        help="report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
-    )
-    report.add_argument("--partial", action="store_true", help="report even if runs are missing")
-    report.add_argument(
-        "--watch",
-        action="store_true",
-        help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
-    )
-    report.add_argument(
-        "--every",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="with --watch: time between updates (default: 60)",
-    )
-    report.add_argument(
-        "--palette",
-        choices=["paper", "colorblind"],
-        default="paper",
-        help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
-        "black-and-white prints, with dashes and markers",
-    )
-    report.add_argument(
-        "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
-    )
-    report.add_argument("--force", action="store_true", help="rebuild everything, even if nothing changed")
-    report.add_argument(
-        "--no-log",
-        dest="log",
-        action="store_false",
-        help="do not upload page, figures and verdicts to MLflow",
-    )
-    compare = commands.add_parser("compare", help="show how two reports differ")
-    compare.set_defaults(command=comparing.compare)
-    for side in ("before", "after"):
-        compare.add_argument(
-            side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"
-        )
-    reference = commands.add_parser("reference", help="import the paper's own curves")
-    actions = reference.add_subparsers(metavar="ACTION", required=True)
-    load = actions.add_parser(
-        "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
-    )
-    load.set_defaults(command=reporting.reference_import)
-
-
-def _add_theory(commands: Commands) -> None:
-    bounds = commands.add_parser("bounds", help="print the constants of CPPO's bounds, compared with DPPO's")
-    # Read as text: argparse would answer a misspelt number with its usage as well.
-    bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
-    bounds.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
-    bounds.add_argument("--w-min", default="0.8", help="last position weight (default: 0.8)")
-    bounds.add_argument("--horizon", default="8192", help="response length in tokens (default: 8192)")
-    bounds.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
-    bounds.set_defaults(command=theory.bounds)
-
-    vectors = commands.add_parser("check-vectors", help="check the rules against a file of golden vectors")
-    vectors.add_argument(
-        "file", type=Path, metavar="FILE.npz", help="a file in the format of tests/oracles/vectors.npz"
-    )
-    vectors.set_defaults(command=theory.check_vectors)
-
-
-def _add_ui(commands: Commands) -> None:
-    page = commands.add_parser("ui", help="serve the MLflow UI for the tracking store until Ctrl-C")
-    page.add_argument("--port", type=int, metavar="N", help="port (default: the first free port from 5000)")
-    page.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, which only this machine can reach)",
-    )
-    page.add_argument("--open", action="store_true", help="also open a browser")
-    page.add_argument(
-        "--report",
-        type=Path,
-        metavar="DIR",
-        help="also print the address of the report in DIR, with links to its runs",
-    )
-    page.set_defaults(command=ui.ui)
-
-
-def _add_data(commands: Commands) -> None:
-    data = commands.add_parser(
-        "data", help="prepare or check the training and validation sets of the verl core"
-    )
-    actions = data.add_subparsers(metavar="ACTION", required=True)
-    prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
-    prepare.add_argument(
-        "--from",
-        dest="source",
-        default="sample",
-        metavar="SOURCE",
-        help="hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
-        "8 training problems and the AIME problems shipped with this package",
-    )
-    prepare.add_argument(
-        "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"
-    )
-    prepare.set_defaults(command=environment.data_prepare)
-    check = actions.add_parser("check", help="verify the checksums of prepared data")
-    check.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `cppo data prepare`")
-    check.set_defaults(command=environment.data_check)
-
-
-def _add_completion(commands: Commands) -> None:
-    shells = commands.add_parser(
-        "completion", help="print a script with which a shell completes commands, sweeps, keys and run ids"
-    )
-    shells.add_argument(
-        "shell",
-        choices=sorted(completion.SCRIPTS),
-        metavar="SHELL",
-        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
-        "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
-    )
-    shells.set_defaults(command=completion.completion)
-
-
-def _add_doctor(commands: Commands) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="check what this machine lacks for a run, and say how to fix it"
-    )
-    doctor.add_argument(
-        "--core",
-        default=DEFAULT_CORE,
-        metavar="CORE",
-        help=f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
-    )
-    doctor.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
-    )
-    doctor.set_defaults(command=environment.doctor)
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help=_JSON)
+    form.add_argument("--csv", action="store_true", help="print CSV, one line per run")

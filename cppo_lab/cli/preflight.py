@@ -5,6 +5,7 @@ import sys
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.requirements import require_plan
 from cppo_lab.cli.training import planned
 from cppo_lab.signals import interrupt_on_termination
@@ -39,3 +40,17 @@ def preflight(options: argparse.Namespace) -> int:
             print(f"\n{launcher.title} has the jobs: show their results with --show")
         return Exit.DONE
     return Exit.DONE if all(kind.is_measured for kind in kinds) else Exit.NO
+
+
+def preflight_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=preflight)
+    add_sweep(command)
+    command.add_argument(
+        "--again", action="store_true", help="repeat measurements whose results are already stored"
+    )
+    command.add_argument("--show", action="store_true", help="only show stored results")
+    command.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="measure with random weights of the same shapes and with generated problems; needs no download",
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.training import planned
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
@@ -448,3 +449,56 @@ def reference_import(options: argparse.Namespace) -> int:
     else:
         print(f"experiment `paper` in {redacted(uri)}: {added} runs added")
     return Exit.DONE
+
+
+def report_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=report)
+    add_sweep(command)
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
+    )
+    command.add_argument(
+        "--from",
+        dest="source",
+        choices=["runs", "paper"],
+        default="runs",
+        help="report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
+    )
+    command.add_argument("--partial", action="store_true", help="report even if runs are missing")
+    command.add_argument(
+        "--watch",
+        action="store_true",
+        help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
+    )
+    command.add_argument(
+        "--every",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="with --watch: time between updates (default: 60)",
+    )
+    command.add_argument(
+        "--palette",
+        choices=["paper", "colorblind"],
+        default="paper",
+        help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
+        "black-and-white prints, with dashes and markers",
+    )
+    command.add_argument(
+        "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
+    )
+    command.add_argument("--force", action="store_true", help="rebuild everything, even if nothing changed")
+    command.add_argument(
+        "--no-log",
+        dest="log",
+        action="store_false",
+        help="do not upload page, figures and verdicts to MLflow",
+    )
+
+
+def reference_arguments(command: CommandParser) -> None:
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    load = actions.add_parser(
+        "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
+    )
+    load.set_defaults(command=reference_import)

@@ -3,7 +3,6 @@
 import sys
 from typing import TYPE_CHECKING
 
-from cppo_lab.core_records import BUILT_IN, core_of
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking.address import require_place, sqlite_file
@@ -49,6 +48,7 @@ def _require_packages(core: str, launcher: str) -> None:
     """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
     import importlib.util
 
+    from cppo_lab.core_records import BUILT_IN
     from cppo_lab.launch.launchers import launcher_of, load_launcher
 
     load_launcher(launcher)
@@ -62,6 +62,7 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
 
     Raises UserError naming everything that is missing.
     """
+    from cppo_lab.core_records import core_of
     from cppo_lab.launch.launchers import launcher_of
 
     if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:

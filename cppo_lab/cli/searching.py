@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.requirements import require_machine
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
@@ -98,3 +99,21 @@ def _values(tuning: "Tuning", url: str) -> dict[str, object]:
         "trials": tuning.trials,
         "states": counts(tuning, find_trials(tuning, url)),
     }
+
+
+def tune_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=tune)
+    add_sweep(command)
+    command.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
+        "or sqlite:///optuna.db in the working folder)",
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="only show the search and its remaining trials"
+    )
+    command.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
+    command.add_argument(
+        "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"
+    )

@@ -1,9 +1,11 @@
 """`cppo bounds` and `cppo check-vectors`."""
 
 import argparse
+from pathlib import Path
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser
 from cppo_lab.errors import UserError
 
 
@@ -50,3 +52,20 @@ def check_vectors(options: argparse.Namespace) -> int:
     else:
         print("\n".join(report.lines()))
     return Exit.NO if report.mismatches else Exit.DONE
+
+
+def bounds_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=bounds)
+    # Read as text: argparse would answer a misspelt number with its usage as well.
+    command.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
+    command.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
+    command.add_argument("--w-min", default="0.8", help="last position weight (default: 0.8)")
+    command.add_argument("--horizon", default="8192", help="response length in tokens (default: 8192)")
+    command.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
+
+
+def check_vectors_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=check_vectors)
+    command.add_argument(
+        "file", type=Path, metavar="FILE.npz", help="a file in the format of tests/oracles/vectors.npz"
+    )

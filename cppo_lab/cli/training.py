@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within
 from cppo_lab.cli.requirements import known_store, require_plan
 from cppo_lab.cli.searching import plan_search
 from cppo_lab.cli.terminal import coloured, passing, width
@@ -363,3 +364,75 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
     if counts[schema.FAILED]:
         return Exit.RUNS_FAILED
     return Exit.NO if counts else Exit.DONE
+
+
+def plan_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=plan)
+    add_sweep(command)
+    add_listing(command)
+    command.add_argument(
+        "--power", action="store_true", help="show the statistical power of each claim with the planned runs"
+    )
+    command.add_argument(
+        "--deviation",
+        metavar="POINTS,...",
+        help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
+        "on core=mini 5,10)",
+    )
+    command.add_argument(
+        "--correlation",
+        metavar="R",
+        help="with --power: the correlation of runs of the same seed to assume (default: 0)",
+    )
+    command.add_argument(
+        "--error-deviation",
+        metavar="PERCENT,...",
+        help="with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
+        "ratio of errors to assume (default: 30,60)",
+    )
+    command.add_argument(
+        "--effect",
+        metavar="POINTS",
+        help="with --power: the true lead to assume (default: the paper's final means; for the sweep's own hypotheses "
+        "twice the smallest lead that counts)",
+    )
+
+
+def show_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=show)
+    add_sweep(command, "SWEEP|RUN", f"{SWEEP}; or {RUN}")
+    add_within(command)
+    command.add_argument("--run", metavar="ID", help="print only the run with this id or prefix")
+    command.add_argument(
+        "--verl", action="store_true", help="also print verl's full configuration of each run"
+    )
+
+
+def diff_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=diff)
+    for side in ("left", "right"):
+        command.add_argument(side, metavar="RUN", help=RUN)
+    add_within(command)
+
+
+def launch_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=launch)
+    add_sweep(command)
+    command.add_argument(
+        "--dry-run", action="store_true", help="only list what would be trained; write nothing"
+    )
+    command.add_argument(
+        "--replace",
+        action="store_true",
+        help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
+    )
+    command.add_argument(
+        "--without-store",
+        action="store_true",
+        help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
+    )
+
+
+def pull_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=pull)
+    add_sweep(command)

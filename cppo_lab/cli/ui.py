@@ -8,6 +8,7 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
@@ -104,3 +105,23 @@ def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
         import webbrowser
 
         webbrowser.open(links[0][1])
+
+
+def ui_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=ui)
+    command.add_argument(
+        "--port", type=int, metavar="N", help="port (default: the first free port from 5000)"
+    )
+    command.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1, which only this machine can reach)",
+    )
+    command.add_argument("--open", action="store_true", help="also open a browser")
+    command.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="also print the address of the report in DIR, with links to its runs",
+    )

@@ -8,10 +8,6 @@ from typing import Generic, Protocol, TypeVar
 from cppo_lab.files import mask_output, masked_errors
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
-# Variables of every job, whatever the user's shell has: no file of the working folder is imported, and submitit takes
-# the signal that jobs expect for a warning.
-AGREED = {"PYTHONSAFEPATH": "1", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
-
 
 class LauncherSpec(Spec):
     """How runs are started: `workers` at a time (None: the launcher decides), each with `threads` threads."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.launch.environment import agreed, variables
 from cppo_lab.runs.attempt import describe
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
 from cppo_lab.signals import Interrupted, blocked
@@ -41,7 +42,7 @@ def _run(job: Job, began: float) -> None:
 def _in_a_process(job: Job) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
     try:
-        with blocked(signal.SIGHUP):  # it is ended below
+        with blocked(signal.SIGHUP), variables(agreed()):  # it is ended below
             process.start()
         process.join()
     finally:

@@ -70,8 +70,8 @@ class LauncherRecord:
 
 LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
     {
-        one.name: one
-        for one in (
+        record.name: record
+        for record in (
             LauncherRecord(
                 "inline", "this process", function="cppo_lab.launch.inline:launch_inline", in_process=True
             ),
@@ -83,7 +83,7 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
                 "Slurm",
                 function="cppo_lab.launch.slurm.submit:launch_slurm",
                 settings="cppo_lab.launch.slurm.submit:SlurmSpec",
-                check="cppo_lab.launch.slurm.submit:check_time",
+                check="cppo_lab.launch.slurm.submit:time_limit",
                 doctor="cppo_lab.doctor.slurm:check_slurm",
                 queue="cppo_lab.launch.slurm.queue:in_queue",
                 one_machine=False,
@@ -120,16 +120,16 @@ def launcher_of(name: str) -> LauncherRecord:
 
 @cache
 def _foreign(name: str, path: str) -> LauncherRecord:
-    found = load(path, "launcher")
-    if not isinstance(found, LauncherRecord):
+    record = load(path, "launcher")
+    if not isinstance(record, LauncherRecord):
         raise UserError(
-            f"launcher {name!r}: {path} is a {type(found).__name__}, not a cppo_lab.launch.launchers.LauncherRecord"
+            f"launcher {name!r}: {path} is a {type(record).__name__}, not a cppo_lab.launch.launchers.LauncherRecord"
         )
-    if found.name != name:
+    if record.name != name:
         raise UserError(
-            f"launcher {name!r}: {path} is the record of {found.name!r}: one of the names is wrong"
+            f"launcher {name!r}: {path} is the record of {record.name!r}: one of the names is wrong"
         )
-    return found
+    return record
 
 
 def launcher_kind(name: object) -> type[LauncherSpec]:
@@ -159,5 +159,4 @@ def jobs_in_queue(name: str, folder: Path) -> Mapping[str, JobInQueue]:
     Raises UserError if the queue does not answer.
     """
     queue = launcher_of(name).load("queue")
-    found: Mapping[str, JobInQueue] = {} if queue is None else queue(folder)
-    return found
+    return cast(Mapping[str, JobInQueue], {} if queue is None else queue(folder))

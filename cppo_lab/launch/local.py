@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from submitit import Job as Process
 from submitit import LocalExecutor
-from submitit.core.utils import environment_variables
 
-from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, run_masked
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec, run_masked
+from cppo_lab.launch.environment import agreed, variables
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.signals import blocked
 
@@ -21,13 +21,13 @@ UNLIMITED_HOURS = 10_000.0  # submitit requires a number
 def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
     """Keep `workers` jobs running until all have ended. On an interrupt the running ones are ended too."""
     workers = spec.workers or default_workers(jobs)
-    queue = list(jobs)
+    waiting = list(jobs)
     running: list[tuple[J, Process[None]]] = []
     began = time.time()
     try:
-        while queue or running:
-            while queue and len(running) < workers:
-                job = queue.pop(0)
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
                 if is_cancelled(job.folder, began):
                     report(Event("cancelled", job))
                     continue
@@ -40,10 +40,11 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
             if running:
                 time.sleep(POLL_SECONDS)
             for job, process in list(running):
-                ended = process.done()
-                report(Event("ended" if ended else "progress", job))
-                if ended:
+                if process.done():
                     running.remove((job, process))
+                    report(Event("ended", job))
+                else:
+                    report(Event("progress", job))
     finally:
         _end([process for _, process in running])
 
@@ -58,15 +59,15 @@ def _submit(job: Job) -> Process[None]:
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes by default, and silently accepts misspelt names.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
-    with environment_variables(**AGREED):
+    with variables(agreed()):
         return executor.submit(run_masked, job)
 
 
 def _end(processes: Sequence[Process[None]]) -> None:
     """Ask the jobs to record their end and exit; do not wait for those that take too long."""
     deadline = time.monotonic() + END_SECONDS
-    while (left := [one for one in processes if not one.done()]) and time.monotonic() < deadline:
-        for process in left:
+    while (alive := [process for process in processes if not process.done()]) and time.monotonic() < deadline:
+        for process in alive:
             # submitit forwards the signal once to its job, which may miss it while starting.
             os.kill(int(process.job_id), signal.SIGTERM)
         time.sleep(POLL_SECONDS)

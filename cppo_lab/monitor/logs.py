@@ -15,7 +15,7 @@ from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
-from cppo_lab.runs.spool import RunRows, StepEvent, score_of
+from cppo_lab.runs.spool import RunRows, score_of
 from cppo_lab.sweep.find import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5
@@ -53,12 +53,13 @@ class LogFile:
                 self._bytes += len(piece)
                 yield self._lines.add(piece)
 
-    def rest(self) -> str:
-        """The last, unfinished line."""
-        return self._lines.rest()
+    def to_the_end(self) -> Iterator[str]:
+        """The same, then the last, unfinished line."""
+        yield from self.news()
+        yield self._lines.rest()
 
 
-def _log_files(folder: Path, *names: str) -> list[LogFile]:
+def _log_files(folder: Path, names: Sequence[str]) -> list[LogFile]:
     """Those that are plain files; a link is not followed, since a folder's files may be of another account."""
     files = []
     for name in names:
@@ -107,17 +108,27 @@ def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:
     outputs: list[tuple[float, list[LogFile]]] = []
     for folder in (runs / run_id, *batches_of(runs, run_id)):
         for path in (folder / "attempts").glob("*_log.out"):
-            name = f"attempts/{path.name}"
-            if files := _log_files(folder, name, f"{name.removesuffix('out')}err"):
+            names = [f"attempts/{path.stem}.{kind}" for kind in ("out", "err")]
+            if files := _log_files(folder, names):
                 outputs.append((files[0].changed, files))
     if (runs / NAME).is_file():
         with Ledger(runs) as ledger:
             for task in ledger.tasks_of(run_id):
                 folder = ledger.folder_of(task.token)
-                names = sorted(path.name for path in folder.glob(f"{task.job}_*_log.*") if task.job)
-                if files := _log_files(folder, *(name for name in names if name.endswith((".out", ".err")))):
+                paths = sorted(folder.glob(f"{task.job}_*_log.*")) if task.job else []
+                names = [path.name for path in paths if path.suffix in (".out", ".err")]
+                if files := _log_files(folder, names):
                     outputs.append((task.created, files))
     return [files for _, files in sorted(outputs, key=itemgetter(0))]
+
+
+def _files(runs: Path, run_id: str, every: bool) -> list[LogFile]:
+    """The files with the output of the newest attempt, or of all; only non-empty ones, if there are any; otherwise the
+    traceback.
+    """
+    outputs = attempts(runs, run_id)
+    files = [file for output in (outputs if every else outputs[-1:]) for file in output]
+    return [file for file in files if file.size] or files or _log_files(runs / run_id, [TRACEBACK])
 
 
 def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
@@ -135,25 +146,17 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     for file in files:
         if len(files) > 1 or training:
             out.write(f"==> {printable(str(file.path))} <==\n")
-        out.writelines(map(harmless, file.news()))
-        out.write(harmless(file.rest()))
+        out.writelines(map(harmless, file.to_the_end()))
     out.flush()
-
-
-def _files(runs: Path, run_id: str, every: bool) -> list[LogFile]:
-    """The files with the output of the newest attempt, or of all; only non-empty ones, if there are any."""
-    outputs = attempts(runs, run_id)
-    files = [file for output in (outputs if every else outputs[-1:]) for file in output]
-    return [file for file in files if file.size] or files or _log_files(runs / run_id, TRACEBACK)
 
 
 def as_values(runs: Path, run_id: str, every: bool) -> dict[str, Any]:
     """The same for JSON; nothing is an error here."""
-    output = [
-        {"path": str(file.path), "text": "".join(file.news()) + file.rest()}
-        for file in _files(runs, run_id, every)
-    ]
-    return {"steps": [vars(row) for row in RunRows(runs / run_id).news()], "output": output}
+    files = _files(runs, run_id, every)
+    return {
+        "steps": [vars(row) for row in RunRows(runs / run_id).news()],
+        "output": [{"path": str(file.path), "text": "".join(file.to_the_end())} for file in files],
+    }
 
 
 def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
@@ -166,10 +169,11 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
             for file in output:
                 out.writelines(map(harmless, files.setdefault(file.path, file).news()))
         out.writelines(_training_news(rows))
+        if not lives:
+            for file in files.values():
+                out.writelines(map(harmless, file.to_the_end()))
         out.flush()
         if not lives:
-            out.writelines(harmless(file.rest()) for file in files.values())
-            out.flush()
             return
         time.sleep(POLL_SECONDS)
         if time.monotonic() - looked >= LOOK_SECONDS:
@@ -177,25 +181,20 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
 
 
 def _training_news(rows: RunRows) -> Iterator[str]:
-    """A line for each step that the run has recorded since the last call."""
-    t_stop = read_status(rows.folder).get("t_stop")
-    for row in rows.news():
-        yield _training_line(row, str(t_stop) if isinstance(t_stop, int) else "?") + "\n"
-
-
-def _training_line(row: StepEvent, last: str) -> str:
-    """`step 10/50  score  43.2 %  reward  0.412  masked   2.10 %  seconds     1.32 s`.
+    """A line for each step that the run has recorded since the last call:
+    `step 10/50  score  43.2 %  reward  0.412  masked   2.10 %  seconds     1.32 s`.
 
     `score` is the mean over the benchmarks, present only if the step was validated. Metrics that were not logged are
     omitted.
     """
-    score = score_of(row)
-    parts = [
-        f"step {row.step:>{len(last)}}/{last}",
-        " " * 14 if score is None else f"score {100 * score:5.1f} %",
-    ]
-    metrics = _METRICS.items()
-    parts += [
-        form.format(row.metrics[name] * factor) for name, (form, factor) in metrics if name in row.metrics
-    ]
-    return "  ".join(parts).rstrip()
+    t_stop = read_status(rows.folder).get("t_stop", "?")
+    for row in rows.news():
+        score = score_of(row)
+        parts = [f"step {row.step:>{len(str(t_stop))}}/{t_stop}"]
+        parts.append(" " * 14 if score is None else f"score {100 * score:5.1f} %")
+        parts += [
+            form.format(row.metrics[name] * factor)
+            for name, (form, factor) in _METRICS.items()
+            if name in row.metrics
+        ]
+        yield "  ".join(parts).rstrip() + "\n"

@@ -1,10 +1,14 @@
-"""The state of runs with their numbers and names: from their folders, and one look at the launchers' queues."""
+"""The state of runs with their numbers and names, from their folders and one look at the launchers' queues; as text,
+and for JSON and CSV.
+"""
 
+import math
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,17 @@ from cppo_lab.errors import one_line
 from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
+from cppo_lab.sweep.columns import RUN_ID, aligned
 
+COLUMNS = (
+    *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),
+    *("hours", "gpu_hours", "job", "reason", "last", "best", "best_step", "final_mean"),
+)
+_RIGHT = frozenset({"seed", "step", "last", "best", "ETA", "hours", "GPU-hours"})
+_LIVE_LAST = (
+    *(schema.MISSING, schema.DONE, schema.COLLAPSED, schema.PARTIAL),
+    *(schema.FAILED, schema.QUEUED, schema.RUNNING),
+)
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
 
 
@@ -37,7 +51,7 @@ class Label:
 class RunStatus:
     """One run and its state.
 
-    `score` (the last one), `best` and `final_mean` are fractions (runs/scores.py), `eta_seconds` the time to its last
+    `score` (the last one), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
     step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
     Slurm job, or host:pid of the training process. Unknown values are None or empty.
     """
@@ -57,6 +71,11 @@ class RunStatus:
     gpu_hours: float | None = None
     job: str = ""
 
+    @property
+    def title(self) -> str:
+        """`cppo/mini_base/seed 0`."""
+        return f"{self.label.name}/{self.label.model}/seed {self.label.seed}"
+
 
 def known_runs(runs: Path, queued: Queued) -> list[str]:
     """Every run with a folder, on the list of a live launcher, or in the record of Slurm jobs."""
@@ -64,114 +83,138 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
     if runs.is_dir():
         with os.scandir(runs) as entries:
             folders = {entry.name for entry in entries if entry.is_dir()}
-    return sorted(
-        run_id for run_id in folders.union(queued.listed, queued.places) if _RUN_ID.fullmatch(run_id)
-    )
+    return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, queued.places)))
 
 
 def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
     """The state of runs: those that `labels` name, in their order, or every known one, live ones last."""
     queued = look(runs)
-    folders = {
-        run_id: RunFolder(runs / run_id)
-        for run_id in (known_runs(runs, queued) if labels is None else labels)
-    }
-    states = explained({run_id: state_of(run, queued) for run_id, run in folders.items()}, queued)
-    labels_of = labels if labels is not None else {i: _own_label(run) for i, run in folders.items()}
-    found = [
-        _status(run, queued.place(run_id).job, labels_of[run_id], states[run_id])
-        for run_id, run in folders.items()
+    run_ids = known_runs(runs, queued) if labels is None else labels
+    folders = [RunFolder(runs / run_id) for run_id in run_ids]
+    states = explained({run.path.name: state_of(run, queued) for run in folders}, queued)
+    statuses = [
+        _status(
+            run,
+            states[run.path.name],
+            _own_label(run) if labels is None else labels[run.path.name],
+            queued.place(run.path.name).job,
+        )
+        for run in folders
     ]
-    if labels is not None:
-        return found
-    return sorted(found, key=lambda one: (_ORDER.index(one.state), one.label.model, one.label.name))
+    if labels is None:
+        statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.label.model, run.label.name))
+    return statuses
 
 
-_ORDER = (
-    *(schema.MISSING, schema.DONE, schema.COLLAPSED, schema.PARTIAL),
-    *(schema.FAILED, schema.QUEUED, schema.RUNNING),
-)
-
-
-def _own_label(folder: RunFolder) -> Label:
+def _own_label(run: RunFolder) -> Label:
     """The label from the run's status, or from its configuration if an older version wrote the status."""
-    status = values = folder.status
-    if "rule" not in status:
-        config = read_config(folder.path / CONFIG) or {}
-        names = {
-            key: config[key].get("name") for key in ("rule", "model") if isinstance(config.get(key), dict)
-        }
-        values = {**config, **names}
-    core, rule, model = (_line(values.get(key)) for key in ("core", "rule", "model"))
-    seed = values.get("seed")
-    variants = parse_variants(values.get("variants"))
-    return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None, variants)
+    values = run.status
+    if "rule" not in values and (config := read_config(run.path / CONFIG)):
+        values = {**config, **{key: config[key]["name"] for key in ("rule", "model")}}
+    core, rule, model = (values.get(key) for key in ("core", "rule", "model"))
+    variants = parse_variants(run.status.get("variants"))
+    return Label(core or "", rule or "?", model or "?", values.get("seed"), variants)
 
 
-def _status(run: RunFolder, job: str, label: Label, state: RunState) -> RunStatus:
-    """A run that is in this state, with its numbers."""
-    status = run.status
-    found = _numbers(RunStatus(run.path.name, label, state.state, one_line(state.reason), job=job), status)
+def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatus:
+    """A run that is in this state, with the numbers of its status; older versions wrote fewer."""
+    status, eta, since = run.status, None, 0.0
+    step, t_stop = status.get("step"), status.get("t_stop")
     if state.step is not None:
-        found = replace(found, step=state.step, t_stop=state.t_stop)
-    return _running(found, status, run.path) if state.state == schema.RUNNING else found
-
-
-def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
-    """Add the numbers from the run's status. Older versions wrote fewer."""
-    seconds, gpus = seconds_trained(status), status.get("gpus")
-    return replace(
-        found,
-        step=_of(int, status.get("step")),
-        t_stop=_of(int, status.get("t_stop")),
-        score=_of(float, status.get("score")),
-        best=_of(float, status.get("best")),
-        best_step=_of(int, status.get("best_step")),
-        final_mean=_of(float, status.get("final_mean")),
-        hours=seconds / 3600 if seconds else None,
-        gpu_hours=seconds / 3600 * gpus if isinstance(gpus, int) and gpus else None,
+        step, t_stop = state.step, state.t_stop
+    if state.state == schema.RUNNING:
+        if not job and (process := holder(run.path)):
+            job = f"{process[0]}:{process[1]}"
+        if status.get("status") == schema.RUNNING and "updated" in status:
+            since = max(0.0, time.time() - status["updated"])
+            first, began = status.get("first_step"), status.get("first_time")
+            if step is not None and t_stop and first is not None and began and step > first:
+                pace = (status["updated"] - began) / (step - first)
+                eta = max(0.0, (t_stop - step) * pace - since)
+    hours = (seconds_trained(status) + since) / 3600 if seconds_trained(status) else None
+    return RunStatus(
+        run.path.name,
+        label,
+        state.state,
+        one_line(state.reason),
+        step,
+        t_stop,
+        **{name: status.get(name) for name in ("score", "best", "best_step", "final_mean")},
+        eta_seconds=eta,
+        hours=hours,
+        gpu_hours=hours * status["gpus"] if hours and status.get("gpus") else None,
+        job=job,
     )
 
 
-def _running(found: RunStatus, status: Mapping[str, Any], folder: Path) -> RunStatus:
-    """Add the live values of a running run."""
-    found = replace(found, job=found.job or _place(holder(folder)))
-    if status.get("status") != schema.RUNNING:
-        return found
-    updated = _number(status.get("updated"))
-    since = 0.0 if updated is None else max(0.0, time.time() - updated)
-    eta = _eta(found, status, since)
-    hours = None if found.hours is None else found.hours + since / 3600
-    gpu_hours = (
-        None
-        if found.gpu_hours is None
-        else found.gpu_hours + since / 3600 * (_number(status.get("gpus")) or 0)
-    )
-    return replace(found, eta_seconds=eta, hours=hours, gpu_hours=gpu_hours)
+def ordered(runs: Sequence[RunStatus], score: str | None) -> list[RunStatus]:
+    """By `last`, `best` or `final_mean`, the highest first, runs without one last; None: as they are."""
+    if score is None:
+        return list(runs)
+    scores = {run.run_id: getattr(run, "score" if score == "last" else score) for run in runs}
+    return sorted(runs, key=lambda run: math.inf if scores[run.run_id] is None else -scores[run.run_id])
 
 
-def _eta(found: RunStatus, status: Mapping[str, Any], since: float) -> float | None:
-    """Seconds to the last step, `since` seconds after the last status, at the pace of this attempt."""
-    first, began, updated = (_number(status.get(key)) for key in ("first_step", "first_time", "updated"))
-    if found.step is None or found.t_stop is None or first is None or began is None or updated is None:
-        return None
-    if found.step <= first:
-        return None
-    pace = (updated - began) / (found.step - first)
-    return max(0.0, (found.t_stop - found.step) * pace - since)
+def values(run: RunStatus) -> dict[str, Any]:
+    """The values of one run, by the names of COLUMNS."""
+    row = {**vars(run), **vars(run.label), "variants": dict(run.label.variants), "last": run.score}
+    return {name: round(row[name], 6) if isinstance(row[name], float) else row[name] for name in COLUMNS}
 
 
-def _place(where: tuple[str, int] | None) -> str:
-    return f"{where[0]}:{where[1]}" if where else ""
+def as_values(shown: Sequence[RunStatus], runs: Sequence[RunStatus]) -> dict[str, Any]:
+    """For JSON: the runs shown, and the number of runs in each state among all."""
+    return {"runs": list(map(values, shown)), "states": _counts(runs)}
 
 
-def _of(kind: type, value: object) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _counts(runs: Sequence[RunStatus]) -> dict[str, int]:
+    """The number of runs in each state that one of them has."""
+    counts = Counter(run.state for run in runs)
+    return {state: counts[state] for state in schema.STATES if counts[state]}
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def table(runs: Sequence[RunStatus], width: int | None = None, coloured: bool = False) -> str:
+    """Aligned columns. If lines are longer than `width` (None: no limit), the least important columns are dropped and
+    reasons are cut.
+    """
+    on_gpus = any(run.gpu_hours is not None for run in runs)
+    hours = "GPU-hours" if on_gpus else "hours"
+    name = "variant" if any(run.label.variants for run in runs) else "rule"
+    head = [RUN_ID, name, "model", "seed", "state", "step", "last", "best", "ETA", hours, "job", "reason"]
+    alike = ("model",) if len({run.label.model for run in runs}) == 1 else ()
+    spare = ("job", hours, *alike, "ETA", RUN_ID, "best", "last")
+    rows = [
+        [
+            *(run.run_id, run.label.name, run.label.model, _or_dash(run.label.seed), run.state),
+            "-" if run.step is None else f"{run.step}/{'?' if run.t_stop is None else run.t_stop}",
+            *("-" if score is None else f"{100 * score:.1f}" for score in (run.score, run.best)),
+            "-" if run.eta_seconds is None else _duration(run.eta_seconds),
+            _or_dash(run.gpu_hours if on_gpus else run.hours, ".2f"),
+            *(run.job or "-", run.reason),
+        ]
+        for run in runs
+    ]
+    return aligned(head, rows, right=_RIGHT, width=width, spare=spare, coloured=coloured)
 
 
-def _line(text: object) -> str:
-    return one_line(str(text or ""))
+def _or_dash(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def totals(runs: Sequence[RunStatus]) -> str:
+    """`6 runs: 4 done, 2 running; 1.20 GPU-hours used; the last of the running ones ends in about 12 min`."""
+    states = ", ".join(f"{count} {state}" for state, count in _counts(runs).items())
+    parts = [f"{len(runs)} run{'' if len(runs) == 1 else 's'}" + (f": {states}" if states else "")]
+    gpu_hours, hours = (sum(getattr(run, name) or 0.0 for run in runs) for name in ("gpu_hours", "hours"))
+    if gpu_hours or hours:
+        parts.append(f"{gpu_hours or hours:.2f} {'GPU-hours' if gpu_hours else 'hours'} used")
+    times = [run.eta_seconds for run in runs if run.eta_seconds is not None]
+    if times:
+        parts.append(f"the last of the running ones ends in about {_duration(max(times))}")
+    return "; ".join(parts)

@@ -137,7 +137,7 @@ def test_ruff_finds_the_others() -> None:
 
 # Where anything listens or starts something that does, and on which address.
 LISTENERS = {
-    "cppo_lab/cli/parser.py": "`cppo ui --host`, 127.0.0.1 by default",
+    "cppo_lab/cli/ui.py": "`cppo ui --host`, 127.0.0.1 by default",
     "cppo_lab/tracking/ui.py": "`cppo ui`; asks whether a port is free",
     "cppo_lab/cores/verl/ray_nodes.py": "Ray among the machines of an allocation, with a token; asks for a free port",
     "cppo_lab/cores/verl/ray_local.py": "Ray on this machine alone: 127.0.0.1, with a token",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.launch import base, local
+from cppo_lab.launch import local
 from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.launch.environment import AGREED
 from cppo_lab.launch.local import launch_local
 
 
@@ -71,7 +72,7 @@ class Telling(Paper):
 
     def run(self) -> None:
         """The variables that launcher and job agree on."""
-        found = {name: os.environ.get(name) for name in base.AGREED}
+        found = {name: os.environ.get(name) for name in AGREED}
         (self.folder / "environment").write_text(repr(found))
 
 

@@ -1,12 +1,13 @@
-"""What is made of the answers of Slurm's commands, without a cluster: stand-ins for them answer what they are told."""
+"""What Slurm's commands are asked, and what is made of their answers, without a cluster: stand-ins answer."""
 
 import os
+import pwd
 import shlex
 import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,16 @@ from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
 from cppo_lab.launch.slurm.job import PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import LEFT, SETTLING_SECONDS, ended_as, in_queue, jobs_of, refresh, view
+from cppo_lab.launch.slurm.queue import (
+    LEFT,
+    SETTLING_SECONDS,
+    ended_as,
+    in_queue,
+    jobs_of,
+    refresh,
+    shows_others,
+    view,
+)
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
@@ -29,15 +39,16 @@ from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.signals import Interrupted
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
+SILENT = "exec /bin/sleep 600"
 # `squeue` fills the format that it is asked for with each line of a file; `sacct` has one state for every job;
-# `sbatch` numbers the jobs, or refuses them; `scancel` keeps what it is given.
+# `sbatch` numbers the jobs, or refuses them; `scancel` keeps what it is given; `scontrol` has a file of settings.
 COMMANDS = {
     "squeue": """
+printf '%s\\n' "$@" > "$ANSWERS/squeue_asked"
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
-while IFS=';' read -r job state seconds comment reason name; do
-    filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,${reason:-None},"
-    filled="$filled; s,%j,${name:-cppo},; s,%k,$comment,"
-    printf '%s\\n' "$format" | sed "$filled"
+while IFS=';' read -r job state comment reason name; do
+    filled="s,%i,$job,; s,%U,${OWNER:-$(id -u)},; s,%T,$state,; s,%r,${reason:-None},; s,%j,${name:-cppo},"
+    printf '%s\\n' "$format" | sed "$filled; s,%k,$comment,"
 done < "$ANSWERS/squeue.txt"
 """,
     "sacct": """
@@ -57,11 +68,16 @@ if grep -q partition=refused "$1"; then says "no such partition"; fi
 echo "$tasks" > "$ANSWERS/tasks"
 env > "$ANSWERS/environment"
 cp "$1" "$ANSWERS/script"
-if [ -e "$ANSWERS/refuses" ]; then echo "sbatch: error: Batch job submission failed: no" >&2; exit 1; fi
-echo "Submitted batch job $(($(cat "$ANSWERS/sbatch.txt") + $(echo x >> "$ANSWERS/taken"; wc -l < "$ANSWERS/taken")))"
+echo "Submitted batch job $((99 + $(echo x >> "$ANSWERS/taken"; wc -l < "$ANSWERS/taken")))"
 """,
     "scancel": 'printf "%s\\n" "$@" >> "$ANSWERS/scancel.txt"',
-    "scontrol": 'case "$*" in *config*) echo "MaxArraySize            = 4";; *) echo "Slurmctld(primary) is UP";; esac',
+    "scontrol": """
+case "$*" in
+*config*) cat "$ANSWERS/config.txt";;
+*job*) cat "$ANSWERS/job.txt" 2>/dev/null || exit 1;;
+*) echo "Slurmctld(primary) is UP";;
+esac
+""",
     "sinfo": "",
     "srun": "",
 }
@@ -73,51 +89,47 @@ class Slurm:
 
     folder: Path
 
-    def answers(self, command: str, text: str) -> None:
+    def command(self, name: str, text: str) -> None:
         """A stand-in's shell script from now on."""
-        (self.folder / command).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).chmod(0o755)
 
     def shows(self, *jobs: str) -> None:
-        """`squeue` shows these from now on: job;state;time;comment, and a reason and a name if there are."""
+        """`squeue` shows these from now on: job;state;comment, and a reason and a name if there are."""
         (self.folder / "squeue.txt").write_text("".join(f"{job}\n" for job in jobs))
 
-    def remembers(self, state: str) -> None:
-        """`sacct` has every job as `state`."""
-        (self.folder / "sacct.txt").write_text(state)
+    def says(self, name: str, text: object) -> None:
+        """A file that a stand-in reads."""
+        (self.folder / name).write_text(f"{text}\n")
+
+    def heard(self, name: str) -> str:
+        """A file that a stand-in has written."""
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
 
     @property
     def script(self) -> list[str]:
         """The lines of the batch script that was submitted last."""
-        return (self.folder / "script").read_text().splitlines()
-
-    @property
-    def environment(self) -> set[str]:
-        """The names of the variables with which it was submitted."""
-        lines = (self.folder / "environment").read_text().splitlines()
-        return {line.partition("=")[0] for line in lines}
+        return self.heard("script").splitlines()
 
     @property
     def cancelled(self) -> list[str]:
         """The jobs that `scancel` was given."""
-        path = self.folder / "scancel.txt"
-        words = path.read_text().split() if path.exists() else []
-        return [word for word in words if not word.startswith("-")]
+        return [word for word in self.heard("scancel.txt").split() if not word.startswith("-")]
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    folder = tmp_path / "answers"
-    folder.mkdir()
+    answers = Slurm(tmp_path / "answers")
+    answers.folder.mkdir()
     for name, text in COMMANDS.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ANSWERS", str(folder))
+        answers.command(name, text)
+    monkeypatch.setenv("PATH", str(answers.folder), prepend=os.pathsep)
+    monkeypatch.setenv("ANSWERS", str(answers.folder))
     monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
-    (folder / "sbatch.txt").write_text("99")
-    answers = Slurm(folder)
     answers.shows()
-    answers.remembers("")
+    answers.says("sacct.txt", "")
+    answers.says("config.txt", "MaxArraySize            = 4")
     return answers
 
 
@@ -128,8 +140,21 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
-def submitted(ledger: Ledger, names: Sequence[str], number: int) -> None:
+@pytest.fixture
+def ledger(runs: Path) -> Iterator[Ledger]:
+    with Ledger(runs) as ledger:
+        yield ledger
+
+
+def submitted(ledger: Ledger, names: list[str], number: int) -> None:
     ledger.submitted(ledger.claim(names), number)
+
+
+def launched(runs: Path, *jobs: Noted, **settings: object) -> list[str]:
+    """The names of the jobs that are in the queue after a launch of these."""
+    launch_slurm(jobs, slurm_spec(**settings), lambda event: None)
+    with Ledger(runs) as ledger:
+        return sorted(task.name for task in ledger.open_tasks())
 
 
 # As `man squeue` has them. The first keep their place in the queue, or their nodes; the others have left it.
@@ -143,40 +168,28 @@ GONE = [
 ]
 
 
-def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path) -> None:
+def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, ledger: Ledger) -> None:
     states = [*THERE, *GONE]
-    with Ledger(runs) as ledger:
-        submitted(ledger, states, 40)
-        slurm.shows(*(f"40_{place};{state};0:00;" for place, state in enumerate(states)))
-        assert sorted(in_queue(runs)) == sorted(THERE)
-        found = refresh(ledger)
-        assert {name: job.state for name, job in found.items()} == {name: name for name in THERE}
-        assert sorted(task.name for task in ledger.open_tasks()) == sorted(THERE)
-        newest = ledger.newest_tasks()
-        assert [newest[name].ended for name in GONE] == GONE
-
-
-def test_the_time_of_a_job_in_seconds(slurm: Slurm) -> None:
-    times = {
-        "0:07": 7,
-        "12:34": 754,
-        "1:02:03": 3_723,
-        "2-03:04:05": 183_845,
-        "1-00:00:00": 86_400,
-        "INVALID": 0,
-    }
-    slurm.shows(*(f"{place};RUNNING;{text};" for place, text in enumerate(times)))
-    assert [job.seconds for job in jobs_of([])] == list(times.values())
+    submitted(ledger, states, 40)
+    slurm.shows(*(f"40_{place};{state};" for place, state in enumerate(states)))
+    assert sorted(in_queue(runs)) == sorted(THERE)
+    assert {name: job.state for name, job in refresh(ledger).items()} == {name: name for name in THERE}
+    assert sorted(task.name for task in ledger.open_tasks()) == sorted(THERE)
+    newest = ledger.newest_tasks()
+    assert [newest[name].ended for name in GONE] == GONE
 
 
 def test_accounts_are_asked_for_every_job_in_few_requests(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "SACCT_JOBS", 3)
-    slurm.remembers("CANCELLED by 1000")
+    slurm.says("sacct.txt", "CANCELLED by 1000")
     jobs = [str(number) for number in range(10, 18)]
     assert ended_as(jobs) == dict.fromkeys(jobs, "CANCELLED")
-    assert (slurm.folder / "sacct_calls").read_text().count("asked") == 3
+    assert slurm.heard("sacct_calls").count("asked") == 3
+    slurm.command("sacct", SILENT)
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.2)
+    assert ended_as(jobs) == {}
 
 
 @pytest.mark.parametrize(
@@ -184,35 +197,28 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
     [("RUNNING", LEFT), ("PENDING", LEFT), ("", LEFT), ("OUT_OF_MEMORY", "OUT_OF_MEMORY")],
 )
 def test_accounts_that_lag_do_not_say_how_a_job_ended(
-    slurm: Slurm, runs: Path, accounts: str, ended: str
+    slurm: Slurm, ledger: Ledger, runs: Path, accounts: str, ended: str
 ) -> None:
-    slurm.remembers(accounts)
-    with Ledger(runs) as ledger:
-        submitted(ledger, ["a"], 17)
-        assert refresh(ledger) == {}
-        assert [task.ended for task in ledger.tasks_of("a")] == [ended]
+    slurm.says("sacct.txt", accounts)
+    submitted(ledger, ["a"], 17)
+    assert view(runs).words(["a"]) == ({} if ended == LEFT else {"a": ended})
+    assert refresh(ledger) == {}
+    assert [task.ended for task in ledger.tasks_of("a")] == [ended]
 
 
-def test_an_array_that_comes_after_it_was_given_up_is_cancelled_as_a_whole(slurm: Slurm, runs: Path) -> None:
-    with Ledger(runs) as ledger:
-        late = ledger.claim(["a", "b"])
-        ledger.end(ledger.open_tasks_of(late), LEFT)
-        submitted(ledger, ["c"], 70)
-        slurm.shows("70;PENDING;0:00;x", f"77_0;PENDING;0:00;{late}", f"77_1;PENDING;0:00;{late}")
+def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
+    slurm: Slurm, ledger: Ledger
+) -> None:
+    late, hollow = ledger.claim(["a", "b"]), ledger.claim(["d"])
+    ledger.end(ledger.open_tasks(late), LEFT)
+    submitted(ledger, ["c"], 70)
+    array = (f"77_{task};PENDING;{late}" for task in (0, 1))  # in the queue after it was given up
+    slurm.shows("70;PENDING;x", *array, f"88;PENDING;{hollow}")
+    for _ in range(2):  # once
         assert list(refresh(ledger)) == ["c"]
-        assert slurm.cancelled == ["77"]
+        assert sorted(slurm.cancelled) == ["77", "88"]
         assert ledger.unanswered() == []
-        refresh(ledger)
-        assert slurm.cancelled == ["77"]  # once
-
-
-def test_a_job_whose_launcher_died_before_it_was_complete_is_cancelled(slurm: Slurm, runs: Path) -> None:
-    with Ledger(runs) as ledger:
-        token = ledger.claim(["a"])
-        slurm.shows(f"88;PENDING;0:00;{token}")
-        refresh(ledger)
-        assert slurm.cancelled == ["88"]
-        assert str(ledger.newest_tasks()["a"].ended).startswith("cancelled: its launcher was killed")
+    assert str(ledger.newest_tasks()["d"].ended).startswith("cancelled: its launcher was killed")
 
 
 def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: Path) -> None:
@@ -223,15 +229,7 @@ def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: P
     with Ledger(runs) as ledger:
         tasks = ledger.open_tasks()
     assert sorted(task.name for task in tasks) == sorted(events)
-    assert all(task.job_id is not None for task in tasks)
-    assert max(Counter(task.job_id for task in tasks).values()) <= 4  # MaxArraySize
-
-
-def launched(runs: Path, *groups: Noted) -> list[str]:
-    """The names of the jobs that are in the queue after a launch of these."""
-    launch_slurm(groups, slurm_spec(), lambda event: None)
-    with Ledger(runs) as ledger:
-        return sorted(task.name for task in ledger.open_tasks())
+    assert Counter(task.job_id for task in tasks) == {100: 3, 101: 3, 102: 2}  # MaxArraySize is 4
 
 
 @pytest.mark.parametrize(
@@ -250,9 +248,8 @@ def launched(runs: Path, *groups: Noted) -> list[str]:
 def test_arrays_are_as_long_as_the_cluster_allows(
     slurm: Slurm, runs: Path, config: str, longest: int, sizes: list[int]
 ) -> None:
-    (slurm.folder / "config").write_text(config)
-    (slurm.folder / "scontrol").write_text('#!/bin/sh\ncat "$ANSWERS/config"; echo is UP\n')
-    (slurm.folder / "longest").write_text(str(longest))
+    slurm.says("config.txt", config)
+    slurm.says("longest", longest)
     assert len(launched(runs, *(Noted(runs, f"run{number}") for number in range(8)))) == 8
     with Ledger(runs) as ledger:
         arrays = Counter(task.job_id for task in ledger.open_tasks())
@@ -263,66 +260,44 @@ def test_what_fits_is_submitted_and_what_does_not_is_named(
     slurm: Slurm, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [Noted(runs, f"run{number}", resources=takes(qos=f"q{number // 3}")) for number in range(6)]
-    (slurm.folder / "full").write_text("4")
+    slurm.says("full", 4)
     assert launched(runs, *jobs) == ["run0", "run1", "run2", "run3"]
     line = "cppo: Slurm takes no more jobs now (QOSMaxSubmitJobPerUserLimit): not submitted: "
     assert capsys.readouterr().err.endswith(f"{line}run4, run5: launch again when others have ended\n")
-    slurm.shows(*(f"{job};PENDING;0:00;x" for job in ("100_0", "100_1", "100_2", "101")))
+    slurm.shows(*(f"{job};PENDING;x" for job in ("100_0", "100_1", "100_2", "101")))
     assert len(launched(runs, *jobs)) == 4
-    (slurm.folder / "full").write_text("9")
+    slurm.says("full", 9)
     assert len(launched(runs, *jobs)) == 6
 
 
 def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path) -> None:
-    (slurm.folder / "full").write_text("0")
-    with pytest.raises(
-        UserError, match=r"takes no more jobs now \(QOSMax.*\): not submitted: a: launch again"
+    good, bad = [Noted(runs, "a"), Noted(runs, "b")], Noted(runs, "bad", resources=takes(partition="refused"))
+    full = r"takes no more jobs now \(QOSMax.*\): not submitted: a, b: launch again"
+    refused = "Slurm rejects these jobs: no such partition: {} submitted; check resources"
+    for limit, jobs, text in (
+        (0, good, full),
+        (99, [bad], refused.format("nothing was")),
+        (99, [*good, bad], refused.format("2 other runs were")),
     ):
-        launched(runs, Noted(runs, "a"))
-    (slurm.folder / "full").unlink()
-    bad = Noted(runs, "bad", resources=takes(partition="refused"))
-    with pytest.raises(UserError, match=r"no such partition: nothing was submitted; check resources"):
-        launched(runs, bad)
-    with pytest.raises(UserError, match=r"no such partition: 2 other runs were submitted; check resources"):
-        launched(runs, Noted(runs, "a"), Noted(runs, "b"), bad)
-
-
-def test_runs_that_slurm_refuses_are_free_to_be_launched_again(slurm: Slurm, runs: Path) -> None:
-    job = Noted(runs, "a")
-    (slurm.folder / "refuses").touch()
-    with pytest.raises(UserError, match="Slurm rejects these jobs"):
-        launch_slurm([job], slurm_spec(), lambda event: None)
-    with Ledger(runs) as ledger:
-        assert ledger.open_tasks() == []
-    (slurm.folder / "refuses").unlink()
-    launch_slurm([job], slurm_spec(), lambda event: None)
-    with Ledger(runs) as ledger:
-        assert [(task.name, task.job) for task in ledger.open_tasks()] == [("a", "100")]
+        slurm.says("full", limit)
+        with pytest.raises(UserError, match=text):
+            launched(runs, *jobs)
+    slurm.shows("100_0;PENDING;x", "100_1;PENDING;x")
+    assert launched(runs, *good, Noted(runs, "bad")) == ["a", "b", "bad"]  # what was refused is free
 
 
 # Variable -> whether it reaches sbatch, where `resources` leaves all to the cluster, and where it sets what it can.
 SHELL = {
-    "SBATCH_TIMELIMIT": (False, False),
-    "SBATCH_CLUSTERS": (False, False),
-    "SBATCH_ARRAY_INX": (False, False),
-    "SBATCH_SIGNAL": (False, False),
-    "SBATCH_WAIT": (False, False),
-    "SBATCH_NO_REQUEUE": (False, False),
-    "SBATCH_RESERVATION": (True, False),
-    "SBATCH_ACCOUNT": (True, False),
-    "SBATCH_PARTITION": (True, False),
-    "SBATCH_MEM_PER_NODE": (True, False),
-    "SBATCH_MEM_PER_CPU": (True, False),
-    "SBATCH_EXPORT": (True, True),
-    "SBATCH_LICENSES_X": (True, True),
-    "SUBMITIT_PREEMPT_SIGNAL": (False, False),
-    "SUBMITIT_EXECUTOR": (False, False),
-    "SLURM_JOB_ID": (False, False),
-    "SLURM_EXPORT_ENV": (False, False),
-    "SRUN_CPUS_PER_TASK": (False, False),
-    "SCONTROL_ALL": (False, False),
-    "SLURM_CONF": (True, True),
-    "SLURM_CLUSTERS": (True, True),
+    **dict.fromkeys(("TIMELIMIT", "CLUSTERS", "ARRAY_INX", "SIGNAL", "WAIT", "NO_REQUEUE"), (False, False)),
+    **dict.fromkeys(("RESERVATION", "ACCOUNT", "PARTITION", "MEM_PER_NODE", "MEM_PER_CPU"), (True, False)),
+    **dict.fromkeys(("EXPORT", "LICENSES_X"), (True, True)),
+}
+SHELL = {f"SBATCH_{name}": cases for name, cases in SHELL.items()} | {
+    **dict.fromkeys(("SUBMITIT_PREEMPT_SIGNAL", "SUBMITIT_EXECUTOR", "_TEST_CLUSTER_"), (False, False)),
+    **dict.fromkeys(
+        ("SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SCONTROL_ALL"), (False, False)
+    ),
+    **dict.fromkeys(("SLURM_CONF", "SLURM_CLUSTERS"), (True, True)),
 }
 
 
@@ -331,13 +306,13 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: bool
 ) -> None:
     for name in SHELL:
-        monkeypatch.setenv(name, "x")
+        monkeypatch.setenv(name, "of the shell")
     wanted = takes(account="a", partition="p", memory_gb=1) if asked else takes()
-    spec = slurm_spec(sbatch={"reservation": "spring"} if asked else {})
-    launch_slurm([Noted(runs, "a", resources=wanted)], spec, lambda event: None)
-    passed = {name: name in slurm.environment for name in SHELL}
+    launched(runs, Noted(runs, "a", resources=wanted), sbatch={"reservation": "spring"} if asked else {})
+    environment = slurm.heard("environment").splitlines()
+    passed = {name: f"{name}=of the shell" in environment for name in SHELL}
     assert passed == {name: cases[asked] for name, cases in SHELL.items()}
-    assert all(os.environ[name] == "x" for name in SHELL)
+    assert all(os.environ[name] == "of the shell" for name in SHELL)
     said = capsys.readouterr().err.strip()
     dropped = [name for name in SHELL if name.startswith("SBATCH_") and not passed[name]]
     assert said.startswith(f"cppo: {', '.join(sorted(dropped))}: ignored, since") and "\n" not in said
@@ -348,7 +323,7 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
 ) -> None:
     """Whatever submitit took from the shell when it was loaded, and whatever of the shell the cluster passes on."""
     monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
-    launch_slurm([Noted(runs, "a")], slurm_spec(srun=("--export=ALL,X=1",)), lambda event: None)
+    launched(runs, Noted(runs, "a"), srun=("--export=ALL,X=1",))
     assert "#SBATCH --signal=USR2@120" in slurm.script
     [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
     assert start.index("--export=ALL") < start.index("--export=ALL,X=1")  # srun takes the last
@@ -373,26 +348,12 @@ def test_the_options_of_a_job(
     slurm: Slurm, runs: Path, gpus: int, settings: dict[str, object], resources: dict[str, object],
     there: list[str], missing: list[str],
 ) -> None:  # fmt: skip
-    job = Noted(runs, "a", gpus=gpus, resources=takes(**resources))
-    launch_slurm([job], slurm_spec(**settings), lambda event: None)
+    launched(runs, Noted(runs, "a", gpus=gpus, resources=takes(**resources)), **settings)
     options = [line.removeprefix("#SBATCH --") for line in slurm.script if line.startswith("#SBATCH")]
     [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
     options += [f"srun={word}" for word in start if word.startswith("--")]
     assert set(there) <= set(options)
     assert not {option.rpartition("=")[0] or option for option in options} & set(missing)
-
-
-@pytest.mark.parametrize("restarts", [0, 1, 2, 3])
-def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
-) -> None:
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    task = SlurmTask(Noted(tmp_path, "a"), requeues=2)
-    if restarts < 2:
-        assert isinstance(task.checkpoint(), DelayedSubmission)
-        return
-    with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
-        task.checkpoint()
 
 
 @pytest.mark.parametrize(
@@ -412,11 +373,10 @@ def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
     ],
 )
 def test_a_job_that_slurm_holds_says_how_it_is_released(
-    slurm: Slurm, runs: Path, state: str, reason: str, held: bool
+    slurm: Slurm, runs: Path, ledger: Ledger, state: str, reason: str, held: bool
 ) -> None:
-    with Ledger(runs) as ledger:
-        submitted(ledger, ["a", "b"], 17)
-    slurm.shows(f"17_0;RUNNING;0:07;x;{reason}", f"17_1;{state};0:00;x;{reason}")
+    submitted(ledger, ["a", "b"], 17)
+    slurm.shows(f"17_0;RUNNING;x;{reason}", f"17_1;{state};x;{reason}")
     why = f", {reason}" if reason else ""
     end = ": `scontrol release 17_1` lets it start" if held else ""
     assert view(runs).waiting("b") == f"Slurm job 17_1: {state.lower()}{why}{end}"
@@ -424,43 +384,37 @@ def test_a_job_that_slurm_holds_says_how_it_is_released(
 
 
 @pytest.mark.parametrize("state", [*THERE, *GONE, ""])
-def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, state: str) -> None:
-    answer = (
-        f"echo JobId=101 ArrayJobId=100 JobState={state} Reason=x"
-        if state
-        else "echo Invalid job id >&2; exit 1"
-    )
-    slurm.answers("scontrol", f'case "$*" in *job*100) {answer};; *) echo is UP;; esac')
-    jobs = [Noted(runs, "a"), Noted(runs, "b")]
-    launch_slurm(jobs, slurm_spec(), lambda event: None)
-    events: list[object] = []
+def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger: Ledger, state: str) -> None:
+    submitted(ledger, ["a", "b"], 100)
+    if state:
+        slurm.says("job.txt", f"JobId=101 ArrayJobId=100 JobState={state} Reason=x")
     if state in THERE:
-        with pytest.raises(
-            UserError, match="squeue shows none of your jobs, and `scontrol show job 100` one"
-        ):
-            launch_slurm(jobs, slurm_spec(), events.append)
+        with pytest.raises(UserError, match="shows none of your jobs, and `scontrol show job 100` one"):
+            refresh(ledger)
         assert (view(runs).waiting("a") or "").startswith("not known now: squeue shows none of your jobs")
     else:
-        launch_slurm(jobs, slurm_spec(), events.append)
-    assert len(events) == (0 if state in THERE else 2)
+        assert refresh(ledger) == {}
+    assert len(ledger.open_tasks()) == (2 if state in THERE else 0)
 
 
-def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(
-    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm.answers("scontrol", 'echo "ClusterName = $CLUSTER"; echo is UP')
-    monkeypatch.setenv("CLUSTER", "north")
-    launch_slurm([Noted(runs, "a")], slurm_spec(), lambda event: None)
-    slurm.shows("100;PENDING;0:00;x")
+def chosen(*run_ids: str) -> list[RunStatus]:
+    """Runs to cancel."""
+    return [RunStatus(run_id, Label("mini", "cppo", "m", 0), schema.QUEUED) for run_id in run_ids]
+
+
+def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, runs: Path) -> None:
+    slurm.says("config.txt", "ClusterName = north")
+    launched(runs, Noted(runs, "a"))
+    slurm.shows("100;PENDING;x")
     assert list(in_queue(runs)) == ["a"]
-    monkeypatch.setenv("CLUSTER", "south")
+    slurm.says("config.txt", "ClusterName = south")
     line = "jobs of these runs are on the cluster north, and Slurm's commands ask south: set SLURM_CONF"
     with Ledger(runs) as ledger:
         for ask in (
             lambda: in_queue(runs),
             lambda: refresh(ledger),
-            lambda: launch_slurm([Noted(runs, "a")], slurm_spec(), lambda event: None),
-            lambda: cancel(runs, [RunStatus("a", Label("mini", "cppo", "m", 0), schema.QUEUED)], False),
+            lambda: launched(runs, Noted(runs, "a")),
+            lambda: cancel(runs, chosen("a"), False),
         ):
             with pytest.raises(UserError, match=line):
                 ask()
@@ -473,48 +427,42 @@ def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(
 def test_a_submission_is_found_whatever_comment_the_site_demands(
     slurm: Slurm, runs: Path, comment: object
 ) -> None:
-    launch_slurm([Noted(runs, "a")], slurm_spec(sbatch={"comment": comment}), lambda event: None)
+    launched(runs, Noted(runs, "a"), sbatch={"comment": comment})
+    lines = [line.removeprefix("#SBATCH --").partition("=") for line in slurm.script]
+    options = {name: shlex.split(value)[0] for name, _, value in lines if name in ("comment", "job-name")}
     with Ledger(runs) as ledger:
-        [task] = ledger.open_tasks()
-        options = {
-            name: shlex.split(value)[0]
-            for line in slurm.script
-            for name, _, value in [line.removeprefix("#SBATCH --").partition("=")]
-            if name in ("comment", "job-name")
-        }
-        token = task.token
+        token = ledger.open_tasks()[0].token
         wanted = {"comment": token, "job-name": "cppo"}
         if comment is not None:
             wanted = {"comment": str(comment), "job-name": f"cppo-{token}"}
         assert options == wanted
         # As if its launcher had died before sbatch answered.
-        with sqlite3.connect(runs / "slurm.db") as database:
+        with sqlite3.connect(ledger.path) as database:
             database.execute("UPDATE submission SET job_id = NULL")
         database.close()
-        slurm.shows(f"100;PENDING;0:00;{options['comment']};;{options['job-name']}")
+        slurm.shows(f"100;PENDING;{options['comment']};;{options['job-name']}")
         assert [job.job for job in refresh(ledger).values()] == ["100"]
+
+
+TWO = ["a" * 12, "b" * 12]
 
 
 @pytest.mark.parametrize("queued_only", [True, False])
 def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
-    slurm: Slurm, runs: Path, queued_only: bool
+    slurm: Slurm, runs: Path, ledger: Ledger, queued_only: bool
 ) -> None:
-    ids = ["a" * 12, "b" * 12]
-    with Ledger(runs) as ledger:
-        submitted(ledger, ids, 17)
-    slurm.shows("17_0;RUNNING;0:07;x", "17_1;PENDING;0:00;x")
-    chosen = [RunStatus(one, Label("mini", "cppo", "m", 0), schema.QUEUED) for one in ids]
-    found = {one.run_id: one for one in cancel(runs, chosen, queued_only)}
+    submitted(ledger, TWO, 17)
+    slurm.shows("17_0;RUNNING;x", "17_1;PENDING;x")
+    done = {run.run_id: run.done for run in cancel(runs, chosen(*TWO), queued_only)}
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
-    assert (found[ids[0]].done, found[ids[1]].done) == (not queued_only, True)
-    assert (runs / ids[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
-    with Ledger(runs) as ledger:
-        assert [task.name for task in ledger.open_tasks()] == ids[:1]
-        assert ledger.newest_tasks()[ids[1]].ended == WORD
+    assert done == {TWO[0]: not queued_only, TWO[1]: True}
+    assert (runs / TWO[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
+    assert [task.name for task in ledger.open_tasks()] == TWO[:1]
+    assert ledger.newest_tasks()[TWO[1]].ended == WORD
 
 
 def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
-    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # a machine without Slurm
     assert in_queue(runs) == {}
@@ -527,56 +475,62 @@ def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
 
 
 def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
-    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    with Ledger(runs) as ledger:
-        token = ledger.claim(["a"])
-        [task] = ledger.open_tasks()
-        (ledger.folder_of(token)).mkdir(parents=True)
-        (ledger.folder_of(token) / "17_submitted.pkl").touch()
+    token = ledger.claim(["a"])
+    [task] = ledger.open_tasks()
+    ledger.folder_of(token).mkdir(parents=True)
+    (ledger.folder_of(token) / "17_submitted.pkl").touch()
 
-        def sleep(seconds: float) -> None:
-            slept.append(seconds)
-            slurm.shows(f"17;PENDING;0:00;{token}")  # meanwhile sbatch has come through
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        slurm.shows(f"17;PENDING;{token}")  # meanwhile sbatch has come through
 
-        monkeypatch.setattr(queue, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
-        monkeypatch.setattr(
-            queue, "time", SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
-        )
-        assert [job.job for job in refresh(ledger).values()] == ["17"]
-        assert slept == [pytest.approx(SETTLING_SECONDS * 3 / 4)]
-        assert [task.job for task in ledger.open_tasks()] == ["17"]
-        assert slurm.cancelled == []
+    monkeypatch.setattr(queue, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
+    clock = SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
+    monkeypatch.setattr(queue, "time", clock)
+    assert [job.job for job in refresh(ledger).values()] == ["17"]
+    assert slept == [pytest.approx(SETTLING_SECONDS * 3 / 4)]
+    assert [task.job for task in ledger.open_tasks()] == ["17"]
+    assert slurm.cancelled == []
 
 
 STRANGER = 1_234_567  # the uid of another account
-TWO = ["a" * 12, "b" * 12]
 
 
 @pytest.fixture
-def theirs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def theirs(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A ledger with a claim of another account for two runs. All jobs in the queue are that account's."""
     monkeypatch.setenv("OWNER", str(STRANGER))
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: STRANGER)
-        with Ledger(runs) as ledger:
-            ledger.claim(TWO)
-    with Ledger(runs) as ledger:
-        yield ledger
+        ledger.claim(TWO)
+    return ledger
 
 
-def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: Ledger) -> None:
+def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: Ledger, runs: Path) -> None:
     """Only they can cancel it, although its launcher died before it was complete."""
     [token] = theirs.unanswered()
-    slurm.shows(f"17_0;PENDING;0:00;{token}", f"17_1;PENDING;0:00;{token}")
-    found = refresh(theirs)
-    assert {name: (job.job, job.owner) for name, job in found.items()} == {
-        TWO[0]: ("17_0", STRANGER),
-        TWO[1]: ("17_1", STRANGER),
-    }
+    slurm.shows(f"17_0;RUNNING;{token}", f"17_1;PENDING;{token}")
+    jobs = {name: (job.job, job.owner) for name, job in refresh(theirs).items()}
+    assert jobs == {TWO[0]: ("17_0", STRANGER), TWO[1]: ("17_1", STRANGER)}
+    assert [vars(run) for run in cancel(runs, chosen(*TWO), queued_only=False)] == [
+        {
+            "run_id": TWO[0],
+            "text": f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it",
+            "done": False,
+        },
+        {
+            "run_id": TWO[1],
+            "text": f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts",
+            "done": True,
+        },
+    ]
     assert slurm.cancelled == []
     assert [task.ended for task in theirs.open_tasks()] == [None, None]
+    assert not (runs / TWO[0] / "cancelled").exists()  # it goes on, and is wanted still
+    assert (runs / TWO[1] / "cancelled").exists()
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -585,34 +539,107 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
 ) -> None:
     theirs.submitted(theirs.unanswered()[0], 17)
     monkeypatch.setattr(queue, "shows_others", lambda: not hidden)
-    found = in_queue(runs)
-    if not hidden:
-        assert found == {}
-        return
-    assert {name: (job.job, job.state, job.owner) for name, job in found.items()} == {
-        TWO[0]: ("17_0", "PENDING", STRANGER),
-        TWO[1]: ("17_1", "PENDING", STRANGER),
-    }
-    assert found[TWO[0]].reason == f"a job of {STRANGER}, which Slurm does not show to you"
-    assert refresh(theirs) == found
-    assert len(theirs.open_tasks()) == 2  # only its owner can see that it has ended
+    jobs = in_queue(runs)
+    why = f"a job of {STRANGER}, which Slurm does not show to you"
+    pending = {run_id: (f"17_{at}", STRANGER, "PENDING", why) for at, run_id in enumerate(TWO)}
+    seen = {run_id: (job.job, job.owner, job.state, job.reason) for run_id, job in jobs.items()}
+    assert seen == (pending if hidden else {})
+    assert refresh(theirs) == jobs
+    assert len(theirs.open_tasks()) == len(jobs)  # only its owner can see that it has ended
 
 
-def test_what_another_account_trains_is_not_cancelled_and_what_waits_will_not_train(
-    slurm: Slurm, theirs: Ledger, runs: Path
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ("PrivateData             = none", True),
+        ("PrivateData             = accounts,usage", True),
+        ("PrivateData             = accounts,jobs,users", False),
+        ("PrivateData             = ALL", False),
+        ("SlurmctldPort           = 6817", False),
+    ],
+)
+def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str, shown: bool
 ) -> None:
-    theirs.submitted(theirs.unanswered()[0], 17)
-    slurm.shows("17_0;RUNNING;0:07;x", "17_1;PENDING;0:00;x")
-    chosen = [RunStatus(one, Label("mini", "cppo", "m", 0), schema.QUEUED) for one in TWO]
-    active, waiting = cancel(runs, chosen, queued_only=False)
-    assert (active.run_id, active.done) == (TWO[0], False)
-    assert active.text == f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it"
-    assert (waiting.run_id, waiting.done) == (TWO[1], True)
-    said = f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts"
-    assert waiting.text == said
-    assert slurm.cancelled == []
-    assert not (runs / TWO[0] / "cancelled").exists()  # it goes on, and is wanted still
-    assert (runs / TWO[1] / "cancelled").exists()
+    slurm.says("config.txt", f"Configuration data\n{settings}")
+    monkeypatch.setattr(os, "getuid", lambda: STRANGER)
+    assert shows_others() is shown
+    slurm.command("scontrol", SILENT)
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
+    assert not shows_others()
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert shows_others()  # from root nothing is hidden
+
+
+Commands = dict[str, str]
+UP, ALL = "echo is UP", dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "")
+DOWN = "Slurm's controller does not answer \\({}\\)$"
+CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
+
+
+@pytest.mark.parametrize(
+    ("commands", "said"),
+    [
+        ({}, "sbatch, squeue, scancel, srun not found .* go to a login node"),
+        (
+            ALL | {"squeue": "#!/nowhere/sh"},
+            r"squeue cannot be started \(No such file or directory\): check Slurm's",
+        ),
+        ({"scontrol": "echo Slurmctld is DOWN; echo more; exit 1"}, DOWN.format("Slurmctld is DOWN")),
+        ({"scontrol": "echo cannot read slurm.conf >&2; exit 1"}, DOWN.format("cannot read slurm.conf")),
+        ({"scontrol": "exit 3"}, DOWN.format("exit status 3")),
+        ({"scontrol": SILENT}, "scontrol ping: no answer within 0 s"),
+        ({"squeue": SILENT}, "squeue: .* did not answer within 0 s: try again later"),
+        ({"squeue": "echo Invalid user: x >&2; echo more >&2; exit 1"}, CHECK.format("Invalid user: x")),
+        ({"squeue": "echo on the other stream; exit 1"}, CHECK.format("on the other stream")),
+        ({"squeue": "exit 7"}, CHECK.format("exit status 7")),
+        ({"squeue": ""}, ""),  # scontrol is not installed everywhere
+        ({"squeue": "", "scontrol": "echo primary is DOWN; echo backup is UP; exit 1"}, ""),
+    ],
+)
+def test_what_is_said_when_commands_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Commands, said: str
+) -> None:
+    for seconds in ("PING_SECONDS", "PATIENCE_SECONDS"):
+        monkeypatch.setattr(queue, seconds, 0.1 if SILENT in commands.values() else 60.0)
+    asked = tmp_path / "asked"
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    if "squeue" not in commands and commands:
+        Slurm(tmp_path).command("squeue", f"echo > {asked}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not said:
+        assert jobs_of([]) == []
+        return
+    with pytest.raises(UserError, match=said):
+        jobs_of([])
+    assert not asked.exists()
+
+
+def test_lines_that_are_no_jobs_are_left_out(slurm: Slurm) -> None:
+    """A cluster's own wrapper may print what it likes; a comment may hold every character."""
+    slurm.command(
+        "squeue",
+        r"""
+for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
+mark="${format%%"%i"*}"
+echo "the queue is busy today"
+printf '%s%s\n' "$mark" "7|1000|RUNNING|None|a|b|cppo" "$mark" "not a job" "$mark" "8|root|RUNNING|None||cppo"
+printf '%s%s\nd|cppo\n' "$mark" "9|1000|PENDING|Priority|c"
+""",
+    )
+    jobs = [(job.job, job.owner, job.state, job.reason, job.comment) for job in jobs_of([])]
+    assert jobs == [("7", 1000, "RUNNING", "", "a|b"), ("9", 1000, "PENDING", "Priority", "c\nd")]
+
+
+def test_all_jobs_of_accounts_that_the_machine_knows_are_asked_for(slurm: Slurm) -> None:
+    """squeue refuses the whole request for a user whom it does not know."""
+    accounts = {account.pw_uid for account in pwd.getpwall()}
+    strangers = [next(uid for uid in range(4_000_000_000, 5_000_000_000) if uid not in accounts), 2**70]
+    jobs_of([*strangers, *accounts])
+    users = ",".join(map(str, sorted(accounts | {os.getuid()})))
+    assert {f"--user={users}", "--all"} <= set(slurm.heard("squeue_asked").split())
 
 
 @dataclass(frozen=True)
@@ -632,16 +659,14 @@ class Late(Noted):
 class Clock:
     """Stands still but for what is slept."""
 
-    now: float = 0.0
     slept: list[float] = field(default_factory=list)
 
     def monotonic(self) -> float:
         """Seconds."""
-        return self.now
+        return sum(self.slept)
 
     def sleep(self, seconds: float) -> None:
         """At once."""
-        self.now += seconds
         self.slept.append(seconds)
 
 
@@ -683,10 +708,11 @@ def requeues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("answer", "requeued"),
     [
-        ("echo JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x", True),
-        ("echo JobId=7 JobState=RUNNING PreemptTime=None", False),
-        ("echo JobId=7 JobState=COMPLETING PreemptTime=2026-11-26T10:00:00", False),
-        ("exit 1", False),
+        ("JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x", True),
+        ("JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-26T10:00:00", True),
+        ("JobId=7 JobState=RUNNING PreemptTime=None", False),
+        ("JobId=7 JobState=COMPLETING PreemptTime=2026-11-26T10:00:00", False),
+        ("", False),
         (None, False),
     ],
 )
@@ -696,8 +722,8 @@ def test_a_job_that_is_ended_goes_back_only_if_slurm_preempts_it(
 ) -> None:  # fmt: skip
     if answer is None:
         monkeypatch.setenv("PATH", "")
-    else:
-        (slurm.folder / "scontrol").write_text(f"#!/bin/sh\n{answer}\n")
+    elif answer:
+        slurm.says("job.txt", answer)
     task = SlurmTask(Warned(runs, "a"), requeues=2)
     if requeued:
         task()
@@ -719,16 +745,48 @@ def test_a_job_that_slurm_has_requeued_already_ends_as_interrupted(runs: Path, r
     assert error.value.__suppress_context__  # no word of `scontrol`
 
 
+def calls(task: SlurmTask) -> None:
+    """As submitit does, when the job is ended."""
+    with pytest.raises(Interrupted):
+        task()
+
+
+def warns(task: SlurmTask) -> None:
+    """The same, in a container, before the job has handlers of its own."""
+    with pytest.raises(SystemExit):
+        task.checkpoint()
+
+
 @pytest.mark.parametrize(
-    ("restarts", "asked"), [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, None)]
+    ("act", "restarts", "asked"),
+    [
+        *((calls, restarts, GO_BACK_IF_PREEMPTED) for restarts in (0, 1)),
+        (calls, 2, ""),
+        (warns, 1, "requeue"),
+        (warns, 2, ""),
+    ],
 )
 def test_in_a_container_the_batch_script_is_asked_while_the_job_may_go_back(
-    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, asked: str | None
-) -> None:
+    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch,
+    act: Callable[[SlurmTask], None], restarts: int, asked: str,
+) -> None:  # fmt: skip
     outside = runs / "outside"
     monkeypatch.setenv(OUTSIDE, str(outside))
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    with pytest.raises(Interrupted):
-        SlurmTask(Warned(runs, "a"), requeues=2)()
-    assert (outside.read_text() if outside.exists() else None) == asked
+    act(SlurmTask(Warned(runs, "a"), requeues=2))
+    assert (outside.read_text() if outside.exists() else "") == asked
+    assert bool(notes(runs)) == (act is warns and not asked)  # it gave up
     assert requeues == []
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2, 3])
+def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    task = SlurmTask(Noted(tmp_path, "a"), requeues=2)
+    if restarts < 2:
+        assert isinstance(task.checkpoint(), DelayedSubmission)
+        return
+    with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
+        task.checkpoint()

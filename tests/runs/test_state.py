@@ -32,7 +32,7 @@ NEW, OLD = (
 def slurm(state: str, reason: str = "") -> SlurmView:
     """Slurm has the run's job in this state."""
     task = LedgerTask(RUN, "token", 7, 0, 2, time.time())
-    return SlurmView({RUN: task}, {RUN: QueuedJob("7_0", os.getuid(), state, reason, 0, "", "token")})
+    return SlurmView({RUN: task}, {RUN: QueuedJob("7_0", os.getuid(), state, reason, "token")})
 
 
 def silent(job_id: int | None, age: float) -> SlurmView:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cppo_lab.monitor.status import Label, RunStatus
-from cppo_lab.monitor.watch import ordered, table
+from cppo_lab.monitor.status import Label, RunStatus, ordered, table
 from cppo_lab.sweep.columns import aligned
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"

@@ -8,7 +8,7 @@ returned. Shared files have the same paths on both sides.
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError
 from cppo_lab.hub import hub_cache
-from cppo_lab.launch.base import AGREED, Job
+from cppo_lab.launch.base import Job
+from cppo_lab.launch.environment import AGREED
 from cppo_lab.spec import Spec
 
 OUTSIDE = "CPPO_OUTSIDE"  # set only inside: the file that carries a request to the batch script
@@ -32,8 +33,7 @@ Line = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$", max_length=4096)]
 # A comma or a colon ends a mount for pyxis and Apptainer, and enroot reads the paths of mounts in a shell's quotes.
 _MISREAD = re.compile(r"""[,:"$`\\\x00-\x1f\x7f]""")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that the job depends on, and those that its Python must not take from outside the image.
-_OURS = re.compile(r"(SLURM|SLURMD|SUBMITIT|CPPO_OUTSIDE)(_|\Z)|PYTHONSAFEPATH\Z|PYTHONNOUSERSITE\Z")
+_OURS = re.compile(r"(SLURMD?|SUBMITIT|CPPO_OUTSIDE)(_|\Z)")  # variables that the job depends on
 _REMEDY = "write SOURCE:TARGET or SOURCE:TARGET:ro, both absolute"
 
 
@@ -66,18 +66,19 @@ class ContainerSpec(Spec):
             )
         if self.image.startswith("-"):
             raise ValueError(f"image={self.image!r} would be read as an option: write ./{self.image}")
-        targets = [_require_mount(mount) for mount in self.mounts]
-        for target in targets:
-            if targets.count(target) > 1:
-                raise ValueError(f"mounts: two have the target {target}: remove one")
-        names = [_require_variable(entry) for entry in self.environment]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"environment: {name} appears twice: remove one")
+        if target := _repeated([_require_mount(mount) for mount in self.mounts]):
+            raise ValueError(f"mounts: two have the target {target}: remove one")
+        if name := _repeated([_require_variable(entry) for entry in self.environment]):
+            raise ValueError(f"environment: {name} appears twice: remove one")
         return self
 
 
 NO_CONTAINER = ContainerSpec(runtime=None, image=None, mounts=(), environment=())
+
+
+def _repeated(names: Sequence[str]) -> str:
+    """The first of the names that is there more than once."""
+    return next((name for name in names if names.count(name) > 1), "")
 
 
 def _require_mount(mount: str) -> str:
@@ -88,16 +89,17 @@ def _require_mount(mount: str) -> str:
     if len(parts) != 2:
         raise ValueError(f"mounts: {mount!r} is not two paths with a colon between: {_REMEDY}")
     for path in parts:
-        if found := _MISREAD.search(path):
+        if misread := _MISREAD.search(path):
             raise ValueError(
-                f"mounts: {path!r} has {found[0]!r} in it, which container runtimes misread: mount "
+                f"mounts: {path!r} has {misread[0]!r} in it, which container runtimes misread: mount "
                 "the folder above it, or a path without it"
             )
         if not path.startswith("/") or ".." in path.split("/") or path != path.strip():
             raise ValueError(f"mounts: {mount!r}: {path!r} is not an absolute path: {_REMEDY}")
-    if not parts[1].strip("/"):
+    target = parts[1].strip("/")
+    if not target:
         raise ValueError(f"mounts: {mount!r} would hide the whole image: {_REMEDY}")
-    return "/" + parts[1].strip("/")
+    return f"/{target}"
 
 
 def _require_variable(entry: str) -> str:
@@ -105,7 +107,7 @@ def _require_variable(entry: str) -> str:
     name = entry.partition("=")[0]
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"environment: {entry!r}: write NAME, or NAME=VALUE")
-    if _OURS.match(name):
+    if name in _IN_THE_IMAGE or _OURS.match(name):
         raise ValueError(f"environment: {name} is set by Slurm and the launcher: remove it")
     return name
 
@@ -115,16 +117,17 @@ class Wrapping:
     """What a container adds to a batch script: arguments of srun, the command that starts Python, lines before."""
 
     srun: tuple[str, ...]
-    python: str
+    python: str | None
     setup: tuple[str, ...]
 
 
 def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping:
-    """How `job` is started in its container; `python` is the command in the image (None: `python`).
+    """How `job` is started in its container, if it has one; `python` is the command in the image (None: `python`).
 
     Raises UserError for a folder that cannot be mounted under its path.
     """
-    assert container.image is not None
+    if container.image is None:
+        return Wrapping((), python, ())
     folder, places = Path.cwd(), [Path.cwd(), *job.places]
     mounts = [*_mounts(places, container), *container.mounts]
     given = [entry for entry in container.environment if "=" in entry]
@@ -134,9 +137,9 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
         values["HF_HUB_CACHE"] = str(hub_cache())  # the home folder may differ in the container
     command = shlex.join(["env", *(f"{name}={value}" for name, value in values.items()), *given])
     command = f"{command} {python or 'python'}"
-    setup = [f"unset {' '.join(name for name in _OF_PYTHON if name not in names)}"]
+    unset = f"unset {' '.join(name for name in _OF_PYTHON if name not in names)}"
     if container.runtime == "pyxis":
-        options = [
+        options = (
             f"--container-image={container.image}",
             f"--container-mounts={','.join(mounts)}",
             f"--container-workdir={folder}",
@@ -144,14 +147,14 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
             "--no-container-remap-root",  # files are written and read as the same user as outside
             "--container-writable",  # caches of compilers; gone with the container
             f"--container-env={','.join([OUTSIDE, *names])}",
-        ]
-        return Wrapping(tuple(options), command, tuple(setup))
+        )
+        return Wrapping(options, command, (unset,))
     words = ["apptainer", "exec", *(["--nv"] if job.gpus else [])]
     words += [word for mount in mounts for word in ("--bind", mount)]
     words += ["--pwd", str(folder), container.image]
     # By variables, since every user of the machine can read arguments.
-    setup += [f'[ -z "${{{name}+x}}" ] || export APPTAINERENV_{name}="${name}"' for name in names]
-    return Wrapping((), f"{shlex.join(words)} {command}", tuple(setup))
+    passed = [f'[ -z "${{{name}+x}}" ] || export APPTAINERENV_{name}="${name}"' for name in names]
+    return Wrapping((), f"{shlex.join(words)} {command}", (unset, *passed))
 
 
 def before(folder: Path) -> list[str]:
@@ -177,32 +180,28 @@ def after() -> list[str]:
     ]
 
 
-def ask_outside(what: str) -> bool:
-    """Request `what` from the batch script once this job's processes have ended; False outside a container."""
+def ask_outside(request: str) -> bool:
+    """Make a request to the batch script for when this job's processes have ended; False outside a container."""
     path = os.environ.get(OUTSIDE)
     if path is None:
         return False
-    Path(path).write_text(what, encoding="utf-8")
+    Path(path).write_text(request, encoding="utf-8")
     return True
 
 
 def _mounts(places: Sequence[Path], container: ContainerSpec) -> list[str]:
     """Mounts of `places` under their paths on this machine, and of the targets of links in those paths."""
-    whole = [place.absolute() for place in places]
-    real = [place.resolve() for place in whole]
-    named = [pair for pair in zip(real, whole, strict=True) if ".." not in pair[1].parts]
-    found: dict[Path, Path] = {}
+    pairs = [(place.resolve(), place.absolute()) for place in places]
+    named = [pair for pair in pairs if ".." not in pair[1].parts]
+    mounted: dict[Path, Path] = {}
     # Parent folders come first, since mounting them later would hide the others. Targets of links are mounted as well.
-    for source, target in [*_by_depth(zip(real, real, strict=True)), *_by_depth(named)]:
-        _require_mountable(target, container)
-        if not any(target.is_relative_to(there) for there in found):
-            found[target] = source
+    for some in ([(real, real) for real, _ in pairs], named):
+        for source, target in sorted(some, key=lambda pair: len(pair[1].parts)):
+            _require_mountable(target, container)
+            if not any(target.is_relative_to(folder) for folder in mounted):
+                mounted[target] = source
     theirs = {Path(mount.split(":")[1]) for mount in container.mounts}
-    return [f"{source}:{target}" for target, source in found.items() if target not in theirs]
-
-
-def _by_depth(pairs: Iterable[tuple[Path, Path]]) -> list[tuple[Path, Path]]:
-    return sorted(pairs, key=lambda pair: len(pair[1].parts))
+    return [f"{source}:{target}" for target, source in mounted.items() if target not in theirs]
 
 
 def _require_mountable(place: Path, container: ContainerSpec) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,15 +81,21 @@ class SlurmTask:
         return DelayedSubmission(self)
 
     def _preempted(self) -> bool:
-        """Whether this job is being preempted; Slurm leaves it to the job to requeue itself.
+        """Whether Slurm reports that this job is being preempted; it leaves it to the job to requeue itself.
 
         In a container only the batch script can find out, and requeues the job if so.
         """
-        if OUTSIDE not in os.environ:
-            return _preempted()
-        if _restarts() < self.requeues:
-            ask_outside(GO_BACK_IF_PREEMPTED)
-        return False
+        if OUTSIDE in os.environ:
+            if _restarts() < self.requeues:
+                ask_outside(GO_BACK_IF_PREEMPTED)
+            return False
+        try:
+            shown = command_output(
+                "scontrol", "show", "job", "--oneliner", os.environ.get("SLURM_JOB_ID", "")
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return re.search(r"\bJobState=RUNNING .*\bPreemptTime=[0-9]", shown.stdout) is not None
 
     def _give_up(self) -> str:
         why = (
@@ -102,17 +109,6 @@ class SlurmTask:
 def _restarts() -> int:
     """How often Slurm has started this job again."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-
-
-def _preempted() -> bool:
-    """Whether Slurm reports that this job is being preempted."""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    try:
-        said = command_output("scontrol", "show", "job", "--oneliner", job).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
-    return fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") != "None"
 
 
 def _allocation(job: Job) -> Allocation | None:

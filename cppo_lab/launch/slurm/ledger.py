@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import pwd
-import re
 import secrets
 import sqlite3
 import time
@@ -24,9 +23,6 @@ NAME = "slurm.db"
 LOCK = "slurm.lock"
 FOLDER = "slurm"  # of all submissions
 BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
-
-_TOKEN = re.compile(r"[0-9a-f]{16}")
-_PART = re.compile(r"[^/\x00]{1,255}")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS submission (
@@ -45,8 +41,11 @@ CREATE TABLE IF NOT EXISTS task (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
 """
-# Columns that databases of older versions lack.
-_ADDED = {"owner": "INTEGER", "cluster": "TEXT"}
+_ADDED = {"owner": "INTEGER", "cluster": "TEXT"}  # columns that databases of older versions lack
+_ALL_TASKS = """
+SELECT * FROM task JOIN submission USING (token)
+JOIN (SELECT token, COUNT(DISTINCT position) AS size FROM task GROUP BY token) USING (token)
+"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class LedgerTask:
 class Ledger:
     """The ledger of the runs in folder `runs`, created if it does not exist.
 
-    Raises UserError if the file is not a database or cannot be written.
+    Every call raises UserError if the file is not a database or cannot be written.
     """
 
     def __init__(self, runs: Path) -> None:
@@ -93,8 +92,6 @@ class Ledger:
         with self._naming_faults():
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             self._database.executescript(_TABLES)
-            columns = [row[1] for row in self._database.execute("PRAGMA table_info(submission)")]
-        self._lacking = {name: kind for name, kind in _ADDED.items() if name not in columns}
 
     def __enter__(self) -> "Ledger":
         return self
@@ -117,89 +114,72 @@ class Ledger:
         Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
         """
         token = secrets.token_hex(8)
-        with self._transaction():
-            for name, kind in self._lacking.items():
-                self._database.execute(f"ALTER TABLE submission ADD COLUMN {name} {kind}")
-            self._lacking = {}
-            taken = [name for name in names if self._open(name)]
-            if taken:
+        with self._transaction() as database:
+            columns = {row[1] for row in database.execute("PRAGMA table_info(submission)")}
+            for column in _ADDED.keys() - columns:
+                database.execute(f"ALTER TABLE submission ADD COLUMN {column} {_ADDED[column]}")
+            queued = {name for (name,) in database.execute("SELECT name FROM task WHERE ended IS NULL")}
+            if taken := [name for name in names if name in queued]:
                 raise ValueError(f"{', '.join(taken)} are in the queue already")
-            self._database.execute(
+            database.execute(
                 "INSERT INTO submission (token, created, owner, cluster) VALUES (?, ?, ?, ?)",
                 (token, time.time(), os.getuid(), cluster),
             )
-            self._database.executemany(
+            rows = zip(names, positions or range(len(names)), strict=True)
+            database.executemany(
                 "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
-                [
-                    (name, token, place)
-                    for name, place in zip(names, positions or range(len(names)), strict=True)
-                ],
+                [(name, token, position) for name, position in rows],
             )
         return token
 
     def submitted(self, token: str, job_id: int) -> None:
         """Record the job id of an array that Slurm has accepted."""
-        with self._transaction():
-            self._database.execute("UPDATE submission SET job_id = ? WHERE token = ?", (job_id, token))
+        with self._transaction() as database:
+            database.execute("UPDATE submission SET job_id = ? WHERE token = ?", (job_id, token))
 
     def end(self, tasks: Iterable[LedgerTask], reason: str) -> None:
         """Record that these tasks are no longer in Slurm's queue."""
-        with self._transaction():
-            self._database.executemany(
+        with self._transaction() as database:
+            database.executemany(
                 "UPDATE task SET ended = ? WHERE name = ? AND token = ? AND ended IS NULL",
                 [(reason, task.name, task.token) for task in tasks],
             )
 
-    def open_tasks(self) -> list[LedgerTask]:
-        """The tasks that may still be in Slurm's queue."""
-        return self._tasks("WHERE task.ended IS NULL")
-
-    def open_tasks_of(self, token: str) -> list[LedgerTask]:
-        """Those of one submission."""
-        return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
+    def open_tasks(self, token: str | None = None) -> list[LedgerTask]:
+        """The tasks that may still be in Slurm's queue, of one submission or of all."""
+        return self._tasks("ended IS NULL AND token = IFNULL(?, token)", token)
 
     def unanswered(self) -> list[str]:
         """Tokens of submissions without a recorded response of sbatch, even if their tasks have ended."""
         with self._naming_faults():
-            found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
-            return [str(token) for (token,) in found]
+            rows = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL").fetchall()
+        return [token for (token,) in rows]
 
     def tasks_of(self, name: str) -> list[LedgerTask]:
         """Every place in the queue that a job has had, newest first."""
-        return self._tasks("WHERE task.name = ?", name)
+        return self._tasks("name = ?", name)
 
     def newest_tasks(self) -> dict[str, LedgerTask]:
         """The last place in the queue of every job that ever had one, by name."""
-        found: dict[str, LedgerTask] = {}
-        for task in self._tasks(""):
-            found.setdefault(task.name, task)
-        return found
+        return {task.name: task for task in reversed(self._tasks("TRUE"))}
 
     def folder_of(self, token: str) -> Path:
         """Where a submission keeps its batch script, functions and output."""
         return self.path.parent / FOLDER / token
 
-    def _tasks(self, where: str, *values: object) -> list[LedgerTask]:
-        added = ", ".join("NULL" if name in self._lacking else name for name in _ADDED)
+    def _tasks(self, condition: str, *values: object) -> list[LedgerTask]:
         with self._naming_faults():
-            rows = self._database.execute(
-                f"SELECT task.name, task.token, job_id, position, size, created, ended, {added} FROM task "  # noqa: S608  `added` and `where` are literals of this class
-                "JOIN submission USING (token) "
-                "JOIN (SELECT token, COUNT(DISTINCT position) AS size FROM task GROUP BY token) USING (token) "
-                f"{where} ORDER BY created DESC, position",
-                values,
-            ).fetchall()
-        tasks = [LedgerTask(*row) for row in rows]
-        for task in tasks:
-            if not _is_ours(task):
-                raise self._fault(f"it has a task {str(vars(task))[:200]!r}, which no launcher has written")
-        return tasks
+            cursor = self._database.execute(
+                f"{_ALL_TASKS} WHERE {condition} ORDER BY created DESC, position", values
+            )
+            columns = [column for column, *_ in cursor.description]
+            return [LedgerTask(**dict(zip(columns, row, strict=True))) for row in cursor]
 
-    def _fault(self, what: str) -> UserError:
-        return UserError(
-            f"{self.path}: {what}: the record of submitted jobs cannot be used; move it away if it is damaged "
-            "(jobs in Slurm's queue are then found by their runs' locks alone)"
-        )
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._naming_faults(), self._database:  # which commits, or takes everything back
+            self._database.execute("BEGIN IMMEDIATE")
+            yield self._database
 
     @contextlib.contextmanager
     def _naming_faults(self) -> Iterator[None]:
@@ -208,40 +188,10 @@ class Ledger:
         except sqlite3.Error as error:
             if self.path.exists() and not os.access(self.path, os.W_OK):
                 raise _not_ours(self.path) from None
-            raise self._fault(str(error)) from None
-
-    def _open(self, name: str) -> bool:
-        found = self._database.execute("SELECT 1 FROM task WHERE name = ? AND ended IS NULL", (name,))
-        return found.fetchone() is not None
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._naming_faults():
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                if self._database.in_transaction:  # on disk errors SQLite may have rolled it back
-                    self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
-
-
-def _is_ours(task: LedgerTask) -> bool:
-    """Whether its values are valid, since names and tokens become parts of paths."""
-    return (
-        isinstance(task.name, str)
-        and _PART.fullmatch(task.name) is not None
-        and isinstance(task.token, str)
-        and _TOKEN.fullmatch(task.token) is not None
-        and (task.job_id is None or (isinstance(task.job_id, int) and task.job_id > 0))
-        and isinstance(task.position, int)
-        and task.position >= 0
-        and isinstance(task.created, int | float)
-        and isinstance(task.ended, str | None)
-        and isinstance(task.owner, int | None)
-        and isinstance(task.cluster, str | None)
-    )
+            raise UserError(
+                f"{self.path}: {error}: the record of submitted jobs cannot be used; move it away if it is damaged "
+                "(jobs in Slurm's queue are then found by their runs' locks alone)"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -262,10 +212,9 @@ def submitting(runs: Path) -> Iterator[None]:
 
 def _not_ours(path: Path) -> UserError:
     """The error for a file in a shared folder that another account made and others cannot write."""
-    owner = name_of(path.stat().st_uid)
     return UserError(
-        f"{path} is writable only for {owner}: ask them to share the folder of runs with your group "
-        f"(chmod -R g+w {path.parent}; docs/slurm.md, Two people on one folder)"
+        f"{path} is writable only for {name_of(path.stat().st_uid)}: ask them to share the folder of runs with your "
+        f"group (chmod -R g+w {path.parent}; docs/slurm.md, Two people on one folder)"
     )
 
 

@@ -18,42 +18,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab.errors import UserError
+from cppo_lab.launch.environment import agreed
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 
 PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
+SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 SACCT_JOBS = 500  # per request
-_FIELDS = (
-    "%i",
-    "%U",
-    "%T",
-    "%M",
-    "%N",
-    "%r",
-    "%k|%j",
-)  # comment and name come last, since they may hold any character, even line breaks
-# Variables of the user's shell, or of a job that this process runs in, that would change what Slurm's commands answer
-# or what a job is. Not those that say which cluster, and who asks. `SBATCH_*`: `submit.py`.
-_FOREIGN = re.compile(
-    r"(?!SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)\Z)"
-    r"(SQUEUE|SCANCEL|SACCT|SINFO|SCONTROL|SRUN|SUBMITIT|SLURMD?)_"
-)
+_ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
-
-NAME_OF_JOBS = "cppo"  # and, of jobs whose comment is the user's, a dash and the token
-SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 LEFT = "left Slurm's queue"
-_ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
+NAME_OF_JOBS = "cppo"  # and, of jobs whose comment is the user's, a dash and the token
+# Of a job for squeue. Comment and name come last, since they may hold any character, even line breaks.
+_FIELDS = "%i|%U|%T|%r|%k|%j"
 # Slurm's states and reasons of jobs that a user, an administrator or a failed node holds: it does not start them.
 _HELD = re.compile(r"held|JobHold|REQUEUE_HOLD|SPECIAL_EXIT", re.I)
-_UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, or one task of an array, as the queue shows it. `state` is Slurm's, `seconds` its run time so far.
+    """A job, or one task of an array, as the queue shows it; `state` and `reason` are Slurm's.
 
     `owner` is the uid of its user, `comment` its token if it is ours.
     """
@@ -62,8 +48,6 @@ class QueuedJob:
     owner: int
     state: str
     reason: str
-    seconds: int
-    node: str
     comment: str
 
 
@@ -77,92 +61,9 @@ def require_slurm() -> None:
         )
 
 
-def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
-    """The jobs of this account and of `owners`, each array task separately, including those that ended recently.
-
-    They are queried by owner, not by id, so that a job whose launcher died before it recorded the id is found too.
-    Accounts that the machine no longer knows are skipped.
-    Raises UserError if the controller does not answer.
-    """
-    users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
-    _require_answer()
-    mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
-    fields = "|".join(_FIELDS)
-    # --all: otherwise squeue omits jobs in hidden partitions, even the user's own.
-    options = ("--all", "--noheader", "--array", "--states=all")
-    text = _answer("squeue", f"--user={users}", *options, f"--format={mark}{fields}")
-    return [job for record in text.split(mark)[1:] if (job := _parse(record)) is not None]
-
-
-def shows_others() -> bool:
-    """Whether the cluster shows the jobs of other users to this one (PrivateData); False if it does not say."""
-    if os.getuid() == 0:
-        return True
-    said = configured("PrivateData")
-    return said is not None and not {"jobs", "all"} & set(said.lower().split(","))
-
-
-def configured(name: str) -> str | None:
-    """A setting of the cluster; None if it does not say."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = re.search(rf"^{name}\s*=(.*)$", command_output("scontrol", "show", "config").stdout, re.M)
-        return said[1].strip() if said else None
-    return None
-
-
-def _is_account(number: int) -> bool:
-    try:
-        pwd.getpwuid(number)
-    except (KeyError, OverflowError):
-        return False
-    return True
-
-
-def _require_answer() -> None:
-    """Raises UserError at once if the controller is down, which `squeue` takes some ten seconds to notice."""
-    if shutil.which("scontrol") is None:
-        return
-    try:
-        done = command_output("scontrol", "ping", seconds=PING_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
-    if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
-        said = (done.stdout.strip() or done.stderr.strip() or f"exit status {done.returncode}").splitlines()
-        raise UserError(f"Slurm's controller does not answer ({said[0]})")
-
-
-def ended_as(jobs: Iterable[str]) -> dict[str, str]:
-    """Slurm's final state of jobs, by job; empty if the cluster has no accounting."""
-    wanted = list(jobs)
-    if not wanted or shutil.which("sacct") is None:
-        return {}
-    found: dict[str, str] = {}
-    for start in range(0, len(wanted), SACCT_JOBS):
-        some = ",".join(wanted[start : start + SACCT_JOBS])
-        options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State")
-        try:
-            done = command_output("sacct", *options, "--jobs", some)
-        except subprocess.TimeoutExpired:  # its server hangs
-            return {}
-        if done.returncode:  # accounting is off, or its server does not answer
-            return {}
-        for line in done.stdout.splitlines():
-            job, _, state = line.partition("|")
-            found[job] = state.split()[0] if state else ""  # "CANCELLED by 1000"
-    return found
-
-
-def cancel(jobs: Sequence[str]) -> None:
-    """Cancel jobs, running or pending. Jobs that are already gone are not an error.
-
-    Raises UserError if the controller does not answer.
-    """
-    if jobs:
-        _answer("scancel", "--quiet", *jobs)
-
-
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """The output of one of Slurm's commands in `environment()`; undecodable bytes are replaced.
+    """The output of one of Slurm's commands, on which no variable of the shell has an effect; undecodable bytes are
+    replaced.
 
     Raises FileNotFoundError and subprocess.TimeoutExpired.
     """
@@ -172,43 +73,8 @@ def command_output(*command: str, seconds: float | None = None) -> "subprocess.C
         encoding="utf-8",
         errors="replace",
         timeout=PATIENCE_SECONDS if seconds is None else seconds,
-        env=environment(),
+        env=agreed(within=False),
     )
-
-
-def environment() -> dict[str, str]:
-    """The variables of this process without options of Slurm's commands and of a job that it may run in."""
-    return {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
-
-
-def _parse(record: str) -> QueuedJob | None:
-    """A job from its record; None for one with other fields than were asked for."""
-    fields = record.removesuffix("\n").split("|", len(_FIELDS) - 1)
-    if len(fields) < len(_FIELDS):
-        return None
-    job, owner, state, seconds, node, reason, comment = fields
-    if not (owner.isascii() and owner.isdecimal()):
-        return None
-    before, _, name = comment.rpartition("|")
-    if name == NAME_OF_JOBS:
-        comment = before
-    elif name.startswith(f"{NAME_OF_JOBS}-"):
-        comment = name.removeprefix(f"{NAME_OF_JOBS}-")
-    reason = "" if reason == "None" else reason
-    return QueuedJob(job, int(owner), state, reason, _seconds(seconds), node, comment)
-
-
-def _seconds(text: str) -> int:
-    """Slurm's [days-][[hours:]minutes:]seconds; 0 for anything else (INVALID)."""
-    days, _, rest = text.rpartition("-")
-    try:
-        parts = [int(part) for part in rest.split(":")]
-        total = int(days or 0) * 86_400
-    except ValueError:
-        return 0
-    for part, unit in zip(reversed(parts), (1, 60, 3600), strict=False):
-        total += part * unit
-    return total
 
 
 def ask(*command: str) -> "subprocess.CompletedProcess[str]":
@@ -230,13 +96,116 @@ def _answer(*command: str) -> str:
     """The output of a command. Raises UserError if it fails as well."""
     done = ask(*command)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
-        raise UserError(f"{command[0]}: {said[0]}: check that Slurm's controller is up (`scontrol ping`)")
+        raise UserError(
+            f"{command[0]}: {_complaint(done)}: check that Slurm's controller is up (`scontrol ping`)"
+        )
     return done.stdout
 
 
-def _query(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
-    """The queue's jobs of the accounts that submitted `tasks`, and the tasks that are in it, by name.
+def _complaint(done: "subprocess.CompletedProcess[str]") -> str:
+    """The first line of what a command that failed has printed."""
+    return (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[0]
+
+
+def configured(name: str) -> str | None:
+    """A setting of the cluster; None if it does not say."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        setting = re.search(rf"^{name}\s*=(.*)$", command_output("scontrol", "show", "config").stdout, re.M)
+        return setting[1].strip() if setting else None
+    return None
+
+
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs, running or pending. Jobs that are already gone are not an error.
+
+    Raises UserError if the controller does not answer.
+    """
+    if jobs:
+        _answer("scancel", "--quiet", *jobs)
+
+
+def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
+    """The jobs of this account and of `owners`, each array task separately, including those that ended recently.
+
+    They are queried by owner, not by id, so that a job whose launcher died before it recorded the id is found too.
+    Accounts that the machine no longer knows are skipped, since squeue would refuse the whole request.
+    Raises UserError if the controller does not answer.
+    """
+    _require_answer()
+    users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
+    mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
+    # --all: otherwise squeue omits jobs in hidden partitions, even the user's own.
+    options = ("--all", "--noheader", "--array", "--states=all", f"--format={mark}{_FIELDS}")
+    records = _answer("squeue", f"--user={users}", *options).split(mark)[1:]
+    return [job for record in records if (job := _parse(record)) is not None]
+
+
+def _require_answer() -> None:
+    """Raises UserError at once if the controller is down, which `squeue` takes some ten seconds to notice."""
+    if shutil.which("scontrol") is None:
+        return
+    try:
+        done = command_output("scontrol", "ping", seconds=PING_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
+    if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
+        raise UserError(f"Slurm's controller does not answer ({_complaint(done)})")
+
+
+def _is_account(uid: int) -> bool:
+    with contextlib.suppress(KeyError, OverflowError):
+        return bool(pwd.getpwuid(uid))
+    return False
+
+
+def _parse(record: str) -> QueuedJob | None:
+    """A job from its record; None for one with other fields than were asked for."""
+    fields = record.removesuffix("\n").split("|", _FIELDS.count("|") - 1)
+    if len(fields) < _FIELDS.count("|") or not fields[1].isdecimal():
+        return None
+    job, owner, state, reason, words = fields
+    comment, _, name = words.rpartition("|")
+    if name.startswith(f"{NAME_OF_JOBS}-"):
+        comment = name.removeprefix(f"{NAME_OF_JOBS}-")
+    return QueuedJob(job, int(owner), state, "" if reason == "None" else reason, comment)
+
+
+def shows_others() -> bool:
+    """Whether the cluster shows the jobs of other users to this one (PrivateData); False if it does not say."""
+    private = configured("PrivateData")
+    return os.getuid() == 0 or (private is not None and not {"jobs", "all"} & set(private.lower().split(",")))
+
+
+def ended_as(jobs: Sequence[str]) -> dict[str, str]:
+    """Slurm's final state of jobs, by job; empty if the cluster has no accounting, or its server does not answer."""
+    ended: dict[str, str] = {}
+    for start in range(0, len(jobs), SACCT_JOBS):
+        some = ",".join(jobs[start : start + SACCT_JOBS])
+        options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State", "--jobs", some)
+        try:
+            done = command_output("sacct", *options)
+        except (OSError, subprocess.TimeoutExpired):
+            return {}
+        if done.returncode:
+            return {}
+        for line in done.stdout.splitlines():
+            job, _, state = line.partition("|")
+            ended[job] = state.partition(" ")[0]  # "CANCELLED by 1000"
+    return ended
+
+
+def _final_states(tasks: Iterable[LedgerTask], remembered: Mapping[str, str]) -> dict[str, str]:
+    """Slurm's final states of jobs that have left the queue, by job: those that it remembers, and from accounting."""
+    states = {
+        **ended_as([task.job for task in tasks if task.job and task.job not in remembered]),
+        **remembered,
+    }
+    # Accounting lags some seconds behind the queue: jobs that it still reports as running have left it.
+    return {job: state for job, state in states.items() if state not in WAITING | ACTIVE}
+
+
+def _query(tasks: Sequence[LedgerTask]) -> list[QueuedJob]:
+    """The queue's jobs of the accounts that submitted `tasks`.
 
     Raises UserError if Slurm's controller does not answer, or if its answer cannot be that of these tasks' queue.
     """
@@ -247,22 +216,15 @@ def _query(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, Queu
             f"{cluster}: set SLURM_CONF (or SLURM_CLUSTERS) as when they were submitted, or work in another folder"
         )
     jobs = jobs_of({task.owner for task in tasks if task.owner is not None})
-    if not jobs:
-        _require_none({task.job_id for task in tasks if task.job_id is not None})
-    return jobs, _in_queue(tasks, jobs)
-
-
-def _require_none(job_ids: Iterable[int]) -> None:
-    """Raises UserError if one of these jobs is in the queue, although `squeue` has shown no job at all."""
-    if shutil.which("scontrol") is None:
-        return
-    for job_id in sorted(job_ids):
-        states = set(re.findall(r"\bJobState=(\w+)", ask("scontrol", "show", "job", str(job_id)).stdout))
-        if states & (WAITING | ACTIVE):
-            raise UserError(
-                f"squeue shows none of your jobs, and `scontrol show job {job_id}` one: nothing is known of the queue; "
-                "try again later, and check which squeue this is (`type squeue`)"
-            )
+    if not jobs and shutil.which("scontrol"):
+        for job_id in sorted({task.job_id for task in tasks if task.job_id is not None}):
+            states = re.findall(r"\bJobState=(\w+)", ask("scontrol", "show", "job", str(job_id)).stdout)
+            if not (WAITING | ACTIVE).isdisjoint(states):
+                raise UserError(
+                    f"squeue shows none of your jobs, and `scontrol show job {job_id}` one: nothing is known of the "
+                    "queue; try again later, and check which squeue this is (`type squeue`)"
+                )
+    return jobs
 
 
 def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
@@ -277,7 +239,7 @@ def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[st
         for task in unseen:
             assert task.owner is not None
             why = f"a job of {name_of(task.owner)}, which Slurm does not show to you"
-            here[task.name] = QueuedJob(task.job, task.owner, "PENDING", why, 0, "", task.token)
+            here[task.name] = QueuedJob(task.job, task.owner, "PENDING", why, task.token)
     return here
 
 
@@ -292,23 +254,15 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     lost = [task.created for task in tasks if task.job_id is None]
     if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
         time.sleep(min(wait, SETTLING_SECONDS))
-    jobs, _ = _query(tasks)
+    jobs = _query(tasks)
     _adopt(ledger, jobs)
     tasks = ledger.open_tasks()
     here = _in_queue(tasks, jobs)
-    _end(ledger, [task for task in tasks if task.name not in here], jobs)
+    gone = [task for task in tasks if task.name not in here]
+    states = _final_states(gone, {job.job: job.state for job in jobs})
+    for task in gone:
+        ledger.end([task], states.get(task.job) or LEFT)
     return here
-
-
-def in_queue(runs: Path) -> Mapping[str, QueuedJob]:
-    """The part of the ledger that is in Slurm's queue, by name. Writes nothing.
-
-    Raises UserError if Slurm's controller does not answer.
-    """
-    seen = view(runs)
-    if seen.silent:
-        raise UserError(seen.silent)
-    return seen.here
 
 
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
@@ -320,32 +274,16 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
     """
     by_token = {job.comment: job for job in jobs}
     for token in by_token.keys() & set(ledger.unanswered()):
-        number = by_token[token].job.partition("_")[0]
-        ledger.submitted(token, int(number))
+        job_id = by_token[token].job.partition("_")[0]
+        ledger.submitted(token, int(job_id))
         if by_token[token].owner != os.getuid():
             continue
-        tasks = ledger.open_tasks_of(token)
-        hollow = [task for task in tasks if not _function(ledger, task).exists()]
-        cancel([task.job for task in hollow] if tasks else [number])
+        from submitit.core.utils import JobPaths  # read-only commands do not need submitit
+
+        tasks, folder = ledger.open_tasks(token), ledger.folder_of(token)
+        hollow = [task for task in tasks if not JobPaths(folder, task.job).submitted_pickle.exists()]
+        cancel([task.job for task in hollow] if tasks else [job_id])
         ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
-
-
-def _function(ledger: Ledger, task: LedgerTask) -> Path:
-    """The file from which submitit's job loads its function."""
-    from submitit.core.utils import JobPaths  # read-only commands do not need submitit
-
-    return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
-
-
-def _end(ledger: Ledger, gone: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> None:
-    """Record that tasks have left the queue, and why, if that is known."""
-    remembered = {job.job: job.state for job in jobs}
-    unknown = [task.job for task in gone if task.job and task.job not in remembered]
-    known = remembered | ended_as(unknown)
-    for task in gone:
-        ended = known.get(task.job, "")
-        # Accounting lags some seconds behind the queue: jobs that it still reports as running have left it.
-        ledger.end([task], ended if ended and ended not in WAITING | ACTIVE else LEFT)
 
 
 @dataclass(frozen=True)
@@ -363,9 +301,8 @@ class SlurmView:
 
     def job_of(self, run_id: str) -> str:
         """The newest job of a run, as Slurm's commands write it; empty if it had none."""
-        if run_id in self.here:
-            return self.here[run_id].job
-        return self.tasks[run_id].job if run_id in self.tasks else ""
+        newest = self.here.get(run_id) or self.tasks.get(run_id)
+        return newest.job if newest else ""
 
     def is_active(self, run_id: str) -> bool:
         """Whether its job has nodes."""
@@ -394,18 +331,12 @@ class SlurmView:
     def words(self, run_ids: Iterable[str]) -> dict[str, str]:
         """Slurm's final states of the jobs of runs, where informative: OUT_OF_MEMORY, TIMEOUT, ..."""
         tasks = [self.tasks[run_id] for run_id in run_ids if run_id in self.tasks and run_id not in self.here]
-        unknown = [
-            task.job
-            for task in tasks
-            if task.ended in (None, LEFT) and task.job and task.job not in self.ended
-        ]
-        known = {**(ended_as(unknown) if not self.silent else {}), **self.ended}
-        found = {}
-        for task in tasks:
-            word = task.ended if task.ended not in (None, LEFT) else known.get(task.job, "")
-            if word not in _UNEVENTFUL:
-                found[task.name] = str(word)
-        return found
+        words = {task.name: task.ended or LEFT for task in tasks}
+        if not self.silent:
+            unsaid = [task for task in tasks if words[task.name] == LEFT]
+            states = _final_states(unsaid, self.ended)
+            words |= {task.name: states.get(task.job, LEFT) for task in unsaid}
+        return {name: word for name, word in words.items() if word not in ("", "COMPLETED", LEFT)}
 
 
 def view(runs: Path) -> SlurmView:
@@ -414,12 +345,12 @@ def view(runs: Path) -> SlurmView:
         return SlurmView()
     with Ledger(runs) as ledger:
         tasks = ledger.newest_tasks()
-    if all(task.ended is not None for task in tasks.values()):
-        return SlurmView(tasks)
+    unended = [task for task in tasks.values() if task.ended is None]
     try:
-        jobs, here = _query([task for task in tasks.values() if task.ended is None])
+        jobs = _query(unended) if unended else []
     except UserError as error:
         return SlurmView(tasks, silent=str(error))
+    here = _in_queue(unended, jobs)
     live = {job.job for job in here.values()}
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
 
@@ -427,9 +358,20 @@ def view(runs: Path) -> SlurmView:
 def view_or_warn(runs: Path) -> SlurmView:
     """The same. If Slurm or the ledger does not answer, prints a warning and continues without it."""
     try:
-        found = view(runs)
+        seen = view(runs)
     except UserError as error:  # the ledger cannot be read
-        found = SlurmView(silent=str(error))
-    if found.silent:
-        print(f"cppo: the state of Slurm's queue is unknown: {found.silent}", file=sys.stderr)
-    return found
+        seen = SlurmView(silent=str(error))
+    if seen.silent:
+        print(f"cppo: the state of Slurm's queue is unknown: {seen.silent}", file=sys.stderr)
+    return seen
+
+
+def in_queue(runs: Path) -> Mapping[str, QueuedJob]:
+    """The part of the ledger that is in Slurm's queue, by name. Writes nothing.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    seen = view(runs)
+    if seen.silent:
+        raise UserError(seen.silent)
+    return seen.here

@@ -3,7 +3,6 @@
 The settings of the launcher, and from a job's resources to its batch script, are here too.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
@@ -19,10 +18,11 @@ from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
-from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.launch.environment import AGREED, agreed, variables
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, environment, refresh, require_slurm
+from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, refresh, require_slurm
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.spec import ResourcesSpec
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _EARLY_SECONDS = 30  # Slurm checks limits at this interval: its warning may come that much too early
 _START_SECONDS = 15  # until a job receives the warning
 _SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
+_SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
 _LARGEST_ARRAY = 1000  # if the cluster does not report its limit
 _REASON_TRIES, _REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
 # Reasons of pending jobs that could never start, whatever the nodes' states.
@@ -44,8 +45,6 @@ _AWAY = re.compile(
 # Limits on the number of jobs in the queue, and of tasks in an array that the settings do not say.
 _TOO_LONG = "Invalid job array specification"
 _FULL = re.compile(rf"(QOS|Assoc)\w*Submit\w*Limit|{_TOO_LONG}")
-_SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
-
 
 # Options of sbatch that the launcher sets: values from another source would be silently overridden.
 OURS = {
@@ -93,7 +92,6 @@ _OPTIONS_OF = {
     "SBATCH_GRES": {"gres", "gpus-per-node"},
 }
 
-# A name of sbatch's.
 _Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 
 
@@ -133,32 +131,26 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     None stands for the cluster's default. Raises UserError for a job whose folders cannot be mounted in its container.
     """
     taken = job.resources
-    wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
+    wrapped = wrapping(job, spec.container, spec.python)
     cpus = (taken.cpus if taken else None) or (None if job.gpus else spec.threads)
     gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
-    srun = [
-        "--export=ALL",  # of the batch script, also where SBATCH_EXPORT keeps those of the shell from it
-        *([f"--cpus-per-task={cpus}"] if cpus else []),  # srun does not take it from the job
-        *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
-        *(wrapped.srun if wrapped else ()),
-        *spec.srun,
-    ]
+    agreement = " ".join(f"{name}={value}" for name, value in AGREED.items())
     values: dict[str, Any] = {
         "job_name": NAME_OF_JOBS,
         "nodes": job.nodes,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{gpu_type}{job.gpus}" if job.gpus else None,
         "cpus_per_task": cpus,
-        "python": wrapped.python if wrapped else spec.python,
-        "setup": [
-            *spec.setup,
-            *(wrapped.setup if wrapped else ()),
-            f"export {' '.join(f'{name}={value}' for name, value in AGREED.items())}",
+        "python": wrapped.python,
+        "setup": [*spec.setup, *wrapped.setup, f"export {agreement}"],
+        "srun_args": [
+            "--export=ALL",  # of the batch script, also where SBATCH_EXPORT keeps those of the shell from it
+            *([f"--cpus-per-task={cpus}"] if cpus else []),  # srun does not take it from the job
+            *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
+            *wrapped.srun,
+            *spec.srun,
         ],
-        # If one of several tasks fails, the job ends.
-        "srun_args": srun,
         "stderr_to_stdout": True,
-        "wckey": None,  # unset submitit's own, which clusters that check keys refuse
         "additional_parameters": {
             # Whether Slurm may requeue a job that is preempted or whose node fails.
             "requeue" if spec.requeues else "no-requeue": True,
@@ -168,45 +160,37 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
                 name: value for name, value in spec.sbatch.items() if value is not False and value is not None
             },
         },
+        "time": 0,  # no limit, where submitit would set five minutes
     }
-    if taken is None:
-        values["time"] = 0  # no limit, where submitit would set five minutes
-    else:
+    if taken is not None:
         values |= {
-            "time": _minutes(taken.hours, spec.grace_seconds),
+            "time": time_limit(spec, taken),
             "mem": None if taken.memory_gb is None else f"{math.ceil(taken.memory_gb * 1024)}M",
-            "partition": taken.partition,
-            "account": taken.account,
-            "qos": taken.qos,
-            "constraint": taken.constraint,
+            **{name: getattr(taken, name) for name in ("partition", "account", "qos", "constraint")},
         }
-    return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+    values = {key: value for key, value in values.items() if value is not None}
+    return values | {"wckey": None}  # unset submitit's own, which clusters that check keys refuse
 
 
-def check_time(spec: SlurmSpec, resources: ResourcesSpec) -> None:
-    """Raises UserError for a time limit whose warning would precede any progress."""
-    _minutes(resources.hours, spec.grace_seconds)
-
-
-def _minutes(hours: float, grace_seconds: int) -> int:
+def time_limit(spec: SlurmSpec, resources: ResourcesSpec) -> int:
     """The time limit in minutes, as Slurm counts it. Raises UserError if its warning would precede any progress."""
-    minutes = max(1, math.ceil(hours * 60))
-    if minutes * 60 < grace_seconds + _EARLY_SECONDS + _START_SECONDS:
+    minutes = max(1, math.ceil(resources.hours * 60))
+    if minutes * 60 < spec.grace_seconds + _EARLY_SECONDS + _START_SECONDS:
         raise UserError(
-            f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
-            f"{grace_seconds} before it and up to {_EARLY_SECONDS} s earlier, and a run starts in {_START_SECONDS} s: "
-            "it would make no progress; set resources.hours higher or launcher.grace_seconds lower"
+            f"resources.hours={resources.hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
+            f"{spec.grace_seconds} before it and up to {_EARLY_SECONDS} s earlier, and a run starts in "
+            f"{_START_SECONDS} s: it would make no progress; set resources.hours higher or launcher.grace_seconds lower"
         )
     return minutes
 
 
 def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
     """Jobs grouped by their parameters, in order: each group can be one array."""
-    found: dict[str, tuple[dict[str, Any], list[J]]] = {}
+    equal: dict[str, tuple[dict[str, Any], list[J]]] = {}
     for job in jobs:
         values = parameters(job, spec)
-        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(job)
-    return list(found.values())
+        equal.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(job)
+    return list(equal.values())
 
 
 def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
@@ -220,11 +204,17 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     if not jobs:
         return
     runs = jobs[0].folder.parent
-    _require_plain(runs)
-    with _without_foreign_variables(), submitting(runs), Ledger(runs) as ledger:
+    if set(str(runs)) & set(
+        "\n\r%\\"
+    ):  # an option ends with its line, and Slurm expands % in names of output files
+        raise UserError(
+            f"launcher=slurm: the folder {str(runs)!r} has a line break, % or a backslash in its name, which Slurm "
+            "misreads: rename it, or work in another folder"
+        )
+    with variables(agreed(within=False)), submitting(runs), Ledger(runs) as ledger:
         refresh(ledger)
-        busy = {task.name for task in ledger.open_tasks()}
-        todo = groups([left for job in jobs if (left := _without(job, busy)) is not None], spec)
+        queued = {task.name for task in ledger.open_tasks()}
+        todo = groups([new for job in jobs if (new := _without(job, queued)) is not None], spec)
         for values, _ in todo:
             _rehearse(values, runs, spec)
         sent, full = 0, ""
@@ -232,21 +222,24 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         for values, equal in todo:
             size = _largest_array()
             while equal and size:
-                some = equal[:size]
-                if limit := _submit(some, values, ledger, spec, sent):
-                    full, size = limit, len(some) // 2
+                if limit := _submit(equal[:size], values, ledger, spec, sent):
+                    full, size = limit, len(equal[:size]) // 2
                     continue
-                equal = equal[size:]
-                for job in some:
+                for job in equal[:size]:
                     sent += len(_names(job))
                     report(Event("submitted", job))
+                equal = equal[size:]
             refused += [name for job in equal for name in _names(job)]
     if refused:
         shown = ", ".join(refused[:4]) + (f" and {len(refused) - 4} more" if len(refused) > 4 else "")
         line = f"Slurm takes no more jobs now ({full}): not submitted: {shown}: launch again when others have ended"
-        if not (sent or busy):
+        if not (sent or queued):
             raise UserError(line)
-        print(f"cppo: {line}", file=sys.stderr, flush=True)
+        _say(line)
+
+
+def _say(line: str) -> None:
+    print(f"cppo: {line}", file=sys.stderr, flush=True)
 
 
 def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, sent: int) -> str:
@@ -254,28 +247,38 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
 
     `sent`: how many runs this launch has submitted before. Raises UserError if Slurm refuses them for another reason.
     """
-    names = [_names(job) for job in jobs]
-    places = [place for place, own in enumerate(names) for _ in own]
-    token = ledger.claim([name for own in names for name in own], places, configured("ClusterName"))
+    names = [name for job in jobs for name in _names(job)]
+    positions = [position for position, job in enumerate(jobs) for _ in _names(job)]
+    token = ledger.claim(names, positions, configured("ClusterName"))
     # Read-only commands load the settings above, and do not need submitit.
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from cppo_lab.launch.slurm.job import SlurmTask
 
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
+    # sbatch retries for minutes, silently, if the controller accepts no more jobs.
+    slow = (
+        f"sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
+        "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing"
+    )
+    timer = threading.Timer(_SLOW_SECONDS, _say, [slow])
+    timer.daemon = True
+    timer.start()
     try:
-        with _warning_if_slow(), executor.batch():
+        with executor.batch():
             submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
     except FailedJobError as error:
-        ledger.end(ledger.open_tasks_of(token), "not submitted")
+        ledger.end(ledger.open_tasks(token), "not submitted")
         if (limit := _FULL.search(str(error))) and (len(jobs) > 1 or limit[0] != _TOO_LONG):
             return limit[0]
         raise _refused(str(error), sent) from None
     except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch checks
-        said = " ".join(str(error).split())
+        text = " ".join(str(error).split())
         raise UserError(
-            f"{said}: launch again; if this persists, check which `sbatch` this is (`type sbatch`)"
+            f"{text}: launch again; if this persists, check which `sbatch` this is (`type sbatch`)"
         ) from None
+    finally:
+        timer.cancel()
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
     return ""
 
@@ -290,26 +293,6 @@ def _without(job: J, busy: Collection[str]) -> J | None:
     if isinstance(job, TrainingJob):
         return cast(J | None, job.without(busy))
     return None if job.name in busy else job
-
-
-@contextlib.contextmanager
-def _warning_if_slow() -> Iterator[None]:
-    """Print a warning if sbatch is slow: it retries for minutes, silently, if the controller accepts no more jobs."""
-    timer = threading.Timer(
-        _SLOW_SECONDS,
-        lambda: print(
-            f"cppo: sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
-            "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing",
-            file=sys.stderr,
-            flush=True,
-        ),
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _executor(
@@ -327,28 +310,34 @@ def _executor(
     return executor
 
 
-def _require_plain(runs: Path) -> None:
-    """Raises UserError for a folder whose name Slurm would change or misread.
-
-    An option of a batch script ends with its line, and Slurm expands `%` in the names of output files.
-    """
-    if set(str(runs)) & set("\n\r%\\"):
-        raise UserError(
-            f"launcher=slurm: the folder {str(runs)!r} has a line break, % or a backslash in its name, which Slurm "
-            "misreads: rename it, or work in another folder"
-        )
-
-
-@contextlib.contextmanager
-def _without_foreign_variables() -> Iterator[None]:
-    """Remove what `environment()` leaves out: submitit passes this process' variables on to sbatch."""
-    before = dict(os.environ)
-    for name in before.keys() - environment().keys():
-        del os.environ[name]
+def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
+    """Have Slurm validate a batch script without running it. Raises UserError with Slurm's objection."""
+    script = runs / FOLDER / "rehearsal.sh"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    text = _executor(script.parent, values, spec, "rehearsal", 1)._make_submission_file_text(
+        "true", "rehearsal"
+    )
+    _remove_overriding(text, spec)
+    # Replaced, since the file of a killed launcher of another account could not be overwritten.
+    replace_file(script, text)
+    deadline = time.monotonic() + _SETTLING_SECONDS
     try:
-        yield
+        # A controller that has just started knows no nodes yet, and refuses jobs that need one.
+        while (
+            (done := ask("sbatch", "--test-only", str(script))).returncode
+            and time.monotonic() < deadline
+            and "unknown" in ask("sinfo", "-h", "-o%T").stdout
+        ):
+            time.sleep(1.0)
+        refusal = done.stderr if done.returncode else ""
+        if _FULL.search(refusal):
+            refusal = ""  # not for ever
+        elif refusal and not _AWAY.search(refusal):
+            refusal = _refused_for_ever(script, refusal)
     finally:
-        os.environ.update(before)
+        script.unlink()
+    if refusal:
+        raise _refused(refusal)
 
 
 def _remove_overriding(script: str, spec: SlurmSpec) -> None:
@@ -363,41 +352,10 @@ def _remove_overriding(script: str, spec: SlurmSpec) -> None:
     for name in names:
         del os.environ[name]
     if names:
-        print(
-            f"cppo: {', '.join(names)}: ignored, since `launcher`, `resources` and `layout` set what "
-            f"{'it sets' if len(names) == 1 else 'they set'} (docs/slurm.md)",
-            file=sys.stderr,
-            flush=True,
+        _say(
+            f"{', '.join(names)}: ignored, since `launcher`, `resources` and `layout` set what "
+            f"{'it sets' if len(names) == 1 else 'they set'} (docs/slurm.md)"
         )
-
-
-def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
-    """Have Slurm validate a batch script without running it. Raises UserError with Slurm's objection."""
-    folder = runs / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "rehearsal.sh"
-    text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
-    _remove_overriding(text, spec)
-    # Replaced, since the file of a killed launcher of another account could not be overwritten.
-    replace_file(script, text)
-    deadline = time.monotonic() + _SETTLING_SECONDS
-    try:
-        done = ask("sbatch", "--test-only", str(script))
-        # A controller that has just started knows no nodes yet, and refuses jobs that need one.
-        while (
-            done.returncode and time.monotonic() < deadline and "unknown" in ask("sinfo", "-h", "-o%T").stdout
-        ):
-            time.sleep(1.0)
-            done = ask("sbatch", "--test-only", str(script))
-        refusal = done.stderr if done.returncode else ""
-        if _FULL.search(refusal):
-            refusal = ""  # not for ever
-        if refusal and _AWAY.search(refusal) is None:
-            refusal = _refused_for_ever(script, refusal)
-    finally:
-        script.unlink()
-    if refusal:
-        raise _refused(refusal)
 
 
 def _refused_for_ever(script: Path, refusal: str) -> str:
@@ -406,20 +364,16 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
     The test refuses everything that no node can take now, also while nodes are drained, reserved or down. A real
     submission is queued then. So the script is submitted, and cancelled before it can start.
     """
-    trial = [
-        "--parsable",
-        "--begin=now+1hour",
-        "--output=/dev/null",
-        "--error=/dev/null",
-    ]
+    trial = ("--parsable", "--begin=now+1hour", "--output=/dev/null", "--error=/dev/null")
     done = ask("sbatch", *trial, str(script))
     if done.returncode:
         return done.stderr
     job = done.stdout.strip().partition(";")[0]
     try:
-        reason = "None"
         for _ in range(_REASON_TRIES):
             reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
+            if reason in _NEVER:
+                return f"{refusal}\nit would never start ({reason})"
             if reason == "BeginTime":  # the scheduler has set this in place of the reason that is needed
                 ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             elif reason != "None":
@@ -427,18 +381,18 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
             time.sleep(_REASON_SECONDS)
     finally:
         ask("scancel", "--quiet", job)
-    return f"{refusal}\nit would never start ({reason})" if reason in _NEVER else ""
+    return ""
 
 
-def _refused(said: str, sent: int = 0) -> UserError:
+def _refused(objection: str, sent: int = 0) -> UserError:
     """What sbatch objects to, on one line, and whether `sent` runs were submitted before."""
     before = f"{sent} other runs were submitted" if sent else "nothing was submitted"
     lines = [
         line.strip().removeprefix("sbatch: ").removeprefix("error: ")
-        for line in said.splitlines()
+        for line in objection.splitlines()
         if line.strip() and not line.startswith('Try "sbatch --help"')
     ]
-    if _AWAY.search(said):
+    if _AWAY.search(objection):
         return UserError(
             f"Slurm's controller does not answer ({'; '.join(lines)}): {before}; see that it is up "
             "(`scontrol ping`), and launch again"

@@ -12,7 +12,6 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import container
 from cppo_lab.launch.slurm.container import ContainerSpec, Wrapping, after, before, wrapping
-from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.submit import groups, parameters
 from cppo_lab.sweep.compose import compose
 from tests.jobs import job
@@ -214,19 +213,6 @@ def test_the_batch_script_does_what_was_asked_for_inside(
         [f"requeue {requeued}"] if requeued else []
     )
     assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(("restarts", "asked"), [("2", "requeue"), ("3", None)])
-def test_a_warning_inside_asks_as_often_as_it_may(
-    restarts: str, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outside = tmp_path / "outside"
-    monkeypatch.setenv(container.OUTSIDE, str(outside))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    with pytest.raises(SystemExit):
-        SlurmTask(Noted(tmp_path, "job"), requeues=3).checkpoint()
-    assert (outside.read_text() if outside.exists() else None) == asked
-    assert (tmp_path / "log").exists() == (asked is None)  # it gave up
 
 
 def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

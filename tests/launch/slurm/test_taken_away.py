@@ -67,7 +67,7 @@ def test_a_job_whose_node_dies_goes_on_elsewhere(bare_slurm: Cluster, tmp_path: 
     job = Long(tmp_path, "job", lives=1)
     launch_slurm([job], slurm_spec(), lambda event: None)
     until("it has begun", lambda: begun(tmp_path)["job"] == 1)
-    node = in_queue(tmp_path)["job"].node
+    node = bare_slurm.call("squeue", "-h", "-o", "%N").strip()
     bare_slurm.fail_node(node)
     try:
         until("it has ended", lambda: "end" in whats(job))
