@@ -270,9 +270,12 @@ def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _Recorder | N
     An OSError while writing is recorded as a failure of the run and re-raised.
     """
     spec, folder = attempt.spec, attempt.folder
-    record = _newest_record(attempt)
+    record, status = _newest_record(attempt), read_status(folder)
+    elsewhere = record is None and bool(status.get("origin")) and status.get("status") in schema.FINISHED
     if has_finished(record) and (not attempt.replaces or _replaces_the_same(attempt, record)):
         remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
+        return None
+    if elsewhere and not attempt.replaces:  # found after the job was submitted
         return None
     continues, tags = _continues(attempt, record), _tags(attempt)
     core = core_of(spec.core)
