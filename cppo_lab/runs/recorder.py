@@ -306,11 +306,11 @@ def begin_line(
     )
 
 
-def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms: int | None = None) -> bool:
+def close_dead(folder: Path, status: str, reason: str, cause: str = "") -> bool:
     """End the record of an attempt that died without recording its end; False if there is none to end.
 
     If the record has an end already, another one is appended. An empty `cause` keeps the one in the run's status.
-    `time_ms`: when the attempt ended, if known. The caller holds the lock of the folder.
+    The caller holds the lock of the folder.
     """
     record = newest_record(folder)
     if record is None or (record.end is not None and record.end.status in schema.FINISHED):
@@ -318,7 +318,7 @@ def close_dead(folder: Path, status: str, reason: str, cause: str = "", time_ms:
     spool = open_spool(folder)
     spool.add(record.begin)  # so that the output belongs to that record
     _keep_output(folder, spool, {})
-    spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
+    spool.add(End(record.begin.record, status, max(record.rows, default=None), _now(), reason))
     spool.sync()
     spool.close()
     before = read_status(folder)

@@ -52,6 +52,7 @@ from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
+from cppo_lab.tracking.history import unclipped
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.records import StoredRun
 from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
@@ -277,10 +278,8 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
 
 def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
     """The status of a run that was finished elsewhere."""
-    tags, metrics = (
-        stored.tags,
-        {name: point[2] for name, point in stored.latest.items() if math.isfinite(point[2])},
-    )
+    tags, values = stored.tags, {name: unclipped(point[2]) for name, point in stored.latest.items()}
+    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
     last = schema.validation_metric(schema.MEAN, run.spec.validation.samples)
     scores = {
         "score": last,

@@ -582,7 +582,7 @@ def test_an_end_that_a_full_disk_took_late_leaves_the_history_of_the_store(
     ship(folder, tracking_uri(), client, recorder.spool.unwritten)
     before = kept_history(folder)
     assert len(before) == 3
-    assert close_dead(folder, schema.DONE, "", time_ms=5_000)  # once there is room
+    assert close_dead(folder, schema.DONE, "")  # once there is room
     assert kept_history(folder) == before
     assert steps(folder) == [0, 1, 2]
 
