@@ -3,16 +3,13 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.folder import queued as listed
 from cppo_lab.runs.spool import files
-from cppo_lab.runs.state import Place, Queued, RunFolder, state_of
-
-if TYPE_CHECKING:
-    from cppo_lab.launch.slurm.queue import SlurmView
+from cppo_lab.runs.state import Queued, RunFolder, state_of
 
 _ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL)
 LEDGER = "slurm.db"  # of jobs submitted to Slurm; without it, no module of Slurm is imported
@@ -27,24 +24,10 @@ def look(runs: Path, warn: bool = False) -> Queued:
     run_ids = listed(runs)
     if not (runs / LEDGER).is_file():
         return Queued(run_ids)
-    from cppo_lab.launch.slurm.queue import view, view_or_warn
+    from cppo_lab.launch.slurm.queue import view
 
-    slurm = view_or_warn(runs) if warn else view(runs)
-    return Queued(run_ids, places(slurm), slurm.words)
-
-
-def places(slurm: "SlurmView") -> dict[str, Place]:
-    """The places of the runs that Slurm or the record of its jobs has."""
-    return {
-        run_id: Place(
-            job=slurm.job_of(run_id),
-            kind="Slurm job",
-            waits=slurm.waiting(run_id),
-            active=slurm.is_active(run_id),
-            ending=slurm.is_ending(run_id),
-        )
-        for run_id in {**slurm.tasks, **slurm.here}
-    }
+    slurm = view(runs, warn)
+    return Queued(run_ids, slurm.places(), slurm.words)
 
 
 def settle_jobs(runs: Path) -> list[str]:

@@ -2,14 +2,16 @@
 
 import os
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cppo_lab.launch import local
-from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.launch.base import Event, Launcher, LauncherSpec
 from cppo_lab.launch.environment import AGREED
+from cppo_lab.launch.inline import launch_inline
 from cppo_lab.launch.local import launch_local
 
 
@@ -66,27 +68,35 @@ def test_as_many_as_there_are_workers_and_no_more(
     assert sorted(ended) == [job.name for job in jobs]
 
 
+SHELL = {
+    "SUBMITIT_PREEMPT_SIGNAL": "HUP",
+    "PYTHONSAFEPATH": "",
+    "SUBMITIT_LOG_LEVEL": "no level",
+    "_TEST_CLUSTER_": "x",
+    "SLURM_JOB_ID": "7",
+}
+
+
 @dataclass(frozen=True)
 class Telling(Paper):
     """Writes down what it finds in its environment."""
 
     def run(self) -> None:
-        """The variables that launcher and job agree on."""
-        found = {name: os.environ.get(name) for name in AGREED}
-        (self.folder / "environment").write_text(repr(found))
+        """The variables that the shell has."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "environment").write_text(repr({name: os.environ.get(name) for name in SHELL}))
 
 
+@pytest.mark.parametrize("launch", [launch_local, launch_inline])
 def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Launcher
 ) -> None:
-    shell = {"SUBMITIT_PREEMPT_SIGNAL": "HUP", "PYTHONSAFEPATH": ""}
-    for name, value in shell.items():
+    for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
-    launch_local(
-        [Telling(tmp_path, "a")], LauncherSpec(name="local", workers=1, threads=1), lambda event: None
-    )
-    assert (tmp_path / "environment").read_text() == repr(
-        {"PYTHONSAFEPATH": "1", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
-    )
-    assert {name: os.environ[name] for name in shell} == shell
+    job = Telling(tmp_path, "a", fresh_process=True)
+    launch([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
+    job_finds = dict.fromkeys(SHELL) | AGREED | {"SLURM_JOB_ID": "7"}  # it is part of that job
+    assert (tmp_path / "environment").read_text() == repr(job_finds)
+    assert {name: os.environ[name] for name in SHELL} == SHELL

@@ -379,8 +379,9 @@ def test_a_job_that_slurm_holds_says_how_it_is_released(
     slurm.shows(f"17_0;RUNNING;x;{reason}", f"17_1;{state};x;{reason}")
     why = f", {reason}" if reason else ""
     end = ": `scontrol release 17_1` lets it start" if held else ""
-    assert view(runs).waiting("b") == f"Slurm job 17_1: {state.lower()}{why}{end}"
-    assert view(runs).waiting("a") is None
+    places = view(runs).places()
+    assert places["b"].waits == f"Slurm job 17_1: {state.lower()}{why}{end}"
+    assert (places["a"].waits, places["a"].active) == (None, True)
 
 
 @pytest.mark.parametrize("state", [*THERE, *GONE, ""])
@@ -391,7 +392,9 @@ def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger:
     if state in THERE:
         with pytest.raises(UserError, match="shows none of your jobs, and `scontrol show job 100` one"):
             refresh(ledger)
-        assert (view(runs).waiting("a") or "").startswith("not known now: squeue shows none of your jobs")
+        assert (view(runs).places()["a"].waits or "").startswith(
+            "not known now: squeue shows none of your jobs"
+        )
     else:
         assert refresh(ledger) == {}
     assert len(ledger.open_tasks()) == (2 if state in THERE else 0)
@@ -420,7 +423,7 @@ def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, ru
                 ask()
         assert [task.job for task in ledger.open_tasks()] == ["100"]
     assert slurm.cancelled == []
-    assert (view(runs).waiting("a") or "").startswith(f"not known now: {line}")
+    assert (view(runs).places()["a"].waits or "").startswith(f"not known now: {line}")
 
 
 @pytest.mark.parametrize("comment", [None, "project 7|x", 0])

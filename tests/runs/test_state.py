@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.queues import look, places
+from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import Ledger, LedgerTask
 from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
 from cppo_lab.runs.folder import Cause, cancel, held, write_status
@@ -49,7 +49,7 @@ def text(state: RunState) -> str:
 def row(expected: str, status: str | None = None, **more: Any) -> tuple[RunFolder, Queued, str]:
     """A run in `expected` state: `listed` and `slurm` are its place, `held`, `cancelled` and `end` are of its folder,
     anything else is in its status."""
-    queued = Queued([RUN] if more.pop("listed", False) else [], places(more.pop("slurm", SlurmView())))
+    queued = Queued([RUN] if more.pop("listed", False) else [], more.pop("slurm", SlurmView()).places())
     run = RunFolder(Path("/nowhere/runs") / RUN)
     run.held, run.cancelled = more.pop("held", False), more.pop("cancelled", False)
     run.record = None
@@ -157,7 +157,7 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
         return dict.fromkeys(run_ids, "TIMEOUT")
 
     tasks = {name: LedgerTask(name, "t", 7, 0, 4, 0.0, "TIMEOUT") for name in before if name != "foreign"}
-    queued = Queued(places=places(SlurmView(tasks)), why_ended=why)
+    queued = Queued(places=SlurmView(tasks).places(), why_ended=why)
     words = {name: replace(before[name], reason="Slurm job 7_0: TIMEOUT") for name in ("died", "missing")}
     assert explained(before, queued) == before | words
     assert asked == ["died", "missing"]

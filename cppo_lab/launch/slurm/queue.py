@@ -20,6 +20,7 @@ from pathlib import Path
 from cppo_lab.errors import UserError
 from cppo_lab.launch.environment import agreed
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
+from cppo_lab.runs.state import Place
 
 PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
@@ -30,6 +31,7 @@ _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher i
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 LEFT = "left Slurm's queue"
+_KIND = "Slurm job"
 NAME_OF_JOBS = "cppo"  # and, of jobs whose comment is the user's, a dash and the token
 # Of a job for squeue. Comment and name come last, since they may hold any character, even line breaks.
 _FIELDS = "%i|%U|%T|%r|%k|%j"
@@ -299,34 +301,21 @@ class SlurmView:
     ended: Mapping[str, str] = field(default_factory=dict)
     silent: str = ""
 
-    def job_of(self, run_id: str) -> str:
-        """The newest job of a run, as Slurm's commands write it; empty if it had none."""
-        newest = self.here.get(run_id) or self.tasks.get(run_id)
-        return newest.job if newest else ""
+    def places(self) -> dict[str, Place]:
+        """The places of the runs that the ledger has."""
+        return {
+            run_id: _place(self.here[run_id]) if run_id in self.here else self._unseen(task)
+            for run_id, task in self.tasks.items()
+        }
 
-    def is_active(self, run_id: str) -> bool:
-        """Whether its job has nodes."""
-        return run_id in self.here and self.here[run_id].state in ACTIVE
-
-    def is_ending(self, run_id: str) -> bool:
-        """Whether Slurm is releasing its nodes."""
-        return run_id in self.here and self.here[run_id].state == "COMPLETING"
-
-    def waiting(self, run_id: str) -> str | None:
-        """Why its job has not started; None if it is not known to be pending."""
-        if job := self.here.get(run_id):
-            if job.state in ACTIVE:
-                return None
-            why = f", {job.reason}" if job.reason else ""
-            if _HELD.search(f"{job.state} {job.reason}"):
-                why += f": `scontrol release {job.job}` lets it start"
-            return f"Slurm job {job.job}: {job.state.lower()}{why}"
-        task = self.tasks.get(run_id)
-        if task is None or task.ended is not None:
-            return None
-        if task.job_id is None:
-            return "is being submitted" if time.time() - task.created < _ANSWER_SECONDS else None
-        return f"not known now: {self.silent}" if self.silent else None
+    def _unseen(self, task: LedgerTask) -> Place:
+        """The place of a task that is not known to be in the queue."""
+        waits = None
+        if task.ended is None and task.job_id is None and time.time() - task.created < _ANSWER_SECONDS:
+            waits = "is being submitted"
+        elif task.ended is None and task.job_id is not None and self.silent:
+            waits = f"not known now: {self.silent}"
+        return Place(task.job, _KIND, waits)
 
     def words(self, run_ids: Iterable[str]) -> dict[str, str]:
         """Slurm's final states of the jobs of runs, where informative: OUT_OF_MEMORY, TIMEOUT, ..."""
@@ -339,31 +328,39 @@ class SlurmView:
         return {name: word for name, word in words.items() if word not in ("", "COMPLETED", LEFT)}
 
 
-def view(runs: Path) -> SlurmView:
-    """The state of everything that was submitted for the runs in folder `runs`. Writes nothing."""
+def _place(job: QueuedJob) -> Place:
+    """The place of a job in the queue, and why it has not started."""
+    if job.state in ACTIVE:
+        return Place(job.job, _KIND, active=True, ending=job.state == "COMPLETING")
+    why = f", {job.reason}" if job.reason else ""
+    if _HELD.search(f"{job.state} {job.reason}"):
+        why += f": `scontrol release {job.job}` lets it start"
+    return Place(job.job, _KIND, f"{_KIND} {job.job}: {job.state.lower()}{why}")
+
+
+def view(runs: Path, warn: bool = False) -> SlurmView:
+    """The state of everything that was submitted for the runs in folder `runs`. Writes nothing.
+
+    `warn`: say on standard error if Slurm or the ledger does not answer. Otherwise UserError is raised for a ledger
+    that cannot be read.
+    """
     if not (runs / NAME).is_file():
         return SlurmView()
-    with Ledger(runs) as ledger:
-        tasks = ledger.newest_tasks()
-    unended = [task for task in tasks.values() if task.ended is None]
+    tasks: dict[str, LedgerTask] = {}
     try:
+        with Ledger(runs) as ledger:
+            tasks = ledger.newest_tasks()
+        unended = [task for task in tasks.values() if task.ended is None]
         jobs = _query(unended) if unended else []
     except UserError as error:
+        if warn:
+            print(f"cppo: the state of Slurm's queue is unknown: {error}", file=sys.stderr)
+        elif not tasks:
+            raise
         return SlurmView(tasks, silent=str(error))
     here = _in_queue(unended, jobs)
     live = {job.job for job in here.values()}
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
-
-
-def view_or_warn(runs: Path) -> SlurmView:
-    """The same. If Slurm or the ledger does not answer, prints a warning and continues without it."""
-    try:
-        seen = view(runs)
-    except UserError as error:  # the ledger cannot be read
-        seen = SlurmView(silent=str(error))
-    if seen.silent:
-        print(f"cppo: the state of Slurm's queue is unknown: {seen.silent}", file=sys.stderr)
-    return seen
 
 
 def in_queue(runs: Path) -> Mapping[str, QueuedJob]:
