@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.files import redacted, replace_file
+from cppo_lab.files import NO_ROOM, redacted, replace_file
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
@@ -104,7 +104,8 @@ class Recorder:
         self.record = record
         self._steps, self._scores = set[int](), dict[int, float]()
         for row in rows:
-            self._count(row)
+            self._steps.add(row.step)
+            self._with_scores(row)
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool = open_spool(self.folder)
@@ -115,13 +116,13 @@ class Recorder:
             self._keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
-    def _count(self, row: StepEvent) -> bool:
-        """Count a step as recorded; whether it has a score."""
-        self._steps.add(row.step)
-        score = score_of(row)
-        if score is not None:
-            self._scores[row.step] = score
-        return score is not None
+    def _with_scores(self, row: StepEvent) -> StepEvent:
+        """A step, with the scores of the run up to it if it is a validation."""
+        if (score := score_of(row)) is None:
+            return row
+        self._scores[row.step] = score
+        scores = summarise(self._scores, self.spec.training.t_stop)
+        return row if scores is None else replace(row, metrics={**row.metrics, **scores.metrics})
 
     def begin(self, step: int | None) -> None:
         """Training resumes after `step`; None: it starts from scratch. The record of an earlier attempt is kept."""
@@ -149,10 +150,8 @@ class Recorder:
         if self._first[0] is None:
             self._first = step, time.time()
         if step not in self._steps:
-            row = StepEvent(step, _now(), {**self.sampled(), **metrics})
-            if self._count(row) and (scores := summarise(self._scores, self.spec.training.t_stop)):
-                row = replace(row, metrics={**row.metrics, **scores.metrics})
-            self.spool.add(row)
+            self.spool.add(self._with_scores(StepEvent(step, _now(), {**self.sampled(), **metrics})))
+            self._steps.add(step)  # now, since a signal may come before the line is on file
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
             self._show_running(step)
@@ -177,8 +176,18 @@ class Recorder:
         self.spool.add(Tags({name: value}))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep `values` as the JSON file `name` (a relative path) of the run, as `file` does."""
-        self.file(name, json.dumps(values).encode())
+        """Keep `values` as the JSON file `name` (a relative path) of the run, as `file` does.
+
+        Raises OSError if it cannot be written for another reason than a full disk.
+        """
+        text = json.dumps(values)
+        self._waiting.pop(name, None)
+        try:
+            self._keep(name, text)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.file(name, text.encode())
 
     def file(self, name: str, content: bytes) -> bool:
         """Keep `content` as the file `name` (a relative path) of the run; a later one of the same name replaces it.
