@@ -25,7 +25,6 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         "launches, kills and resumes in every way; test_main_job.py has one of each",
     ),
     "launch/slurm": (FULL, "Slurm and root"),
-    "launch/slurm/test_ledger.py": (FAST, "needs no Slurm"),
     "launch/slurm/test_random_kills.py": (SOAK, "launchers killed at random moments"),
     "launch/slurm/test_several_nodes.py": (FAST, "needs no Slurm"),
     "old_store": (FULL, "thirty commands, of which seven train: 40 s"),

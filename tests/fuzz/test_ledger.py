@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
@@ -50,18 +50,6 @@ def test_bytes(tmp_path_factory: pytest.TempPathFactory, original: bytes, data: 
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
     (runs / NAME).write_bytes(data.draw(damaged(original)))
-    refused(lambda: everything(runs), str(runs / NAME))
-
-
-@fuzz(40)
-@given(cut=st.integers(0, 2**15))
-@example(cut=100)
-@example(cut=4096)
-def test_cut(tmp_path_factory: pytest.TempPathFactory, original: bytes, cut: int) -> None:
-    runs = tmp_path_factory.getbasetemp() / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir()
-    (runs / NAME).write_bytes(original[:cut])
     refused(lambda: everything(runs), str(runs / NAME))
 
 

@@ -1,18 +1,24 @@
-"""The record of submitted jobs by itself: what jobs are called, how they ended, and one launcher at a time."""
+"""The record of submitted jobs: what jobs are called, how they ended, kills, and many launchers at once."""
 
 import fcntl
 import itertools
+import multiprocessing
 import os
 import pwd
+import signal
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import ledger as ledger_module
 from cppo_lab.launch.slurm.ledger import LOCK, NAME, Ledger, name_of, submitting
+
+ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 @pytest.fixture
@@ -23,30 +29,23 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger(tmp_path)
 
 
+def jobs(ledger: Ledger) -> dict[str, str]:
+    """The jobs that are in the queue, by name."""
+    return {task.name: task.job for task in ledger.open_tasks()}
+
+
 def test_a_job_is_called_as_slurm_calls_it(ledger: Ledger) -> None:
     """An array's tasks by number and index, the first one too: `scancel 17` would end all of them."""
-    array = ledger.claim(["a", "b", "c"])
-    assert {task.job for task in ledger.open_tasks()} == {""}
+    array = ledger.claim(["a", "b", "c", "d"], [0, 0, 1, 2])
+    assert jobs(ledger) == dict.fromkeys("abcd", "")
     ledger.submitted(array, 17)
-    ledger.submitted(ledger.claim(["d"]), 18)
-    assert {task.name: task.job for task in ledger.open_tasks()} == {
-        "a": "17_0",
-        "b": "17_1",
-        "c": "17_2",
-        "d": "18",
-    }
-
-
-def test_runs_of_one_job_share_its_place(ledger: Ledger) -> None:
-    ledger.submitted(ledger.claim(["a", "b", "c"], [0, 0, 1]), 17)
-    ledger.submitted(ledger.claim(["d", "e"], [0, 0]), 18)
-    assert {task.name: task.job for task in ledger.open_tasks()} == {
-        **dict.fromkeys("ab", "17_0"),
-        "c": "17_1",
-        **dict.fromkeys("de", "18"),
-    }
+    ledger.submitted(ledger.claim(["e"]), 18)
+    ledger.submitted(ledger.claim(["f", "g"], [0, 0]), 19)
+    expected = {"a": "17_0", "b": "17_0", "c": "17_1", "d": "17_2", "e": "18", "f": "19", "g": "19"}
+    assert jobs(ledger) == expected
     with pytest.raises(ValueError, match="b are in the queue already"):
-        ledger.claim(["b", "f"], [0, 0])
+        ledger.claim(["h", "b"])
+    assert jobs(ledger) == expected
 
 
 def test_the_first_word_on_how_a_job_ended_stands(ledger: Ledger) -> None:
@@ -54,12 +53,11 @@ def test_the_first_word_on_how_a_job_ended_stands(ledger: Ledger) -> None:
     ledger.submitted(ledger.claim(["a", "b"]), 17)
     seen = ledger.open_tasks()
     ledger.end([task for task in seen if task.name == "a"], "CANCELLED")
+    assert jobs(ledger) == {"b": "17_1"}
     ledger.end(seen, "left Slurm's queue")
-    assert {name: task.ended for name, task in ledger.newest_tasks().items()} == {
-        "a": "CANCELLED",
-        "b": "left Slurm's queue",
-    }
-    assert ledger.open_tasks() == []
+    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
+    assert ended == {"a": "CANCELLED", "b": "left Slurm's queue"}
+    assert jobs(ledger) == {}
 
 
 def test_a_run_that_is_submitted_again_is_in_its_newest_job(ledger: Ledger) -> None:
@@ -70,28 +68,40 @@ def test_a_run_that_is_submitted_again_is_in_its_newest_job(ledger: Ledger) -> N
     assert [task.job for task in ledger.tasks_of("a")] == ["19", "18", "17"]
 
 
-def test_a_claim_that_fails_leaves_nothing(ledger: Ledger) -> None:
-    with pytest.raises(UserError, match="cannot be used"):
-        ledger.claim(["a", "b", "a"])  # refused by the table, when `a` and `b` are in it
-    assert (ledger.open_tasks(), ledger.unanswered()) == ([], [])
-    ledger.submitted(ledger.claim(["a", "b"]), 17)
-    assert [task.job for task in ledger.open_tasks()] == ["17_0", "17_1"]
+ROLLED_BACK = (
+    "CREATE TRIGGER full BEFORE INSERT ON task WHEN NEW.name = 'b' "
+    "BEGIN SELECT RAISE(ROLLBACK, 'database or disk is full'); END"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "names", "fault"),
+    [("", "aba", "UNIQUE.*"), (ROLLED_BACK, "ab", "database or disk is full")],
+    ids=["refused by the table", "taken back by SQLite"],
+)
+def test_a_claim_that_fails_leaves_nothing(ledger: Ledger, script: str, names: str, fault: str) -> None:
+    with sqlite3.connect(ledger.path) as database:
+        database.execute(script)
+    database.close()
+    with pytest.raises(UserError, match=f"{fault}: the record of submitted jobs cannot be used"):
+        ledger.claim(list(names))
+    assert (jobs(ledger), ledger.unanswered()) == ({}, [])
+    ledger.submitted(ledger.claim(["a", "c"]), 17)
+    assert jobs(ledger) == {"a": "17_0", "c": "17_1"}
 
 
 def test_the_lock_of_a_launcher_keeps_out_all_others_until_it_is_done(tmp_path: Path) -> None:
     def free(kind: int) -> bool:
-        descriptor = os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
+        with (tmp_path / LOCK).open("a+") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
 
     with pytest.raises(KeyboardInterrupt), submitting(tmp_path):
-        assert not free(fcntl.LOCK_EX)
-        assert not free(fcntl.LOCK_SH)  # two shared locks would let two launchers submit
+        # Two shared locks would let two launchers submit.
+        assert (free(fcntl.LOCK_EX), free(fcntl.LOCK_SH)) == (False, False)
         raise KeyboardInterrupt
     assert free(fcntl.LOCK_EX)
 
@@ -106,69 +116,103 @@ def test_a_record_of_an_older_version_learns_who_submitted_and_where(tmp_path: P
     database.close()
     with Ledger(tmp_path) as ledger:
         assert [(task.name, task.owner, task.cluster) for task in ledger.open_tasks()] == [("a", None, None)]
-        ledger.submitted(ledger.claim(["b"], cluster="north"), 18)
-    with Ledger(tmp_path) as ledger:
+        ledger.claim(["b"], cluster="north")
         ledger.claim(["c"])
-        found = {task.name: (task.owner, task.is_mine, task.cluster) for task in ledger.open_tasks()}
+        tasks = {task.name: (task.owner, task.is_mine, task.cluster) for task in ledger.open_tasks()}
     me = os.getuid()
-    assert found == {"a": (None, True, None), "b": (me, True, "north"), "c": (me, True, None)}
+    assert tasks == {"a": (None, True, None), "b": (me, True, "north"), "c": (me, True, None)}
 
 
-def test_the_fault_is_said_that_made_the_database_take_a_claim_back(ledger: Ledger) -> None:
-    """On some errors of the disk SQLite ends the transaction by itself."""
-    with sqlite3.connect(ledger.path) as database:
-        database.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON task WHEN NEW.name = 'b' "
-            "BEGIN SELECT RAISE(ROLLBACK, 'database or disk is full'); END"
-        )
-    database.close()
-    with pytest.raises(
-        UserError, match="database or disk is full: the record of submitted jobs cannot be used"
-    ):
-        ledger.claim(["a", "b"])
-    assert ledger.open_tasks() == []
-    ledger.submitted(ledger.claim(["a"]), 17)
-    assert [task.job for task in ledger.open_tasks()] == ["17"]
-
-
-def test_a_record_that_only_its_owner_may_write_says_whose_it_is(
+def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Root may write every file, so the answers of the system are stood in for."""
+    connect, readable = sqlite3.connect, f"file:{tmp_path / NAME}?mode=ro"
     Ledger(tmp_path).close()
-    # Root may write every file, so both answers of the system are stood in for.
-    connect = sqlite3.connect
-    readable = f"file:{tmp_path / NAME}?mode=ro"
     monkeypatch.setattr(
         sqlite3,
         "connect",
         lambda path, timeout, isolation_level: connect(readable, isolation_level=isolation_level, uri=True),
     )
-    me = pwd.getpwuid(os.getuid()).pw_name
     with Ledger(tmp_path) as ledger:
         with pytest.raises(UserError, match=r"readonly database.* move it away if it is damaged"):
             ledger.claim(["a"])
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        with pytest.raises(UserError, match=f"{NAME} is writable only for {me}: ask them to share"):
+        with pytest.raises(UserError, match=f"{NAME} is writable only for {ME}: ask them to share"):
             ledger.claim(["a"])
-        assert ledger.open_tasks() == []
+        assert jobs(ledger) == {}
 
-
-def test_a_lock_that_only_its_owner_may_write_says_whose_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refused(path: Path) -> None:
         path.touch()
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(ledger_module, "open_lock", refused)
-    with pytest.raises(UserError) as error, submitting(tmp_path):
+    with (
+        pytest.raises(
+            UserError, match=f"{LOCK} is writable only for {ME}: .*chmod -R g.w {tmp_path}; docs/slurm.md"
+        ),
+        submitting(tmp_path),
+    ):
         pytest.fail("nobody may submit without the lock")
-    assert f"{LOCK} is writable only for {pwd.getpwuid(os.getuid()).pw_name}" in str(error.value)
-    assert f"(chmod -R g+w {tmp_path}; docs/slurm.md, Two people on one folder)" in str(error.value)
 
 
 def test_an_account_without_a_name_is_called_by_its_number() -> None:
-    known = {account.pw_uid for account in pwd.getpwall()}
-    stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in known)
-    assert name_of(stranger) == str(stranger)
-    assert name_of(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name
+    accounts = {account.pw_uid for account in pwd.getpwall()}
+    stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in accounts)
+    assert (name_of(stranger), name_of(os.getuid())) == (str(stranger), ME)
+
+
+def _claim_each_once(runs: Path, count: int) -> None:
+    for number in range(count):
+        with submitting(runs), Ledger(runs) as ledger:
+            if not ledger.tasks_of(f"run{number}"):
+                ledger.submitted(ledger.claim([f"run{number}"]), os.getpid())
+
+
+def _claim_and_die(runs: Path, statement: int) -> None:
+    """Claims two runs, and is killed where its database is about to begin the statement of this number."""
+    left = [statement]
+
+    def begins(_: str) -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        if NAME in str(arguments):  # `make coverage` saves what it has seen through sqlite3, too
+            connection.set_trace_callback(begins)
+        return connection
+
+    sqlite3.connect = traced  # type: ignore[assignment]
+    _claim_each_once(runs, 2)
+
+
+def _exit_codes(count: int, target: Callable[[Path, int], None], runs: Path, number: int) -> list[int | None]:
+    """How processes end that run at once."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=target, args=(runs, number)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def test_launchers_at_once_claim_each_run_once(tmp_path: Path) -> None:
+    assert _exit_codes(4, _claim_each_once, tmp_path, 40) == [0] * 4
+    assert sorted(jobs(Ledger(tmp_path))) == sorted(f"run{number}" for number in range(40))
+
+
+def test_a_launcher_killed_at_any_statement_leaves_a_whole_record(tmp_path: Path) -> None:
+    ends: list[int | None] = []
+    while 0 not in ends:
+        runs = tmp_path / str(len(ends))
+        ends += _exit_codes(1, _claim_and_die, runs, len(ends) + 1)
+        assert sqlite3.connect(runs / NAME).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        _claim_each_once(runs, 3)
+        assert sorted(jobs(Ledger(runs))) == ["run0", "run1", "run2"]
+    # Two claims and two answers take four transactions of three statements and more.
+    assert set(ends[:-1]) == {-signal.SIGKILL} and len(ends) > 12
