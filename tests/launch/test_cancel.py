@@ -1,8 +1,6 @@
 """`cppo cancel` and `cppo retry` on real runs of the local and the inline launcher."""
 
 import json
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -79,28 +77,6 @@ def test_what_was_cancelled_before_this_attempt_does_not_concern_it(
     job(tiny_spec, workspace / "runs", tracking_uri()).run()
     assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
     assert not (attempt.folder / run_folder.CANCELLED).exists()
-
-
-def test_no_process_is_ended_that_is_not_known_to_train(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another machine's process has a number that means another process here."""
-    import fcntl
-
-    folder = workspace / "runs" / "0123456789ab"
-    folder.mkdir(parents=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for text, message in (
-            (f"other-{socket.gethostname()}:{os.getpid()}\n", "cancel it there"),
-            ("", "the process that trains it is not known"),
-        ):
-            lock.seek(0)
-            lock.truncate()
-            lock.write(text)
-            lock.flush()
-            assert main(["cancel", "--run", "0123"]) == 1
-            assert message in capsys.readouterr().out
 
 
 def test_failed_runs_are_left_until_they_are_retried(
