@@ -1,5 +1,6 @@
-"""A job over several nodes, as far as it goes without Slurm."""
+"""A job on several nodes: the first machine trains, the others are lent, and the first alone says how it ends."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,77 +8,82 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
+from cppo_lab.launch import training
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm.container import OUTSIDE
 from cppo_lab.launch.slurm.job import SlurmTask
-from cppo_lab.runs import attempt as execute
-from cppo_lab.runs.attempt import Attempt
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.sweep.compose import compose
 from tests.jobs import job
 
 
-@pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    composed = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"])
-    return job(composed.run, tmp_path, "sqlite:///nowhere.db", layout=composed.layout)
+def training_job(runs: Path, layout: str = "layout=cpu_two_nodes", **values: Any) -> TrainingJob:
+    """A job on several nodes, which uploads nothing."""
+    composed = compose(["core=verl", "model=tiny_qwen3", layout])
+    made = job(composed.run, runs, "sqlite:///nowhere.db", layout=composed.layout, **values)
+    return dataclasses.replace(made, uploads=False)
 
 
 @dataclass
 class Seen:
+    """The attempts that were trained, and the devices and allocations of machines that were lent."""
+
     trained: list[Any] = field(default_factory=list)
     lent: list[Any] = field(default_factory=list)
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    found = Seen()
-    monkeypatch.setattr(execute, "execute", found.trained.append)
-    monkeypatch.setattr(execute, "join_as_worker_node", found.lent.append)
+    seen = Seen()
+    monkeypatch.setattr(training, "train", lambda attempts, *_, **__: seen.trained.extend(attempts))
+    monkeypatch.setattr(
+        training,
+        "lend_machine",
+        lambda core, resources, devices: seen.lent.append((devices, resources.allocation)),
+    )
     for name, value in {
         "SUBMITIT_EXECUTOR": "slurm",
         "SLURM_JOB_ID": "41",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "gpu[07-08]",
+        "SLURM_RESTART_COUNT": "3",
         "CUDA_VISIBLE_DEVICES": "4,5",
     }.items():
         monkeypatch.setenv(name, value)
-    return found
+    return seen
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_machine_trains_and_the_others_are_lent(
-    attempt: Attempt, seen: Seen, rank: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Seen, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_PROCID", str(rank))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
-    SlurmTask(attempt, requeues=3)()
-    assert (len(seen.trained), len(seen.lent)) == ((1, 0) if rank == 0 else (0, 1))
-    (here,) = seen.trained + seen.lent
-    assert here.visible_devices == "4,5"
-    assert (here.allocation.machines, here.allocation.rank) == (("gpu07", "gpu08"), rank)
-    assert here.allocation.meeting == attempt.folder / "attempts" / "nodes-41.3"  # another one in each life
-    assert here.allocation.ended() == (rank == 0)
+    whole = training_job(tmp_path)
+    SlurmTask(whole, requeues=3)()
+    trained = [(attempt.visible_devices, attempt.allocation) for attempt in seen.trained]
+    assert (len(trained), len(seen.lent)) == ((1, 0) if rank == 0 else (0, 1))
+    [(devices, allocation)] = trained + seen.lent
+    assert devices == "4,5"
+    assert (allocation.machines, allocation.rank) == (("gpu07", "gpu08"), rank)
+    assert allocation.meeting == whole.folder / "attempts" / "nodes-41.3"  # another one in each life
+    assert allocation.ended() == (rank == 0)
 
 
-def test_a_job_on_one_node_has_no_allocation(
-    attempt: Attempt, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = compose(["core=verl", "model=tiny_qwen3"]).layout
-    SlurmTask(job(attempt.spec, attempt.runs, attempt.uri, layout=layout), requeues=3)()
-    assert seen.trained[0].allocation is None
+def test_a_job_on_one_node_has_no_allocation(tmp_path: Path, seen: Seen) -> None:
+    SlurmTask(training_job(tmp_path, "layout=cpu"), requeues=3)()
+    assert [attempt.allocation for attempt in seen.trained] == [None]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_machine_alone_says_that_the_job_went_back_too_often(
-    attempt: Attempt, seen: Seen, rank: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Seen, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gave_up: list[str] = []
-    monkeypatch.setattr(Attempt, "give_up", lambda self, why: gave_up.append(why))
+    monkeypatch.setattr(TrainingJob, "give_up", lambda self, why: gave_up.append(why))
     monkeypatch.setenv("SLURM_PROCID", str(rank))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
-    task = SlurmTask(attempt, requeues=3)
+    task = SlurmTask(training_job(tmp_path), requeues=2)
     if rank == 0:
-        with pytest.raises(SystemExit, match="requeued 3 times, the most allowed"):
+        with pytest.raises(SystemExit, match="requeued 2 times, the most allowed"):
             task()
     else:
         task()
@@ -86,15 +92,13 @@ def test_one_machine_alone_says_that_the_job_went_back_too_often(
 
 
 def test_in_a_container_a_run_has_the_version_of_the_code_in_the_image(
-    attempt: Attempt, seen: Seen, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_module, "code_version", lambda: "0.2.0+image")
     tags = {schema.TAG_CODE_VERSION: "0.2.0+login", "kept": "x"}
-    one = job(attempt.spec, attempt.runs, attempt.uri, tags)
-    SlurmTask(one, requeues=3)()
-    monkeypatch.setenv(OUTSIDE, str(attempt.runs / "outside"))
-    SlurmTask(one, requeues=3)()
-    assert [here.tags for here in seen.trained] == [
-        tags,
-        {schema.TAG_CODE_VERSION: "0.2.0+image", "kept": "x"},
-    ]
+    task = SlurmTask(training_job(tmp_path, tags=tags), requeues=3)
+    task()
+    monkeypatch.setenv(OUTSIDE, str(tmp_path / "outside"))
+    task()
+    image = {schema.TAG_CODE_VERSION: "0.2.0+image", "kept": "x"}
+    assert [attempt.tags for attempt in seen.trained] == [tags, image]
