@@ -7,8 +7,8 @@ Guarantees of this package:
 - `--json` prints one object on standard output, with the same heading for every command, errors included (`answer.py`).
 - Functions here read arguments and print. What a command does is in the other rooms.
 
-Begin with `parser.py` (all subcommands and the function of each) and `main` below, then the subcommand's file:
-`training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
+Begin with `parser.py` (all subcommands and the file of each) and `main` below, then the subcommand's file, which has
+its function and its arguments: `training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
 """
 
 import argparse

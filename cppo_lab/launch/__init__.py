@@ -5,6 +5,7 @@ Guarantees of this package:
 - Every job that it is given runs once; one that fails does not stop the others (`base.py`: `Launcher`, `Job`).
 - What becomes of a run is recorded by its job (`cppo_lab.runs.attempt`), not by the launcher.
 - Looking at the queues writes nothing (`queues.py: look`). Only `repair` there mends what killed processes have left.
+- No variable of submitit, Slurm or Python in the shell changes what launcher and job agreed on (`environment.py`).
 - Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for the name of one.
 
 Begin with `base.py`, then `local.py`, the smallest launcher with processes. `cppo_lab.testing` has tests of any.
