@@ -251,7 +251,7 @@ def _submitted(runs: Path, run_ids: Sequence[str], kinds: Sequence[str]) -> list
             some = run_ids[first : first + ARRAY]
             token = ledger.claim(some)
             ledger.submitted(token, 1000 + first)
-            tasks = {task.name: task for task in ledger.open_tasks_of(token)}
+            tasks = {task.name: task for task in ledger.open_tasks(token)}
             ledger.end(
                 [
                     tasks[run_id]
@@ -261,7 +261,7 @@ def _submitted(runs: Path, run_ids: Sequence[str], kinds: Sequence[str]) -> list
                 "COMPLETED",
             )
             waiting += [
-                f"{tasks[run_id].job}|{os.getuid()}|PENDING|0:00||Resources|{token}"
+                f"{tasks[run_id].job}|{os.getuid()}|PENDING|Resources|{token}|cppo"
                 for run_id, kind in zip(some, kinds[first:], strict=False)
                 if kind == schema.QUEUED
             ]
