@@ -66,7 +66,7 @@ def submitted(runs: Path, waiting: list[str]) -> list[str]:
             ledger.submitted(token, 100 + first)
             for i in range(len(some)):
                 job = f"{100 + first}_{i}" if len(some) > 1 else f"{100 + first}"
-                lines.append(f"{job}|{os.getuid()}|PENDING|0:00||Resources|{token}")
+                lines.append(f"{job}|{os.getuid()}|PENDING|Resources|{token}|cppo")
     return lines
 
 

@@ -29,7 +29,7 @@ printf '%s\\0' "$@" > "$CPPO_TEST_RECORD/srun"
 SQUEUE = """#!/bin/sh
 [ -f "$CPPO_TEST_RECORD/script.sh" ] || exit 0
 mark=$(printf '%s\\n' "$@" | sed -n 's/^--format=\\([0-9a-f]*\\)%.*/\\1/p')
-sed -n "s/^#SBATCH --comment=/${mark}77|$(id -u)|PENDING|0:00||None|/p" "$CPPO_TEST_RECORD/script.sh"
+sed -n "s/^#SBATCH --comment=/${mark}77|$(id -u)|PENDING|None|/p" "$CPPO_TEST_RECORD/script.sh"
 """
 SILENT = "#!/bin/sh\nexit 0\n"
 CLUSTER = {
