@@ -25,6 +25,10 @@ class StoreAway(UserError):
     """The tracking store does not exist, cannot be reached or cannot be read."""
 
 
+class StoreBroken(StoreAway):
+    """The tracking store is a file that is no database: waiting for it does not help."""
+
+
 MOST_FAULTS = 10  # that one message names
 
 

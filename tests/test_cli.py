@@ -15,7 +15,6 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from tests.conftest import FINISHED, TINY
-from tests.jobs import job
 from tests.plausible import train
 from tests.recorded import sent
 
@@ -90,20 +89,19 @@ def test_a_running_run_is_not_reported_as_a_result(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run whose curve is complete but whose process has not finished it is no result yet."""
-    uri = tracking_uri()
     spec = compose([*TINY, "rule=grpo", "seed=0"]).run
-    attempt = job(spec, workspace / "runs", uri, {schema.sweep_tag("quickstart"): "grpo"})
-    attempt.folder.mkdir(parents=True)
-    recorder = Recorder(spec, attempt.tags, attempt.folder)
+    folder = workspace / "runs" / spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(spec, {schema.sweep_tag("quickstart"): "grpo"}, folder)
     for step in (0, 2, 4):
         recorder.log(
             step, {schema.validation_metric(name): 0.5 for name in (*spec.data.benchmarks, schema.MEAN)}
         )
-    sent(attempt.folder)
+    sent(folder)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 2
     assert "grpo" in capsys.readouterr().err
     recorder.finish(FINISHED)
-    sent(attempt.folder)
+    sent(folder)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cli import main
+from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
 from tests.answers import made
@@ -77,9 +78,15 @@ def test_samples_are_chosen(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [found["prompt"] for found in one["samples"]] == ["2 + 2 ="]
 
 
-def test_without_the_folder_they_come_from_the_store(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_run_finished_elsewhere_they_come_from_the_store(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = [as_json(capsys, "samples", run.name), as_json(capsys, "replay", run.name, "--rule", "dppo")]
+    stub, config = {**read_status(run), "origin": "sqlite:///elsewhere.db"}, (run / CONFIG).read_bytes()
     shutil.rmtree(run)
+    run.mkdir()
+    (run / CONFIG).write_bytes(config)
+    write_status(run, stub)
     assert [
         as_json(capsys, "samples", run.name),
         as_json(capsys, "replay", run.name, "--rule", "dppo"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import StoreAway, UserError, one_line, printable
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, printable
 from cppo_lab.files import redacted, replace_file
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
@@ -199,6 +199,8 @@ def look_ahead(
     if asked or opens:
         try:
             elsewhere = {i: run for i, run in find(uri, plan.core, asked).items() if run.is_result}
+        except StoreBroken:
+            raise
         except StoreAway as error:
             silence = str(error)
     gone = tuple(run_id for run_id in stubs if asked and not silence and run_id not in elsewhere)

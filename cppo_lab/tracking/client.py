@@ -25,7 +25,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from cppo_lab.errors import StoreAway, UserError, one_line
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line
 from cppo_lab.files import open_append, redacted
 from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
@@ -106,7 +106,8 @@ def store_error(uri: str, error: Exception, before: str, after: str) -> UserErro
     store, line = f"tracking store {redacted(uri)}", fault_line(error)
     if "mlflow db upgrade" in line:  # it is not away, and MLflow says what to do
         return UserError(f"{store} is of another version of MLflow: {line}")
-    return StoreAway(f"{store} {before}{line}{after}")
+    is_broken = any(words in line for words in ("file is not a database", "malformed"))  # SQLite's words
+    return (StoreBroken if is_broken else StoreAway)(f"{store} {before}{line}{after}")
 
 
 def fault_line(error: Exception) -> str:

@@ -18,8 +18,8 @@ def _plan(uri: str, says: str) -> Case:
 
 
 def _asked(uri: str, says: str) -> Case:
-    """`plan` asks no store; a launch asks about runs that have no folder here."""
-    return Case(["launch", *RUN, "--dry-run"], says, environment={VARIABLE: uri})
+    """`plan` asks no store; `pull` asks about runs that have no folder here. (A launch holds them.)"""
+    return Case(["pull", *RUN], says, environment={VARIABLE: uri})
 
 
 def _refused(uri: str, shown: str = "") -> Case:

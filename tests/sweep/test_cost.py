@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.estimate import estimate
-from cppo_lab.runs.attempt import _tags
+from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
@@ -26,9 +26,7 @@ from cppo_lab.sweep.cost import (
 )
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
-from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
-from tests.jobs import job
 
 LARGE = ["core=verl", "model=qwen3_8b_base"]
 
@@ -39,8 +37,8 @@ def planned(composed: Composed) -> PlannedRun:
 
 def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recorder:
     """A finished run whose steps took `seconds`, as an attempt with this layout records it."""
-    spec, uri = composed.run, tracking_uri()
-    attempt = job(spec, workspace / "runs", uri, layout=composed.layout)
+    spec = composed.run
+    attempt = Attempt(spec, workspace / "runs", layout=composed.layout)
     attempt.folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(spec, _tags(attempt), attempt.folder)
     for step, value in enumerate(seconds, start=1):
@@ -170,7 +168,7 @@ def test_uncertainty_is_said_of_estimates_only(tiny_spec: RunSpec) -> None:
 def test_the_tag_is_of_verls_runs_only(workspace: Path) -> None:
     for arguments, tagged in ((LARGE, True), (TINY, False)):
         composed = compose(arguments)
-        attempt = job(composed.run, workspace, "", layout=composed.layout)
+        attempt = Attempt(composed.run, workspace, layout=composed.layout)
         assert (schema.TAG_LAYOUT in _tags(attempt)) == tagged
 
 

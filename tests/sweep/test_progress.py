@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
@@ -20,7 +20,6 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
 from tests.conftest import TINY
-from tests.jobs import job
 from tests.waiting import until
 
 SCORE = schema.validation_metric(schema.MEAN, 16)
@@ -34,7 +33,7 @@ def plan(workspace: Path) -> Plan:
 
 @pytest.fixture
 def attempt(plan: Plan, workspace: Path) -> Attempt:
-    return job(plan.runs[0].spec, workspace / "runs", "sqlite:///mlflow.db", created=time.time())
+    return Attempt(plan.runs[0].spec, workspace / "runs", created=time.time())
 
 
 def record(folder: Path, rows: dict[int, float | None], seconds: float = 2.0) -> None:
@@ -52,7 +51,7 @@ def record(folder: Path, rows: dict[int, float | None], seconds: float = 2.0) ->
 
 def started(plan: Plan, attempt: Attempt, ago: float = 100.0, **others: object) -> Progress:
     progress = Progress(plan, {}, todo=1, **others)  # type: ignore[arg-type]
-    progress.see(Event("started", attempt))
+    progress.see(Event("started", TrainingJob((attempt,), "")))
     progress.running[0].rows.since -= ago
     return progress
 
@@ -196,11 +195,11 @@ def test_steps_without_a_validation_have_no_score(plan: Plan, attempt: Attempt) 
 def test_a_cancelled_batch_is_one_line_and_counts_all_its_runs(
     plan: Plan, attempt: Attempt, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = job(plan.runs[1].spec, workspace / "runs", "sqlite:///mlflow.db")
+    other = Attempt(plan.runs[1].spec, workspace / "runs")
     waiting = [run.run_id for run in plan.runs[:3]]
     progress = Progress(plan, {}, todo=3, waiting=waiting)
     capsys.readouterr()
-    progress.see(Event("cancelled", Batch((attempt, other))))
+    progress.see(Event("cancelled", TrainingJob((attempt, other), "", batch="batch-0")))
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("grpo/mini_base") and line.endswith("(2 runs): cancelled  [2/3]")
     assert progress.waiting == [plan.runs[2].run_id]

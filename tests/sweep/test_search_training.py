@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import TRIES, Run, TrainingFailed, train
-from tests.jobs import job
 
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_spec: RunSpec) -> Run:
     """A run that is never done."""
-    attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0)
+    attempt = Attempt(tiny_spec, tmp_path / "runs", created=1000.0)
     attempt.folder.mkdir(parents=True)
-    return Run(attempt, finished=lambda: None, live=list)
+    return Run(attempt, "sqlite:///mlflow.db", finished=lambda: None, live=list)
 
 
 def dying(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
