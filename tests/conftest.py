@@ -134,7 +134,7 @@ _TOGETHER = (
     ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),
     ("queues", ("tests/slurm/",)),
     ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
-    ("searches", ("tests/sweep/test_search_",)),
+    ("searches", ("tests/search/test_",)),
     ("launch", ("tests/launch/",)),
     ("main job", ("tests/test_main_job.py",)),
     ("reports", ("tests/reports/",)),

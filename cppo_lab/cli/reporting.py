@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
+    from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.declare import Sweep
     from cppo_lab.sweep.plan import Plan
-    from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.search.space import Tuning
+    from cppo_lab.sweep.search_file import Search
     from cppo_lab.tracking.parents import Registration, SweepText
 
     Request = ReportRequest | StudyRequest
@@ -119,7 +119,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
     from cppo_lab.cli.unchanged import asked, unchanged
     from cppo_lab.reports.folder import PAGE, Built
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search_file import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     # It is on the page, and beside the figures.
@@ -390,8 +390,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
 
     from cppo_lab.reports.build import make_report
     from cppo_lab.reports.search import SearchRequest
-    from cppo_lab.sweep.search.reuse import main_overrides
-    from cppo_lab.sweep.search.space import resolve
+    from cppo_lab.search.space import main_overrides, resolve
 
     if options.partial:
         raise UserError("--partial: the report of a search always includes unfinished trials; remove it")

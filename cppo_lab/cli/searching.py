@@ -16,17 +16,17 @@ from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.search.space import Tuning
+    from cppo_lab.search.space import Tuning
+    from cppo_lab.sweep.search_file import Search
 
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.study import storage_url
+    from cppo_lab.search.tune import tune as carry_out
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.search.space import resolve
-    from cppo_lab.sweep.search.storage import storage_url
-    from cppo_lab.sweep.search.tune import tune as carry_out
+    from cppo_lab.sweep.search_file import Search
     from cppo_lab.tracking.ui import where_to_look
 
     declared = load_sweep(options.sweep)
@@ -56,8 +56,8 @@ def tune(options: argparse.Namespace) -> int:
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
     """Print the space of a search, what is done of it, and what one trial costs."""
-    from cppo_lab.sweep.search.space import resolve
-    from cppo_lab.sweep.search.storage import storage_url
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.study import storage_url
 
     tuning, url = resolve(search, options.overrides), storage_url()
     if options.json:
@@ -77,8 +77,8 @@ def _show_search(tuning: "Tuning", url: str, options: argparse.Namespace) -> int
 
 
 def _print_outline(tuning: "Tuning", url: str) -> int:
-    from cppo_lab.sweep.search.study import find_trials
-    from cppo_lab.sweep.search.summary import summary_text
+    from cppo_lab.search.results import summary_text
+    from cppo_lab.search.study import find_trials
 
     print(summary_text(tuning, find_trials(tuning, url)))
     return Exit.DONE
@@ -86,9 +86,9 @@ def _print_outline(tuning: "Tuning", url: str) -> int:
 
 def _values(tuning: "Tuning", url: str) -> dict[str, object]:
     """A search for JSON."""
-    from cppo_lab.sweep.search.progress import counts
-    from cppo_lab.sweep.search.space import describe
-    from cppo_lab.sweep.search.study import find_trials
+    from cppo_lab.search.results import counts
+    from cppo_lab.search.space import describe
+    from cppo_lab.search.study import find_trials
 
     return {
         "study": tuning.study,

@@ -53,7 +53,7 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search_file import Search
     from cppo_lab.sweep.table import cost_summary, table
 
     declared = load_sweep(options.sweep)

@@ -16,7 +16,7 @@ from cppo_lab.spec.resources import Features, GpuType, Hours, Memory, Word
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 from cppo_lab.sweep.hypotheses import Hypotheses, Pairing, check_hypotheses, statement
 from cppo_lab.sweep.rule_files import read_rules
-from cppo_lab.sweep.search.declare import Search
+from cppo_lab.sweep.search_file import Search
 from cppo_lab.sweep.source import mapping, read_text
 
 SHIPPED = PARTS_FOLDER / "sweeps"

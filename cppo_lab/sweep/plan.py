@@ -16,7 +16,7 @@ from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, check
 from cppo_lab.sweep.grid import check_keys, core_of
 
 if TYPE_CHECKING:
-    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search_file import Search
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from cppo_lab.cli import main
 from cppo_lab.data.manifest import FileRecord, summary
 from cppo_lab.doctor import lines
 from cppo_lab.doctor.check import Check
+from cppo_lab.search.results import _line
+from cppo_lab.search.study import REASON
 from cppo_lab.sweep.columns import aligned, to_csv
-from cppo_lab.sweep.search.progress import _ended
-from cppo_lab.sweep.search.study import REASON
 from cppo_lab.tracking.client import fault_line
 from cppo_lab.vectors.check import Mismatch, Report
 
@@ -85,7 +85,7 @@ TEXTS: dict[str, Any] = {
     "what a store answers": lambda: fault_line(ValueError(STEERING)),
     "what a check has found": lambda: "".join(lines([Check("driver", "ok", STEERING)])),
     "where data is from": lambda: summary({"train": FileRecord(1, 1, 0, 0, [], STEERING, "", "", "")}),
-    "why a trial failed": lambda: _ended(FAILED, None),  # type: ignore[arg-type]
+    "why a trial failed": lambda: _line(FAILED, None),  # type: ignore[arg-type]
     "an array of vectors": lambda: "".join(Report(1, [], [STEERING]).lines()),
     "a mismatch of vectors": lambda: "".join(Report(1, [Mismatch(STEERING, "", "1", "2", "")], []).lines()),
 }

@@ -28,7 +28,7 @@ _PRELOADED = (
     "optuna",
     "cppo_lab.cli",
     "cppo_lab.cores.mini.loop",
-    "cppo_lab.sweep.search.tune",
+    "cppo_lab.search.tune",
     "cppo_lab.tracking.upload",
     "tests.servers.trainer",
     "tests.servers.warm",

@@ -13,13 +13,13 @@ from sqlalchemy import create_engine, text
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.sweep.search.storage import exclusive, storage_url
+from cppo_lab.search.study import exclusive, storage_url
 from cppo_lab.tracking import address
 from cppo_lab.tracking.address import absolute_uri
 from cppo_lab.tracking.client import open_client
 from dev.servers.postgres import Postgres
-from tests.sweep.made_search import search_values, write_search
-from tests.sweep.terminals import searching
+from tests.search.made_search import search_values, write_search
+from tests.search.terminals import searching
 from tests.waiting import until
 
 TRIALS = 4

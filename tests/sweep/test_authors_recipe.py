@@ -5,7 +5,7 @@ import pytest
 from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.search.declare import Search
+from cppo_lab.sweep.search_file import Search
 
 
 @pytest.mark.parametrize("core", ["mini", "verl"])

@@ -23,8 +23,8 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
 from cppo_lab.errors import UserError
+from cppo_lab.search.study import open_storage
 from cppo_lab.signals import deferred
-from cppo_lab.sweep.search.storage import open_storage
 from cppo_lab.tracking import address
 from cppo_lab.tracking import client as client_module
 from cppo_lab.tracking.client import (

@@ -216,14 +216,18 @@ def test_the_batch_script_does_what_was_asked_for_inside(
 
 
 def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cppo_lab.launch.training import TrainingJob
+    from cppo_lab.runs.attempt import Attempt
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.worker import Worker
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.search.space import resolve
-    from cppo_lab.sweep.search.worker import Worker
+    from cppo_lab.sweep.search_file import Search
 
     declared = load_sweep("tune_cppo")
     assert isinstance(declared, Search)
-    worker = Worker(resolve(declared), f"sqlite:///{work}/mlflow.db", work / "runs", 0, "1")
+    tuning = resolve(declared)
+    training = TrainingJob((Attempt(tuning.base.run, work / "runs"),), f"sqlite:///{work}/mlflow.db")
+    worker = Worker(tuning, training)
     assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}"]
     (work.parent / "studies").mkdir()
     monkeypatch.setenv("OPTUNA_STORAGE", f"{work.parent}/studies/study.journal")

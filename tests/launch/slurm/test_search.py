@@ -12,11 +12,10 @@ from optuna.trial import TrialState
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue
-from cppo_lab.sweep.search import tune
-from cppo_lab.sweep.search.storage import storage_url
-from cppo_lab.sweep.search.study import find_trials
+from cppo_lab.search import tune
+from cppo_lab.search.study import find_trials, storage_url
 from dev.slurm.cluster import Cluster
-from tests.sweep.made_search import made_tuning, search_values
+from tests.search.made_search import made_tuning, search_values
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -1,5 +1,6 @@
 """Search files: what they declare, and one clear line for each way in which they can be wrong."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.search.space import main_overrides, resolve
 from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
-from cppo_lab.sweep.search.declare import Search
-from cppo_lab.sweep.search.space import resolve
-from tests.sweep.made_search import made_tuning, search_values, write_search
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.search_file import Search
+from tests.search.made_search import made_tuning, search_values, write_search
 
 SHIPPED = [name for name in shipped_sweeps() if name.startswith("tune_")]
 
@@ -245,3 +247,26 @@ def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(
     assert main(["plan", "tune_cppo", "core=verl"]) == 0
     assert "GPU-hours of an H100 80 GB" in capsys.readouterr().out
     assert list(workspace.iterdir()) == []
+
+
+POINT = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize(
+    "overrides", [(), ("training.t_stop=8",), ("rule=cppo", "model=mini_small_base", "launcher.workers=2")]
+)
+def test_the_line_trains_the_runs_of_the_best_trial(overrides: tuple[str, ...]) -> None:
+    tuning = made_tuning(None, *overrides)
+    words = main_overrides(tuning)
+    assert words is not None
+    line = shlex.split(" ".join([*words, *(f"{key}={value}" for key, value in POINT.items()), "seed=1,2"]))
+    runs = make_plan(load_sweep("main"), line).runs
+    assert [run.run_id for run in runs] == [tuning.at(POINT, seed).run_id for seed in (1, 2)]
+
+
+@pytest.mark.usefixtures("workspace")
+def test_a_rule_that_the_main_sweep_does_not_have() -> None:
+    values = search_values()
+    values["settings"] |= {"rule": "cppo_soft"}
+    assert main_overrides(made_tuning(values)) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cppo_lab.sweep.search.objectives import running_mean, values_of, whole_scores
+from cppo_lab.search.results import running_mean, values_of, whole_scores
 
 WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
 COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1), (5, 0.0)]

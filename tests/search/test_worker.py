@@ -18,17 +18,20 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.runs.spool import read_rows
+from cppo_lab.search import worker
+from cppo_lab.search.study import numbered
+from cppo_lab.search.worker import TRIES, Pruned, TrainingFailed
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.search import training
-from cppo_lab.sweep.search.training import Pruned, TrainingFailed
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.search_record import Point, TrialRecord
+from tests.jobs import job
+from tests.search.made_search import search_values, write_search
+from tests.search.terminals import ForkedRuns
 from tests.servers.forked import Gate
-from tests.sweep.made_search import search_values, write_search
-from tests.sweep.terminals import ForkedRuns
 from tests.tracking.test_client import is_locked
 from tests.waiting import until
 
@@ -47,7 +50,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, score: Score) -> list[RunSpec]:
     """Let `score` stand for training; what was trained comes back."""
     trained: list[RunSpec] = []
 
-    def train(run: training.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+    def train(run: worker.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
         spec, points = run.attempt.spec, []
         trained.append(spec)
         for step in range(0, spec.training.t_stop + 1, spec.validation.every):
@@ -57,12 +60,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, score: Score) -> list[RunSpec]:
                 raise Pruned(at)
         return points
 
-    monkeypatch.setattr("cppo_lab.sweep.search.worker.train", train)
+    monkeypatch.setattr("cppo_lab.search.worker.train", train)
     return trained
 
 
 def trials(study: str = "tune-mini_base", storage: str = "sqlite:///optuna.db") -> list[FrozenTrial]:
-    return optuna.load_study(study_name=study, storage=storage).get_trials()
+    return numbered(optuna.load_study(study_name=study, storage=storage).get_trials())
 
 
 def recorded() -> tuple[list[Run], list[Run], list[Run]]:
@@ -215,10 +218,11 @@ def test_an_interrupted_trial_is_taken_up_in_its_own_record(
     assert main(TUNE) == 130
     assert "run the same command to continue" in capsys.readouterr().err
     [begun, waiting] = trials()
-    assert (begun.state, waiting.state) == (TrialState.RUNNING, TrialState.WAITING)
+    assert (begun.state, waiting.state) == (TrialState.WAITING, TrialState.WAITING)
+    assert begun.params and begun.intermediate_values and not waiting.params
     assert [run.info.status for run in recorded()[1]] == ["KILLED"]
     assert main(["plan", "./tune.yaml"]) == 0
-    assert "2 trials (1 running, 1 left)" in capsys.readouterr().out
+    assert "2 trials (2 left)" in capsys.readouterr().out
 
     made_up(monkeypatch, constant)
     assert main(TUNE) == 0
@@ -285,7 +289,7 @@ def test_a_worker_killed_before_it_noted_its_record_leaves_no_second_one(
 def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Where runs wait, which are forked; as long as no step is named, they go to their end."""
     found = Gate(workspace / "gate")
-    monkeypatch.setattr(training, "multiprocessing", ForkedRuns(found))
+    monkeypatch.setattr(worker, "multiprocessing", ForkedRuns(found))
     return found
 
 
@@ -422,3 +426,34 @@ def test_ctrl_c_while_a_trial_is_recorded_leaves_the_store_free_for_its_end(
     assert locked and not any(locked)
     assert main(TUNE) == 0
     assert [trial.state for trial in trials()] == [TrialState.COMPLETE] * 4
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "tries", "reason"),
+    [
+        (False, TRIES, f"its process ended {TRIES} times before its last step: signal 9"),
+        (True, 1, "its run was cancelled"),
+    ],
+)
+def test_a_run_whose_process_dies_is_tried_again_unless_it_is_cancelled(
+    tmp_path: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    cancelled: bool,
+    tries: int,
+    reason: str,
+) -> None:
+    attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
+    attempt.folder.mkdir(parents=True)
+    if cancelled:
+        (attempt.folder / CANCELLED).write_text("2000.0")
+    tried: list[worker.Run] = []
+
+    def die(run: worker.Run, see: object) -> str:
+        tried.append(run)
+        return "signal 9"
+
+    monkeypatch.setattr(worker, "_train_here", die)
+    with pytest.raises(TrainingFailed, match=reason):
+        worker.train(worker.Run(attempt, "sqlite:///mlflow.db", lambda: None, list), lambda points: None)
+    assert len(tried) == tries

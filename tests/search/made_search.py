@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from cppo_lab.search.space import Tuning, resolve
 from cppo_lab.sweep.declare import load_sweep
-from cppo_lab.sweep.search.declare import Search
-from cppo_lab.sweep.search.space import Tuning, resolve
+from cppo_lab.sweep.search_file import Search
 from tests.conftest import TINY
 
 # A search names its models elsewhere.

@@ -7,8 +7,8 @@ from optuna.trial import TrialState
 
 from tests.servers.forked import Point
 
-_STORAGE = "optuna.storages._cached_storage:_CachedStorage"
-_STUDY, _RECORD = "cppo_lab.sweep.search.study:SearchStudy", "cppo_lab.tracking.search_record:TrialRecord"
+_STORAGE = "optuna.storages:RDBStorage"
+_STUDY, _RECORD = "cppo_lab.search.study:SearchStudy", "cppo_lab.tracking.search_record:TrialRecord"
 
 
 def _claims(storage: Any, trial: int, state: TrialState, *_: object) -> bool:
@@ -29,7 +29,7 @@ POINTS = {
     "when it has a trial": Point(_STORAGE, "set_trial_state_values", True, _claims),
     "before the trial's record is made": Point(_RECORD, "open"),
     "when the trial's record is made, and nobody knows it": Point(_RECORD, "open", True),
-    "when half of the point is drawn": Point("cppo_lab.sweep.search.study", "suggest", True),
+    "when half of the point is drawn": Point("cppo_lab.search.study", "suggest", True),
     "when the point is drawn": Point(_STUDY, "draw", True),
     "before the record has the point": Point(_RECORD, "describe"),
     "when the record has the point": Point(_RECORD, "describe", True),

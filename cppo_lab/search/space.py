@@ -1,18 +1,21 @@
-"""Builds a search from its file and the command line; everything is validated before anything runs."""
+"""A search: its file and the command line, validated before anything runs; what the main sweep takes over from it."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from cppo_lab.errors import UserError
+from cppo_lab.files import redacted
 from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import core_of
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
-from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Parameter, Search
+from cppo_lab.sweep.search_file import MAX_TRIALS, Choices, Parameter, Search
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
@@ -67,7 +70,7 @@ class Tuning:
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """The search space as plain values."""
-        return {key: one.model_dump(mode="json") for key, one in self.space.items()}
+        return {key: parameter.model_dump(mode="json") for key, parameter in self.space.items()}
 
 
 def resolve(
@@ -147,19 +150,20 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
 def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int) -> Composed:
     """Compose the low ends, each other end and choice by itself, and the high ends together; return the first."""
     where = f"search {search.source}"
-    lows = {key: one.ends[0] for key, one in space.items()}
-    try:
-        base = _at(fixed, lows, seed)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    for key, one in space.items():
+
+    def at(place: str, /, **point: Scalar) -> Composed:
+        try:
+            return _at(fixed, {**lows, **point}, seed)
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+
+    lows = {key: parameter.ends[0] for key, parameter in space.items()}
+    base = at(where)
+    for key, parameter in space.items():
         seen = {base.run.run_id}
-        for end in one.ends[1:]:
+        for end in parameter.ends[1:]:
             place = f"{where}: search.parameters.{key} at {end!r}"
-            try:
-                run = _at(fixed, {**lows, key: end}, seed).run
-            except UserError as error:
-                raise UserError(f"{place}: {error}") from None
+            run = at(place, **{key: end}).run
             if run.run_id in seen:
                 raise UserError(f"{place}: the runs do not depend on {key!r}; remove it")
             seen.add(run.run_id)
@@ -168,16 +172,13 @@ def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[
                     f"{place}: trials would differ in training.t_stop or validation, and their scores could not be "
                     f"compared; remove {key!r}"
                 )
-    try:
-        _at(fixed, {key: one.ends[-1] for key, one in space.items()}, seed)
-    except UserError as error:
-        raise UserError(f"{where}: search.parameters, all at their high ends: {error}") from None
+    highs = {key: parameter.ends[-1] for key, parameter in space.items()}
+    at(f"{where}: search.parameters, all at their high ends", **highs)
     return base
 
 
 def _at(fixed: Sequence[str], point: Mapping[str, Scalar], seed: int) -> Composed:
-    texts = [f"{key}={quote(value)}" for key, value in point.items()]
-    return compose([*fixed, *texts, f"seed={seed}"])
+    return compose([*fixed, *(f"{key}={quote(value)}" for key, value in point.items()), f"seed={seed}"])
 
 
 def tidy(value: Scalar) -> Scalar:
@@ -189,10 +190,48 @@ def describe(parameter: Parameter) -> str:
     """A parameter's interval or choices, for display."""
     if isinstance(parameter, Choices):
         return "one of " + ", ".join(quote(value) for value in parameter.choices)
-    return f"{parameter.low} to {parameter.high}" + _scale(parameter)
+    steps = f" in steps of {parameter.step}" if parameter.step is not None else ""
+    return f"{parameter.low} to {parameter.high}" + (", logarithmic" if parameter.log else steps)
 
 
-def _scale(interval: Interval) -> str:
-    if interval.log:
-        return ", logarithmic"
-    return f" in steps of {interval.step}" if interval.step is not None else ""
+def require_equal(tuning: Tuning, definition: dict[str, Any] | None, url: str) -> None:
+    """Raises UserError if the study at `url` was created with a different `definition`."""
+    if definition is None:
+        return
+    differences = []
+    for section, value in tuning.definition().items():
+        was = definition.get(section)
+        if not (isinstance(value, dict) and isinstance(was, dict)):
+            value, was = {section: value}, {section: was}
+        prefix = "search.parameters." if section == "parameters" else ""
+        for key in sorted(was.keys() | value.keys()):
+            if was.get(key) != value.get(key):
+                differences.append(f"{prefix}{key} was {_shown(was.get(key))}, is {_shown(value.get(key))}")
+    if differences:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        raise UserError(
+            f"study {tuning.study!r} in {redacted(url)} was made with another definition: {differences[0]}{more}: give "
+            "this search a study of its own with --study NAME, or restore what it was"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        parts = [f"{key}: {part}" for key, part in value.items() if part not in (None, False)]
+        return "{" + ", ".join(parts) + "}"
+    return "not there" if value is None else str(value)
+
+
+def main_overrides(tuning: Tuning) -> tuple[str, ...] | None:
+    """What makes `cppo launch main` train the runs of the search, all but the tuned keys, the core and the seeds; words
+    for a shell. None if the main sweep has no variant of the search's rule.
+    """
+    main, rule = cast(Sweep, load_sweep("main")), tuning.base.run.rule.name
+    if "rule" in tuning.space or rule not in main.variants:
+        return None
+    settings = [
+        text
+        for text in tuning.fixed
+        if _key(text) not in ("rule", "model", "core") and _key(text).partition(".")[0] not in ELSEWHERE
+    ]
+    return tuple(map(shlex.quote, (f"variant={rule}", f"model={tuning.model}", *settings)))

@@ -9,10 +9,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from optuna.storages import BaseStorage, RDBStorage
+
 from cppo_lab.cli import main
 from cppo_lab.runs.folder import holder
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.sweep.search import training, worker
+from cppo_lab.search import study, worker
 from cppo_lab.tracking.search_record import Point
 from tests.servers.forked import Environment, Forked, Gate, KillAt, context
 
@@ -56,7 +58,7 @@ def _train(
     target(*arguments)
 
 
-def made_up(run: training.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+def made_up(run: worker.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
     """In place of training: a run whose score rises with the position weight, step by step."""
     spec = run.attempt.spec
     assert spec.rule.w_min is not None
@@ -67,10 +69,19 @@ def made_up(run: training.Run, see: Callable[[Sequence[Point]], int | None]) -> 
     return points
 
 
+def _impatient(url: str, opening: Callable[[str], BaseStorage] = study.open_storage) -> BaseStorage:
+    storage = opening(url)
+    assert isinstance(storage, RDBStorage)
+    storage.grace_period = -1
+    return storage
+
+
 def _tune(words: Sequence[str], gate: Gate | None, kill: KillAt | None, trains: bool) -> None:
-    training.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
+    worker.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
+    study.BEAT_SECONDS, study.SILENT_SECONDS = 1, 4
     if not trains:
         worker.train = made_up
+        study.open_storage = _impatient  # one worker at a time: what runs when it begins is nobody's
     if kill is not None:
         kill.arm()
     sys.exit(main(["tune", "./tune.yaml", *words]))

@@ -1,6 +1,6 @@
 """Searches whose workers are killed and interrupted at moments that nobody has chosen: no trial is lost or run twice.
 
-`test_search_kill` does it at moments that have a name.
+`test_kill` does it at moments that have a name.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -20,11 +19,17 @@ from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import read_rows
-from tests.sweep.made_search import search_values, write_search
-from tests.sweep.whole_search import assert_search_is_whole, mlflow_runs, training_now, trials
+from tests.search.made_search import search_values, write_search
+from tests.search.whole_search import assert_search_is_whole, mlflow_runs, training_now, trials
 from tests.waiting import CEILING_SECONDS, until
 
 TRIALS = 24
+# `cppo` with workers that count as dead after five seconds of silence.
+QUICK = """import sys
+from cppo_lab.cli import main
+from cppo_lab.search import study
+study.BEAT_SECONDS, study.SILENT_SECONDS = 1, 5
+sys.exit(main(sys.argv[1:]))"""
 
 
 class Terminals:
@@ -37,7 +42,7 @@ class Terminals:
         """A worker in a process group of its own."""
         with Path("terminals.log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml", *arguments],
+                [sys.executable, "-c", QUICK, "tune", "./tune.yaml", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -138,8 +143,8 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     assert search.wait(timeout=CEILING_SECONDS) == 130
     until("they end in order", lambda: not training_now(runs))
     assert "run the same command to continue" in Path("terminals.log").read_text()
-    found = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
-    assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
+    found = trials("long")
+    assert [trial.state for trial in found] == [TrialState.WAITING] * 2  # given back
     until(
         "the trials' records are ended",
         lambda: {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"},
@@ -147,8 +152,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     # The same trials go on, with their own points and records.
     search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
     until("both go on", lambda: written("*/spool/0002.jsonl") and len(training_now(runs)) == 2)
-    again = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
-    assert [trial.params for trial in again] == [trial.params for trial in found]
+    assert [trial.params for trial in trials("long")] == [trial.params for trial in found]
     search.send_signal(signal.SIGTERM)
     assert search.wait(timeout=CEILING_SECONDS) == 130
     until("they end", lambda: not training_now(runs))

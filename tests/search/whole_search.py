@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import is_held
+from cppo_lab.search.study import numbered
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 
@@ -20,7 +21,7 @@ STUDY = "tune-mini_base"
 def trials(study: str = STUDY) -> list[FrozenTrial]:
     """The trials of the study in the working folder; none if it is not there yet."""
     try:
-        return optuna.load_study(study_name=study, storage="sqlite:///optuna.db").get_trials()
+        return numbered(optuna.load_study(study_name=study, storage="sqlite:///optuna.db").get_trials())
     except KeyError:
         return []
 

@@ -1,12 +1,12 @@
 """Searches whose workers are killed and interrupted, each at a point that has a name: no trial is lost or run twice."""
 
-import fcntl
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -16,11 +16,11 @@ from cppo_lab.runs.folder import holder, is_held
 from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
+from tests.search.made_search import search_values, write_search
+from tests.search.points import POINTS
+from tests.search.terminals import LOG, Terminals, searching
+from tests.search.whole_search import STUDY, assert_search_is_whole, mlflow_runs, training_now, trials
 from tests.servers.forked import Forked, Gate, KillAt
-from tests.sweep.made_search import search_values, write_search
-from tests.sweep.points import POINTS
-from tests.sweep.terminals import LOG, Terminals, searching
-from tests.sweep.whole_search import STUDY, assert_search_is_whole, mlflow_runs, training_now, trials
 from tests.waiting import until
 
 INLINE = "launcher=inline"
@@ -48,7 +48,7 @@ def test_a_worker_is_killed_at_every_point_of_a_trial(workspace: Path, search: T
     """Once at each; the next one takes the trial up. The curves are made up."""
     write_search(search_values())
     for point in POINTS:
-        kill = KillAt("tests.sweep.points:POINTS", point, workspace / "point")
+        kill = KillAt("tests.search.points:POINTS", point, workspace / "point")
         ended = search.tune(INLINE, kill=kill, trains=False).end()
         assert (ended, kill.reached()) == (-signal.SIGKILL, point), LOG.read_text()
         # Of the first trial; only behind its end another one may have begun.
@@ -87,7 +87,7 @@ def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals)
 
     second.kill()
     third = search.tune(INLINE)
-    until("another worker has the trial", lambda: is_locked(runs, adopted))
+    until("another worker has the trial", lambda: attempts(adopted) == 2)
     assert is_held(orphaned) and third.alive()
     other.open()
     until("its run has come to its end", lambda: not is_held(orphaned))
@@ -107,16 +107,6 @@ def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals)
     assert {trial.state for trial in found} == {TrialState.COMPLETE}
     assert len(files(orphaned)) == 1  # nobody has trained it a second time
     assert len(files(broken)) == 2
-
-
-def is_locked(runs: Path, number: int) -> bool:
-    """Whether a worker has a trial."""
-    with (runs / "searches" / STUDY / f"trial-{number}.lock").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 @pytest.mark.slow
@@ -140,7 +130,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, search
     until("they end in order", lambda: not training_now(runs))
     assert "run the same command to continue" in LOG.read_text()
     found = trials("long")
-    assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
+    assert [trial.state for trial in found] == [TrialState.WAITING] * 2  # given back, with their points
     until("the trials' records are ended", lambda: statuses_of_trials() == {"KILLED"})
 
     # The same trials go on, with their own points and records.
@@ -163,6 +153,13 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, search
     until("they end", lambda: not training_now(runs))
     assert statuses_of_trials() == {"KILLED"}, LOG.read_text()
     assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2
+
+
+def attempts(number: int) -> int:
+    """How often the trial has been begun, by Optuna's count."""
+    studies = optuna.load_study(study_name=STUDY, storage="sqlite:///optuna.db").get_trials()
+    begun = [trial for trial in studies if trial.state is not TrialState.WAITING]
+    return sum(trial.system_attrs.get("failed_trial", trial.number) == number for trial in begun)
 
 
 def statuses_of_trials() -> set[str]:

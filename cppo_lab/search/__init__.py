@@ -1,0 +1,11 @@
+"""Searches: tune constants with Optuna, where every trial is a set of ordinary runs.
+
+- `space.py`: a search file (`sweep/search_file.py`) and a command line become a `Tuning`, checked before anything runs.
+- `study.py`: Optuna's storage, and who has which trial. A study is continued only with the definition that created it.
+- `worker.py`: trains one run per seed of a trial, by the code that trains a sweep's runs, and reports to the study.
+- `results.py`: the state of a search as text and as the file that reports read.
+- `tune.py`: starts workers through a launcher, and says what has become of the search.
+
+docs/search.md describes the files. Only this package imports Optuna. Passwords of a storage are never
+printed or written.
+"""

@@ -1,0 +1,400 @@
+"""The study of a search, in Optuna's storage: created once, continued only with an equal definition.
+
+A worker claims a trial, and its heartbeat says that it lives. A trial whose worker is silent is repeated as Optuna does
+it: it fails, and a new trial has its point, its curve and its attributes. Here both are one trial, with the number of
+the first.
+"""
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab.errors import UserError
+from cppo_lab.files import redacted
+from cppo_lab.search.space import Tuning, require_equal, tidy
+from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.search_file import Choices, Parameter
+from cppo_lab.tracking import address
+from cppo_lab.tracking.client import create_atomically, deferred_for, is_new
+
+VARIABLE = "OPTUNA_STORAGE"  # Optuna's variable; workers get the URL through it, so no file has a password
+DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder
+ADVISORY_LOCK = (
+    0x6370706F  # PostgreSQL's advisory locks are numbers shared by all users of a database; this is "cppo"
+)
+LOCK_WAIT_SECONDS = 60  # for SQLite, while another process writes
+BEAT_SECONDS = 10  # between heartbeats
+SILENT_SECONDS = 60  # without a heartbeat, after which a worker counts as dead
+
+# User attributes of a study and of its trials.
+DEFINITION, SEARCH_RUN = "definition", "mlflow_id"
+MLFLOW_ID, REASON, RUN_IDS, WORKER = "mlflow_id", "reason", "run_ids", "worker"
+_BEAT = "heartbeat"  # in a journal, where Optuna keeps none
+_OWNER = "owner"  # in studies of version 0.1, whose trials have no heartbeat
+PRUNED_AT = "pruned by the search at step"
+
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # of heartbeats, since years
+_repeat = RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)
+
+
+def storage_url(given: str | None = None) -> str:
+    """The storage to use: `given`, else OPTUNA_STORAGE, else `sqlite:///optuna.db`; files by their absolute path.
+
+    Raises UserError for a storage that workers cannot share.
+    """
+    url = (os.environ.get(VARIABLE) or DEFAULT_URL) if given is None else given
+    if url.endswith(".journal") and "://" not in url:
+        return str(Path(url).resolve())
+    is_file = url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/")
+    if is_file or re.match(r"postgresql(\+\w+)?://", url):
+        return address.absolute_uri(url)
+    raise UserError(
+        f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
+        "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
+    )
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a storage; None for a server."""
+    return address.sqlite_file(url) or (Path(url) if url.endswith(".journal") else None)
+
+
+@contextlib.contextmanager
+def exclusive(url: str) -> Iterator[None]:
+    """Let only one process at a time make changes that must appear atomic; on a server, across machines."""
+    path = file_of(url)
+    if path is not None:
+        with address.locked(path, "search.lock"):
+            yield
+        return
+    # PostgreSQL releases the lock when the connection ends for any reason.
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
+        yield
+
+
+def open_storage(url: str) -> BaseStorage:
+    """The storage at `url`, with its tables.
+
+    Raises UserError if it cannot be reached or its driver is not installed.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = file_of(url)
+    if path is not None and not path.parent.is_dir():
+        raise UserError(
+            f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
+        )
+    try:
+        if url.endswith(".journal"):
+            _require_journal(Path(url))
+            return JournalStorage(JournalFileBackend(url))
+        engine = {}
+        if path is None:
+            with exclusive(url):  # two machines may create the tables at the same time
+                RDBStorage(url)
+        else:
+            engine = {"connect_args": {"timeout": LOCK_WAIT_SECONDS}}
+            if is_new(path):
+                with exclusive(url):
+                    create_atomically(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
+        return RDBStorage(url, engine, heartbeat_interval=BEAT_SECONDS, grace_period=SILENT_SECONDS)
+    except ImportError:
+        raise UserError(
+            f"storage {redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
+            "the URL with postgresql://"
+        ) from None
+    except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
+        first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
+        raise UserError(f"storage {redacted(url)} cannot be used: {first_line}") from None
+
+
+def _require_journal(path: Path) -> None:
+    """Require a valid journal file: Optuna would append to any file, and then fail to read it.
+
+    Raises UserError.
+    """
+    lines = (
+        path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    )  # another process may write the last one
+    for number, line in enumerate(lines, start=1):
+        try:
+            is_record = "op_code" in json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            is_record = False
+        if not is_record:
+            raise UserError(
+                f"storage {path}: line {number} is no record of Optuna's journal: name another file, or remove "
+                "that line"
+            )
+
+
+def search_folder(runs: Path, tuning: Tuning) -> Path:
+    """The folder of a search, for its file and the logs of its workers, below the folder of all runs."""
+    return runs / "searches" / tuning.study
+
+
+class Lost(Exception):
+    """Another worker has the trial, because this one was taken for dead."""
+
+
+@dataclass(frozen=True)
+class TrialClaim:
+    """A trial that is claimed by this process. Optuna counts repetitions: `trial.number` is not `number`."""
+
+    trial: Trial
+    number: int
+
+
+class SearchStudy:
+    """A worker's access to the study of a search. `folder` has the search's file and logs, on this machine."""
+
+    def __init__(self, tuning: Tuning, url: str, runs: Path) -> None:
+        """Open the study, or create it.
+
+        Raises UserError if a study of that name has a different definition, or the storage cannot be used.
+        """
+        self.tuning, self.url = tuning, url
+        self.folder = search_folder(runs, tuning)
+        self.storage = open_storage(url)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with exclusive(url), deferred_for(url):
+            self.study = optuna.create_study(
+                storage=self.storage,
+                study_name=tuning.study,
+                directions=["maximize"] * len(tuning.search.search.objectives),
+                pruner=make_pruner(tuning),
+                load_if_exists=True,
+            )
+            definition = self.study.user_attrs.get(DEFINITION)
+            if definition is None:
+                self.study.set_user_attr(DEFINITION, tuning.definition())
+        require_equal(tuning, definition, url)
+
+    def trials(self) -> list[FrozenTrial]:
+        """The trials of this search's budget, by number; those that have not begun are WAITING."""
+        with deferred_for(self.url):
+            return numbered(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
+
+    @contextlib.contextmanager
+    def claim(self, worker: str = "") -> Iterator[TrialClaim | None]:
+        """Claim the first trial that waits, for `worker`; None if there is none. An exception gives the trial back."""
+        claim = self._take(worker)
+        if claim is None:
+            yield None
+            return
+        ended = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(claim.trial.number, ended), daemon=True)
+        beating.start()
+        try:
+            yield claim
+        except BaseException:
+            with contextlib.suppress(Exception):  # an unreachable storage gives it back by the silence
+                self.give_back(claim.trial.number)
+            raise
+        finally:
+            ended.set()
+            beating.join()
+
+    def _take(self, worker: str) -> TrialClaim | None:
+        """The next trial. All trials of the budget are created in advance, so that their number limits the claims."""
+        with exclusive(self.url), deferred_for(self.url):
+            self._repeat_lost()
+            for _ in range(self.tuning.trials - len(_newest(self.study.get_trials(deepcopy=False)))):
+                self.study.add_trial(create_trial(state=TrialState.WAITING))
+            trials = _newest(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
+            for number, trial in enumerate(trials):
+                if trial.state is not TrialState.WAITING:
+                    continue
+                trial_id = self._id(trial.number)
+                with contextlib.suppress(
+                    UpdateFinishedTrialError
+                ):  # another machine was first, and has ended it
+                    self._sign(
+                        trial.number
+                    )  # before the claim: a worker that is killed right behind it is silent
+                    if self.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
+                        self.storage.set_trial_user_attr(trial_id, WORKER, worker)
+                        self.study.sampler = make_sampler(self.tuning, number)
+                        return TrialClaim(Trial(self.study, trial_id), number)
+        return None
+
+    def _id(self, number: int) -> int:
+        study_id = self.storage.get_study_id_from_name(self.tuning.study)
+        return self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+    def _sign(self, number: int) -> None:
+        """Say that the worker of a trial lives."""
+        trial_id = self._id(number)
+        if isinstance(self.storage, RDBStorage):
+            self.storage.record_heartbeat(trial_id)
+        else:
+            self.storage.set_trial_user_attr(trial_id, _BEAT, time.time())
+
+    def _beat(self, number: int, ended: threading.Event) -> None:
+        while not ended.wait(BEAT_SECONDS):
+            with contextlib.suppress(Exception):  # the next one may arrive; who lost the trial sees it later
+                self._sign(number)
+
+    def _is_silent(self, trial: FrozenTrial) -> bool:
+        """Whether the worker of a running trial is dead, where Optuna does not know it."""
+        if isinstance(self.storage, RDBStorage) and _OWNER not in trial.user_attrs:
+            return False
+        begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        return time.time() - float(trial.user_attrs.get(_BEAT, begun)) > SILENT_SECONDS
+
+    def _repeat_lost(self) -> None:
+        """Let trials wait again that their workers have lost. A process killed in here leaves the work to the next."""
+        optuna.storages.fail_stale_trials(self.study)
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if self._is_silent(trial):
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        for trial in _newest(self.study.get_trials()):
+            reason = trial.user_attrs.get(REASON, PRUNED_AT)  # nobody gave one, or was killed while pruning
+            if trial.state is TrialState.FAIL and reason.startswith(PRUNED_AT):
+                for key in (WORKER, REASON, _BEAT, _OWNER):
+                    trial.user_attrs.pop(key, None)
+                _repeat(self.study, trial)
+
+    def give_back(self, number: int) -> None:
+        """Let the trial with Optuna's `number` wait for another worker, unless it has ended."""
+        with exclusive(self.url), deferred_for(self.url):
+            self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+            self._repeat_lost()
+
+    def running(self, worker: str) -> list[FrozenTrial]:
+        """The running trials of `worker`, with Optuna's numbers."""
+        trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial for trial in trials if trial.user_attrs.get(WORKER) == worker]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with deferred_for(self.url):
+                yield
+        except UpdateFinishedTrialError:
+            raise Lost from None
+
+    def note(self, trial: Trial, key: str, value: object) -> None:
+        """Set a user attribute of the trial. Raises Lost."""
+        with self._writing():
+            trial.set_user_attr(key, value)
+
+    def draw(self, trial: Trial) -> dict[str, Scalar]:
+        """The trial's point; values that are not drawn yet are drawn now. Raises Lost."""
+        with self._writing():
+            return {
+                key: tidy(suggest(trial, key, parameter, self.tuning.is_whole(key)))
+                for key, parameter in self.tuning.space.items()
+            }
+
+    def score(self, trial: Trial, step: int, value: float) -> None:
+        """Record a point of the curve that is used for pruning. Raises Lost."""
+        with self._writing():
+            if len(self.study.directions) == 1:
+                trial.report(value, step)
+            else:  # `report` refuses it; the report page still draws the curve
+                self.storage.set_trial_intermediate_value(self._id(trial.number), step, value)
+
+    def curve(self, trial: Trial) -> dict[int, float]:
+        """The points recorded so far."""
+        return dict(self.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+
+    def end(
+        self, trial: Trial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""
+    ) -> None:
+        """End the trial: with the values of its objectives, or with the reason why it has none. Raises Lost."""
+        with self._writing():
+            if reason:
+                trial.set_user_attr(REASON, reason)
+            if self.study.tell(trial, values, state, skip_if_finished=True).state is not state:
+                raise Lost
+
+
+def _newest(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials in their order, each as its last repetition."""
+    newest: dict[int, FrozenTrial] = {}
+    for trial in trials:
+        first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
+        newest[trial.number if first is None else first] = trial
+    return [newest[first] for first in sorted(newest)]
+
+
+def numbered(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials of a search, from those that Optuna counts: the last repetition of each, with the first number."""
+    numbered = [copy.copy(trial) for trial in _newest(trials)]
+    for number, trial in enumerate(numbered):
+        trial.number = number
+    return numbered
+
+
+def find_trials(tuning: Tuning, url: str) -> list[FrozenTrial]:
+    """The existing trials of a search. Writes nothing; a missing file has no study.
+
+    Raises UserError as opening the study does.
+    """
+    path = file_of(url)
+    if path is not None and not path.is_file():
+        return []
+    try:
+        study = optuna.load_study(study_name=tuning.study, storage=open_storage(url))
+    except KeyError:
+        return []
+    require_equal(tuning, study.user_attrs.get(DEFINITION), url)
+    return numbered(study.get_trials(deepcopy=False))[: tuning.trials]
+
+
+def suggest(trial: Trial, key: str, parameter: Parameter, whole: bool) -> Scalar:
+    """The trial's value of a parameter, drawn once; an integer if `whole`."""
+    if isinstance(parameter, Choices):
+        return trial.suggest_categorical(key, parameter.choices)
+    low, high, step = parameter.low, parameter.high, parameter.step
+    if whole:
+        return trial.suggest_int(key, int(low), int(high), step=int(step or 1), log=parameter.log)
+    return trial.suggest_float(key, low, high, step=step, log=parameter.log)
+
+
+def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
+    """The sampler of the point of trial `number`.
+
+    Seeded by the trial number: workers never draw the same points, and a repeated trial draws its own point again.
+    """
+    spec = tuning.search.search.sampler
+    seed = int.from_bytes(hashlib.sha256(f"{spec.seed} {number}".encode()).digest()[:4], "big")
+    if spec.name == "random":
+        return RandomSampler(seed=seed)
+    if spec.name == "nsga2":
+        return NSGAIISampler(population_size=spec.startup, seed=seed)
+    # Running trials count as bad, so that parallel workers do not choose the same point.
+    return TPESampler(n_startup_trials=spec.startup, seed=seed, constant_liar=True)
+
+
+def make_pruner(tuning: Tuning) -> BasePruner:
+    """The pruner. The steps of a trial run through its seeds one after the other."""
+    spec, run = tuning.search.search.pruner, tuning.base.run
+    if spec.name == "median":
+        return MedianPruner(n_startup_trials=spec.startup, n_warmup_steps=spec.warmup_steps)
+    if spec.name == "hyperband":
+        return HyperbandPruner(
+            min_resource=max(run.validation.every, spec.warmup_steps),
+            max_resource=run.training.t_stop * len(tuning.seeds),
+        )
+    return NopPruner()

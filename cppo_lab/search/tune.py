@@ -1,0 +1,133 @@
+"""Runs a search: its workers through a launcher, then its result."""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optuna.trial import TrialState
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.launch.base import Event
+from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
+from cppo_lab.launch.local import default_workers
+from cppo_lab.launch.queues import repair
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt
+from cppo_lab.runs.machine import code_version
+from cppo_lab.search.results import Watch, is_over, numbers_of, result_text, say
+from cppo_lab.search.space import Tuning
+from cppo_lab.search.study import MLFLOW_ID, RUN_IDS, VARIABLE, SearchStudy
+from cppo_lab.search.worker import SearchState, Worker
+from cppo_lab.sweep.paths import require_folder
+from cppo_lab.tracking import address
+from cppo_lab.tracking.search_record import TrialRecord
+
+FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The result of a search when its workers have ended."""
+
+    text: str
+    over: bool
+
+
+def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
+    """Work on the search until no trial is left. Other commands may work on it at the same time.
+
+    Raises UserError if the study has another definition, or a store cannot be used.
+    """
+    require_folder(runs)
+    launcher = tuning.base.launcher
+    # Created here once, since workers that start together would all try to create tables, study and experiment.
+    study = SearchStudy(tuning, url, runs)
+    state = SearchState(study, uri)
+    base = tuning.base
+    training = Attempt(
+        base.run,
+        runs,
+        tags={schema.TAG_CODE_VERSION: code_version()},
+        layout=base.layout,
+        paths=base.paths,
+        resources=base.resources,
+        threads=launcher.threads,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        mismatch=base.tracking.mismatch,
+        answers=base.tracking.answers,
+    )
+    first = Worker(tuning, TrainingJob((training,), uri), command=f"{socket.gethostname()} {os.getpid()}")
+    left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
+    if left:
+        try:
+            with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
+                _work(first, left, study)
+        finally:  # also after an interrupt: a worker may have been terminated before it could record its end
+            if not launcher_of(launcher.name).queue:
+                _release(study, state, first)
+    state.publish()
+    trials = study.trials()
+    lines = [result_text(tuning, trials)]
+    if running := numbers_of(trials, TrialState.RUNNING):
+        lines.append(f"trials {running} are with other workers")
+    over = is_over(tuning, trials)
+    if not over:
+        lines.append(f"run the same command to continue; workers' logs: {study.folder / 'attempts'}")
+    return TuneResult("\n".join(lines), over)
+
+
+def _release(study: SearchStudy, state: SearchState, first: Worker) -> None:
+    """Give back the trials of this command's workers, which have all ended, and their records in MLflow."""
+    for trial in study.running(first.command):
+        study.give_back(trial.number)
+        if MLFLOW_ID in trial.user_attrs:
+            TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
+        repair(first.runs, trial.user_attrs.get(RUN_IDS, []), state.uri)
+
+
+def _work(first: Worker, left: int, study: SearchStudy) -> None:
+    """Run the workers, and report their progress."""
+    launcher = first.tuning.base.launcher
+    record, start = launcher_of(launcher.name), load_launcher(launcher.name)
+    if record.in_process:  # the worker reports itself
+        start([first], launcher.model_copy(update={"workers": 1}), lambda _: None)
+        return
+    count = min(left, launcher.workers or record.search_workers or default_workers([first]))
+    workers = [replace(first, number=number) for number in range(count)]
+    watch = Watch(first.tuning, study.trials)
+
+    def see(event: Event[Worker]) -> None:
+        watch.glance()
+
+    start(workers, launcher.model_copy(update={"workers": count}), see)
+    if record.queue:
+        _follow(workers, watch, record)
+    watch.look()
+
+
+def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -> None:
+    """Report on workers in the launcher's queue until the last one has left it."""
+    names, before = {worker.name for worker in workers}, ""
+    try:
+        while True:
+            try:
+                queue = jobs_in_queue(launcher.name, workers[0].folder.parent)
+            except UserError as error:  # the controller may be restarting, which does not affect the workers
+                now = str(error)
+            else:
+                jobs = [job for name, job in queue.items() if name in names]
+                if not jobs:
+                    return
+                now = f"{launcher.title}: " + ", ".join(f"{job.job} {job.state.lower()}" for job in jobs)
+            if now != before:
+                say(now)
+            before = now
+            watch.glance()
+            time.sleep(FOLLOW_SECONDS)
+    except KeyboardInterrupt:
+        say(f"cppo: the workers keep running under {launcher.title}; the same command watches them again")
+        raise

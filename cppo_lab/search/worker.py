@@ -1,0 +1,401 @@
+"""A worker of a search: claims a trial, trains its seeds, reports to the study, and claims the next."""
+
+import contextlib
+import fcntl
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+
+from optuna.trial import TrialState
+
+from cppo_lab import schema
+from cppo_lab.core_records import core_of
+from cppo_lab.files import mask_output, open_append, open_lock, replace_file
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt, describe
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held
+from cppo_lab.runs.tags import figure_tag
+from cppo_lab.search import study as studies
+from cppo_lab.search.results import Watch, is_over, note, numbers_of, running_mean, say, summarise, values_of
+from cppo_lab.search.space import Tuning
+from cppo_lab.search.study import (
+    MLFLOW_ID,
+    PRUNED_AT,
+    RUN_IDS,
+    SEARCH_RUN,
+    Lost,
+    SearchStudy,
+    TrialClaim,
+    exclusive,
+    file_of,
+    search_folder,
+    storage_url,
+)
+from cppo_lab.signals import blocked
+from cppo_lab.spec import ResourcesSpec
+from cppo_lab.sweep.declared import Scalar
+from cppo_lab.tracking import search_record
+from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
+from cppo_lab.tracking.search_record import Point, TrialRecord, open_search, score_metric, update_search
+
+FILE = "search.json"
+POLL_SECONDS = 0.25
+PATIENCE_SECONDS = 60.0  # for a run to end cleanly before it is killed
+TRIES = 3  # of a run whose process is killed from outside; it resumes from its checkpoint
+See = Callable[[Sequence[Point]], int | None]
+
+
+class Pruned(Exception):
+    """The search prunes this trial; `step` is the trial's step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"{PRUNED_AT} {step}")
+
+
+class TrainingFailed(Exception):
+    """A training run failed with an error; the text is one line."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run of a search: how to train it, and how to read its curve."""
+
+    attempt: Attempt
+    uri: str
+    finished: Callable[[], list[Point] | None]  # the recorded curve; None while it is not done
+    live: Callable[[], list[Point]]  # what it has written so far
+
+
+def train(run: Run, see: See) -> list[Point]:
+    """Train `run` unless it is done, and return its curve. If another process is training it, wait for that.
+
+    `see` takes the points so far and returns the step at which to stop, or None. It is called before training starts
+    and after each validation. A run trained by another process is never ended. Raises Pruned, after the run has ended
+    cleanly, and TrainingFailed.
+    """
+    died, folder = 0, run.attempt.folder
+    while (curve := run.finished()) is None:
+        if is_held(folder):
+            while is_held(folder):
+                see(run.live())
+                time.sleep(POLL_SECONDS)
+            continue
+        _give_up_at(see(run.live()))
+        if (reason := _train_here(run, see)) is None:
+            continue
+        if is_cancelled(folder, run.attempt.created):
+            raise TrainingFailed("its run was cancelled")
+        died += 1
+        if died == TRIES:
+            raise TrainingFailed(f"its process ended {TRIES} times before its last step: {reason}")
+    see(curve)
+    return curve
+
+
+def _give_up_at(step: int | None) -> None:
+    if step is not None:
+        raise Pruned(step)
+
+
+def _train_here(run: Run, see: See) -> str | None:
+    """Train in a child process. Returns None if it succeeded, or why it was killed."""
+    # The child does not load Ray or verl, and does not inherit this process's locks.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(TrainingJob((run.attempt,), run.uri), sender))
+    with blocked(signal.SIGHUP):  # the child is ended below
+        child.start()
+    try:
+        sender.close()
+        while child.is_alive():
+            child.join(POLL_SECONDS)
+            _give_up_at(see(run.live()) if child.is_alive() else None)
+    finally:
+        if child.is_alive():  # pruned or interrupted: its signal handler ends it cleanly
+            child.terminate()
+            child.join(PATIENCE_SECONDS)
+            if child.is_alive():
+                child.kill()
+                child.join()
+    with contextlib.suppress(EOFError):
+        if receiver.poll():
+            raise TrainingFailed(receiver.recv())
+    if child.exitcode == 0:
+        return None
+    code = child.exitcode or 0
+    return f"signal {-code}" if code < 0 else f"exit code {code}, see {_log(run.attempt)}"
+
+
+def _log(attempt: Attempt) -> Path:
+    return attempt.folder / "attempts" / "search_log.out"
+
+
+def _child(job: TrainingJob, sender: Connection) -> None:
+    """Runs in the child: train, and send an error as one line. Output goes to a file of the run."""
+    (job.folder / "attempts").mkdir(parents=True, exist_ok=True)
+    with open_append(_log(job.attempts[0])) as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    mask_output()
+    try:
+        job.run()
+    except AlreadyRunning as error:
+        print(error)
+    except Exception as error:  # noqa: BLE001 - the attempt has recorded it; the trial fails
+        sender.send(describe(error))
+
+
+class SearchState:
+    """The search in MLflow, as updated by one worker. `client` is open; `mlflow_id` is the run of the study."""
+
+    def __init__(self, study: SearchStudy, uri: str) -> None:
+        self.study, self.tuning, self.uri = study, study.tuning, uri
+        self.client, core = open_client(uri), self.tuning.core
+        self.experiment = ensure_experiment(
+            self.client, uri, schema.experiment_name(core), core_of(core).note
+        )
+        with exclusive(study.url), deferred_for(uri):
+            before = study.study.user_attrs.get(SEARCH_RUN)
+            text = note(self.tuning, study.trials())
+            self.mlflow_id = open_search(self.client, self.experiment, self.tuning.study, text, before)
+            if self.mlflow_id != before:
+                study.study.set_user_attr(SEARCH_RUN, self.mlflow_id)
+
+    def publish(self) -> None:
+        """Write the file again, locally and to MLflow. Only one worker at a time does so, from the current study."""
+        with open_lock(self.study.folder / "publish.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            trials, path = self.study.trials(), self.study.folder / FILE
+            content = summarise(self.tuning, self.study.study, trials)
+            replace_file(path, json.dumps(content, indent=1) + "\n")
+            with deferred_for(self.uri):
+                ended = is_over(self.tuning, trials)
+                update_search(self.client, self.mlflow_id, note(self.tuning, trials), path, ended)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A job for a launcher. Its file has no passwords: the URL of the storage is in the environment (study.VARIABLE).
+
+    `training`: a representative run. `command`: the machine and process of the `cppo tune` that started the worker.
+    """
+
+    tuning: Tuning
+    training: TrainingJob
+    number: int = 0
+    command: str = ""
+
+    @property
+    def name(self) -> str:
+        """The job's name in the launcher."""
+        return f"{self.tuning.study}-worker-{self.number}"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of all runs."""
+        return self.training.attempts[0].runs
+
+    @property
+    def folder(self) -> Path:
+        """The search's folder; the launcher's logs are below it."""
+        return search_folder(self.runs, self.tuning)
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders of its training runs, and the folder of the study's file."""
+        file = file_of(storage_url())
+        return (*self.training.places, *(() if file is None else (file.parent,)))
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it needs a new process; no, since its training runs have separate processes."""
+        return False
+
+    @property
+    def nodes(self) -> int:
+        """The number of machines per training run."""
+        return self.training.nodes
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs per machine of a training run."""
+        return self.training.gpus
+
+    @property
+    def resources(self) -> ResourcesSpec | None:
+        """The time and resources of one training run."""
+        return self.training.resources
+
+    def give_up(self, why: str) -> None:
+        """Print why it stops; its trial is then free."""
+        print(f"{self.name} stops: {why}", flush=True)
+
+    def run(self) -> None:
+        """Work until no trial is left. An interrupt ends the training cleanly, and the trial is then free."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _interrupt)
+        study = SearchStudy(self.tuning, storage_url(), self.runs)
+        state = SearchState(study, self.training.uri)
+        watch = Watch(self.tuning, study.trials)
+        state.publish()
+        leave_at = math.inf
+        while time.monotonic() < leave_at:
+            with study.claim(self.command) as claim:
+                if claim is not None:
+                    watch.look()
+                    try:
+                        _Work(self, study, state, claim).do()
+                    except Lost:
+                        say(
+                            f"trial {claim.number}: another worker has it, since this one gave no sign of life"
+                        )
+            if claim is not None:
+                leave_at = math.inf
+                state.publish()
+                watch.look()
+                continue
+            running = numbers_of(study.trials(), TrialState.RUNNING)
+            if not running:
+                break
+            if leave_at == math.inf:
+                wait = studies.SILENT_SECONDS + studies.BEAT_SECONDS
+                leave_at = time.monotonic() + wait
+                say(
+                    f"trials {running} are with other workers: waiting {wait} s in case that one of them is dead"
+                )
+            watch.glance()
+            time.sleep(POLL_SECONDS)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # The local launcher repeats its SIGTERM; the training is ended cleanly only once.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Work:
+    """One worker on one trial."""
+
+    def __init__(self, worker: Worker, study: SearchStudy, state: SearchState, claim: TrialClaim) -> None:
+        self.worker, self.study, self.trial, self.number = worker, study, claim.trial, claim.number
+        self.tuning, self.client = worker.tuning, state.client
+        search = (self.tuning.study, state.mlflow_id)
+        before = claim.trial.user_attrs.get(MLFLOW_ID)
+        with deferred_for(worker.training.uri):
+            self.record = TrialRecord.open(self.client, state.experiment, search, claim.number, before)
+            study.note(self.trial, MLFLOW_ID, self.record.mlflow_id)
+        self.curve = study.curve(self.trial)
+
+    def do(self) -> None:
+        """Draw the point, train, and record the result. Raises Lost."""
+        try:
+            point = self.study.draw(self.trial)
+            with deferred_for(self.worker.training.uri):
+                runs = [self._run(point, seed) for seed in self.tuning.seeds]
+                run_ids = [run.attempt.spec.run_id for run in runs]
+                self.study.note(self.trial, RUN_IDS, run_ids)
+                self.record.describe(point, run_ids)
+            curves: list[list[Point]] = []
+            for run in runs:
+                curves.append(self._train(run, curves))
+            names, run_spec = self.tuning.search.search.objectives, self.tuning.base.run
+            pairs = [[(point.step, point.score) for point in curve] for curve in curves]
+            values = values_of(names, pairs, self.tuning.t_stop, run_spec.validation.every)
+            if not all(map(math.isfinite, values)):
+                raise TrainingFailed(f"its score is {values}")
+            self._end(TrialState.COMPLETE, schema.DONE, values)
+        except Pruned as ending:
+            self._end(TrialState.PRUNED, schema.PRUNED, None, str(ending))
+        except TrainingFailed as failure:
+            self._end(TrialState.FAIL, schema.FAILED, None, str(failure))
+        except Lost:
+            raise
+        except BaseException:
+            with deferred_for(self.worker.training.uri):
+                self.record.pause()
+            raise
+
+    def _end(self, state: TrialState, status: str, values: list[float] | None, reason: str = "") -> None:
+        names = self.tuning.search.search.objectives
+        with deferred_for(self.worker.training.uri):
+            self.record.finish(status, dict(zip(names, values or (), strict=values is not None)), reason)
+            self.study.end(self.trial, state, values, reason)
+
+    def _run(self, point: dict[str, Scalar], seed: int) -> Run:
+        """The training run of one seed, as a launch would start it."""
+        spec, job = self.tuning.at(point, seed).run, self.worker.training
+        metric = score_metric(spec)
+        tags = {
+            schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
+            schema.TAG_PARENT: self.record.mlflow_id,
+            **figure_tag(self.tuning.search.feeds),
+        }
+        attempt = replace(
+            job.attempts[0],
+            spec=spec,
+            tags={**search_record.missing_tags(self.client, spec, tags), **job.attempts[0].tags},
+            created=time.time(),
+        )
+
+        def finished() -> list[Point] | None:
+            with deferred_for(job.uri):
+                mlflow_id = search_record.finished_id(self.client, spec)
+                if mlflow_id is None:
+                    return None
+                search_record.tag_finished(self.client, mlflow_id, tags)
+                return search_record.recorded_curve(self.client, mlflow_id, metric)
+
+        return Run(attempt, job.uri, finished, lambda: search_record.live_curve(attempt.folder, metric))
+
+    def _train(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
+        """The curve of the next seed. Raises Pruned."""
+        prunes, asked = self.tuning.search.search.pruner.name != "none", False
+
+        def see(points: Sequence[Point]) -> int | None:
+            nonlocal asked
+            new = self._note(earlier, points)
+            ending = bool(points) and points[-1].step >= self.tuning.t_stop
+            if not prunes or ending or (asked and not new):
+                return None
+            asked = True
+            return max(self.curve) if self.curve and self.trial.should_prune() else None
+
+        try:
+            return train(run, see)
+        except Pruned as ending:
+            with deferred_for(self.worker.training.uri):
+                search_record.give_reason(self.client, run.attempt.spec, str(ending))
+            raise
+
+    def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
+        """Send new points to the study and MLflow. Returns whether there were any.
+
+        The steps of seed i follow those of the seeds before it. The score before training is included once.
+        """
+        every, t_stop = self.tuning.base.run.validation.every, self.tuning.t_stop
+        curves = [[(point.step, point.score) for point in curve] for curve in earlier]
+        new = [
+            Point(
+                len(earlier) * t_stop + point.step,
+                running_mean(curves, point.step, point.score, t_stop, every),
+                point.time_ms,
+            )
+            for point in points
+            if len(earlier) * t_stop + point.step not in self.curve and not (earlier and point.step == 0)
+        ]
+        with deferred_for(self.worker.training.uri):
+            if new:
+                self.record.scores(new)
+            for point in new:
+                self.curve[point.step] = point.score
+                self.study.score(self.trial, point.step, point.score)
+        return bool(new)
