@@ -3,7 +3,8 @@
 What is true of `runs/<id>/`, whatever is killed:
 
 - One process trains a run at a time: it holds `lock` (flock), which the kernel releases when the process ends.
-- A metric is in the spool before `Recorder.log()` returns. The spool is only appended to; what is on file stays.
+- A metric is in the spool before `Recorder.log()` returns, or, on a full disk, in memory until there is room. The
+  spool is only appended to; what is on file stays.
 - `status.json` is a convenience for whoever looks on: it may be seconds older than the spool, and says `running` until
   somebody says otherwise. Lock, status and spool together are the state.
 

@@ -1,9 +1,9 @@
 """What a run's folder says without its spool: status, lock, cancellation. And the lists of launchers beside it.
 
 `runs/<id>/status.json` is for whoever looks on: how far the run is, and how its last attempt ended. It is replaced as a
-whole, so a reader never sees half of it, and it may be some seconds behind the spool. `runs/<id>/lock` is held (flock)
-by the process that trains the run, and the kernel releases it however that process ends: a status that says `running`
-beside a free lock is that of a killed process.
+whole (on a full disk overwritten, and half of it reads as none), and may be some seconds behind the spool.
+`runs/<id>/lock` is held (flock) by the process that trains the run, and the kernel releases it however that process
+ends: a status that says `running` beside a free lock is that of a killed process.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: 
 
 
 class Cause(StrEnum):
-    """Why a run stopped before its end. The `reason` next to it is for people; no decision depends on its words."""
+    """Why a run stopped before its end. The `reason` next to it is for people: no decision depends on its words."""
 
     DIED = "died"  # its process was killed before it could say anything
     CANCELLED = "cancelled"

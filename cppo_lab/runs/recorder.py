@@ -1,9 +1,9 @@
 """Records one attempt at a run in files of its folder, and ends the records of attempts that could not.
 
 `Recorder.log` returns once the step's metrics are in the spool. So a trainer that is killed at step 20 leaves the steps
-up to 20 on file. Its status.json may be two seconds older, and neither says that the run has ended: `runs/state` shows
-it as `partial`. The next attempt goes on in the same record: from its checkpoint, say of step 16, it repeats the steps
-17 to 20, which are not recorded again, and adds step 21.
+up to 20 on file. Its status.json may be some seconds or a step older, and neither says that the run has ended:
+`runs/state` shows it as `partial`. The next attempt goes on in the same record: from its checkpoint, say of step 16, it
+repeats the steps 17 to 20, which are not recorded again, and adds step 21.
 
 On a full disk nothing fails: lines and files are held in memory, written as soon as there is room, and handed over to
 the upload at the end. Nothing here waits for, or knows of, the tracking store.
@@ -258,7 +258,7 @@ class Recorder:
         self.spool.close()
 
     def _status(self, status: str, step: int | None, reason: str = "", cause: str = "") -> None:
-        """The status that launchers and `cppo status` show, written atomically: a reader never sees half of it.
+        """The status that launchers and `cppo status` show, see `write_status`.
 
         `seconds` counts all attempts, `started` and `first_step` refer to this one.
         """

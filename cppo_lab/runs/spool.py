@@ -1,4 +1,4 @@
-"""The local record of a run: append-only lines in the run's folder, one file per attempt.
+"""The local record of a run: append-only lines in files of the run's folder, a new one for each attempt.
 
 A file begins with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
 continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
@@ -111,7 +111,7 @@ class Spool:
         self._end = 0  # where the last whole line ends
 
     def add(self, line: Line) -> None:
-        """Append a line; once this returns, a kill of this process cannot lose it."""
+        """Append a line; once this returns, a kill cannot lose it, unless the disk is full (`unwritten`)."""
         waited = bool(self.unwritten)
         self.unwritten.append(line)
         try:

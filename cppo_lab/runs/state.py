@@ -6,7 +6,8 @@ The first that applies decides:
 1. status.json has a result: `done` or `collapsed`.
 2. A process holds the run's lock, or the run's job has machines: `running`.
 3. A job waits, or a living launcher has the run on its list: `queued`.
-4. status.json, or else the end of the spool, says how the last attempt stopped: `failed` or `partial`.
+4. status.json says how the last attempt stopped, or else the end of the spool how it ended: `failed`, `partial`, or a
+   result whose status a full disk did not take.
 5. An attempt has begun and says nothing of its end: it was killed, `partial`. No attempt has begun: `missing`.
 """
 

@@ -33,7 +33,7 @@ def variants_in(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def names(spec: RunSpec) -> dict[str, Any]:
-    """The fields of a status that identify the run (runs.folder.NAMES)."""
+    """The fields of a status that say what the run is (`runs.folder.NAMES`, without its variants)."""
     return {
         "core": spec.core,
         "rule": spec.rule.name,
