@@ -180,11 +180,9 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Drawings and compositions are kept in folders of the session's own."""
+    """Drawings are kept in a folder of the session's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cppo_lab.reports.drawings.FOLDER", tmp_path_factory.mktemp("drawings"))
-        # pytest-xdist's processes share them, as commands on one machine do.
-        patch.setattr("cppo_lab.sweep.compose.cache.FOLDER", _shared(tmp_path_factory) / "compositions")
         yield
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cppo_lab.sweep.compose import listed
 from cppo_lab.sweep.declare import Sweep
-from cppo_lab.sweep.overrides import quote
+from cppo_lab.sweep.overrides import quote, read
 from cppo_lab.sweep.plan import Plan
 
 _OWN_COLUMN = frozenset({"model", "rule", "seed", "variant"})
@@ -44,7 +43,7 @@ def override_text(key: str, value: Any) -> str:
 
 def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[DeclaredRun]:
     """The runs, sweep by sweep as declared; a run shared by several sweeps is listed for each."""
-    typed = [text.partition("=")[0] for text in overrides if listed(text) is not None]
+    typed = [override.key for override in map(read, overrides) if override.values() is not None]
     return [
         DeclaredRun(
             sweep=sweep.name,

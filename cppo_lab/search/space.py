@@ -13,7 +13,7 @@ from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import core_of
-from cppo_lab.sweep.overrides import quote
+from cppo_lab.sweep.overrides import override, quote, read
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 from cppo_lab.sweep.search_file import MAX_TRIALS, Choices, Parameter, Search
 
@@ -92,32 +92,27 @@ def resolve(
     if trials is not None and not 1 <= trials <= MAX_TRIALS:
         raise UserError(f"--trials {trials}: must be in [1, {MAX_TRIALS}]")
     _check_keys(search, space, rest)
-    given = {_key(text) for text in rest}
-    settings = [f"{key}={quote(value)}" for key, value in search.settings.items() if key not in given]
+    given = {read(text).key for text in rest}
+    settings = [override(key, value) for key, value in search.settings.items() if key not in given]
     fixed = (f"model={quote(model)}", *settings, *rest)
     base = _check_ends(search, space, fixed, seeds[0])
     return Tuning(search, name, core, model, seeds, trials or search.search.trials, space, fixed, base)
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
 def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, tuple[int, ...], list[str]]:
     """The model, the seeds, and the remaining overrides."""
     model, seeds, rest = "", search.seeds, []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {text!r} is not of the form key=value")
-        if key == "model":
-            model = value
-        elif key == "seed":
-            if not re.fullmatch(r"\d+(,\d+)*", value):
-                raise UserError(f"override {text!r}: seeds are whole numbers: seed=0,1")
-            seeds = tuple(dict.fromkeys(int(part) for part in value.split(",")))
+    for given in map(read, overrides):
+        if given.right is None or given.sets(""):
+            raise UserError(f"override {given.text!r} is not of the form key=value")
+        if given.sets("model"):
+            model = given.right
+        elif given.sets("seed"):
+            if not re.fullmatch(r"\d+(,\d+)*", given.right):
+                raise UserError(f"override {given.text!r}: seeds are whole numbers: seed=0,1")
+            seeds = tuple(dict.fromkeys(map(int, given.names)))
         else:
-            rest.append(text)
+            rest.append(given.text)
     if "," in model:
         raise UserError(f"override model={model!r}: a search tunes for one model; name one of them")
     return model or search.model_of(core), seeds, rest
@@ -143,8 +138,8 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
                 f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
             )
     for text in rest:
-        if _key(text) in space:
-            raise UserError(f"override {text!r}: {where} tunes {_key(text)!r} itself; remove the override")
+        if (key := read(text).key) in space:
+            raise UserError(f"override {text!r}: {where} tunes {key!r} itself; remove the override")
 
 
 def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int) -> Composed:
@@ -178,7 +173,7 @@ def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[
 
 
 def _at(fixed: Sequence[str], point: Mapping[str, Scalar], seed: int) -> Composed:
-    return compose([*fixed, *(f"{key}={quote(value)}" for key, value in point.items()), f"seed={seed}"])
+    return compose([*fixed, *(override(key, value) for key, value in point.items()), f"seed={seed}"])
 
 
 def tidy(value: Scalar) -> Scalar:
@@ -232,6 +227,7 @@ def main_overrides(tuning: Tuning) -> tuple[str, ...] | None:
     settings = [
         text
         for text in tuning.fixed
-        if _key(text) not in ("rule", "model", "core") and _key(text).partition(".")[0] not in ELSEWHERE
+        if read(text).key not in ("rule", "model", "core")
+        and read(text).key.partition(".")[0] not in ELSEWHERE
     ]
     return tuple(map(shlex.quote, (f"variant={rule}", f"model={tuning.model}", *settings)))

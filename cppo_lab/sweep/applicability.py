@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, choices_of, compose, listed, parsed, takes
+from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, takes
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import Grid
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import override
+from cppo_lab.sweep.overrides import override, read
 
 # Keys that not every run has or depends on. Any other key is applied to every run, and is an error if unknown.
 OPTIONAL = ("rule.", *SHARED_CONSTANTS)
@@ -45,35 +45,35 @@ class Fitting:
         """The overrides that choose group options."""
         keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
         texts = [override(key, value) for key, value in keys.items() if key in groups()]
-        return [*texts, *choices_of(self.grid.rest)]
+        return [*texts, *(text for text in self.grid.rest if read(text).kind == "choice")]
 
     def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
         choices, rest = self.choices(model, variant, point), self.grid.rest
-        given = {*self.grid.variants[variant], *point, *(parsed(text).key for text in rest)}
+        given = {*self.grid.variants[variant], *point, *(read(text).key for text in rest)}
         axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
         return Fit(axes, tuple(text for text in rest if _fits(text, choices, given)))
 
 
 def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
     """Whether a command-line override applies to runs with these group choices."""
-    one = parsed(text)
-    if not one.key.startswith(OPTIONAL):
+    key = read(text).key
+    if not key.startswith(OPTIONAL):
         return True
-    if one.kind == "value":
-        return takes(choices, one.key, set(given))
+    if read(text).kind == "value":
+        return takes(choices, key, set(given))
     try:
-        there = compose([*choices, text])
+        run_id = compose([*choices, text]).run_id
     except UnknownKey as error:
-        if error.key != one.key:
+        if error.key != key:
             raise
         return False
-    return one.key.startswith("rule.") or there.run_id != compose(choices).run_id
+    return key.startswith("rule.") or run_id != compose(choices).run_id
 
 
 def refuse(unused: Iterable[str]) -> None:
     """Raise UserError for the first override that applies to no run."""
     for text in unused:
-        key, values = parsed(text).key, listed(text)
+        key, values = read(text).key, read(text).values()
         if key.startswith(SHARED_CONSTANTS):
             # Constants that rules take from their model or recipe are not part of a run themselves.
             raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")

@@ -10,7 +10,7 @@ from cppo_lab.errors import MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.base import digest
 from cppo_lab.sweep.applicability import Fit, Fitting
-from cppo_lab.sweep.compose import Composed, compose, parsed
+from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.conditions import (
     GridPoint,
     check_names,
@@ -26,7 +26,7 @@ from cppo_lab.sweep.grid import Grid, changes, narrow, whole, without_selections
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.hypotheses import ERRORS
 from cppo_lab.sweep.labels import label, short_names
-from cppo_lab.sweep.overrides import override
+from cppo_lab.sweep.overrides import override, read
 
 MAX_RUNS = 1_000_000
 
@@ -214,7 +214,7 @@ def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
         found |= {
             key: Setting(f"resources.{i}.{name}", key, value) for key, (name, value) in settings.items()
         }
-    typed = {parsed(text).key for text in grid.rest}
+    typed = {read(text).key for text in grid.rest}
     if "layout" in typed:
         typed |= {key for key in found if key.startswith("layout.")}
     return [setting for key, setting in found.items() if key not in typed]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.declared import Scalar
-from cppo_lab.sweep.overrides import override
+from cppo_lab.sweep.overrides import override, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,8 @@ def located(error: UserError, source: str, file: Sequence[Setting], typed: Seque
     setting whose removal changes the outcome of composing.
     """
     texts = [setting.text for setting in file]
-    core = [
-        text for text in typed if text.startswith("core=")
-    ]  # the core is a choice, not a mistake: the file has to support it
+    # The core is a choice, not a mistake: the file has to support it.
+    core = [text for text in typed if read(text).sets("core")]
     if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
         return error
     for setting in reversed(file):

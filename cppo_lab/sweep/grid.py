@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
+from cppo_lab.sweep.compose import groups_set_by
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.overrides import Override, read
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 
 LAUNCHING = ("launcher", "tracking", "paths")
@@ -40,7 +41,8 @@ class Grid:
 
 def core_of(overrides: Sequence[str]) -> str:
     """The trainer core that the overrides choose."""
-    return next((text[5:] for text in reversed(overrides) if text.startswith("core=")), DEFAULT_CORE)
+    cores = [str(override.right) for override in map(read, overrides) if override.sets("core")]
+    return cores[-1] if cores else DEFAULT_CORE
 
 
 def whole(sweep: Sweep, core: str, rest: Sequence[str] = ()) -> Grid:
@@ -63,26 +65,26 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
     asked = dict[str, str]()
     axes, rest = sweep.axes_of(core), list[str]()
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
+    for override in map(read, overrides):
+        text, key = override.text, override.key
+        if override.right is None or override.sets(""):
             raise UserError(f"override {text!r} is not of the form key=value")
-        if key == "model":
-            models = tuple(value.split(","))
-        elif key == "variant":
-            variants = {name: _variant(sweep, name) for name in value.split(",")}
+        if override.sets("model"):
+            models = tuple(override.names)
+        elif override.sets("variant"):
+            variants = {name: _variant(sweep, name) for name in override.names}
         elif key in axes and key not in asked:
-            axes[key], asked[key] = _axis_values(text, key), text
+            axes[key], asked[key] = _axis_values(override), text
         elif key in axes:
             raise UserError(f"override {text!r}: {asked[key]!r} appears too: give {key} once")
-        elif _is_set_by_variants(sweep, key):
+        elif (override.sets(key) or key not in groups()) and _is_set_by_variants(sweep, key):
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
                 f"with variant= (valid: {', '.join(name for name in sweep.variants if name) or 'none'})"
             )
-        elif listed(text) is not None:
-            _check_new_axis(text, key)
-            axes[key], asked[key] = _axis_values(text, key), text
+        elif override.values() is not None:
+            _check_new_axis(override)
+            axes[key], asked[key] = _axis_values(override), text
         else:
             rest.append(text)
     chosen = models or sweep.models_of(core)
@@ -101,14 +103,10 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
         if text not in unused and any(value not in declared for value in grid.axes[key]):
             found.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
     for text in grid.rest:
-        one = parsed(text)
-        if text not in unused and one.key.partition(".")[0] not in (
-            *LAUNCHING,
-            "core",
-            "layout",
-            "resources",
-        ):
-            found.append(text if one.kind == "other" else f"{one.key}={one.value!r}")
+        override = read(text)
+        section = override.key.partition(".")[0]
+        if text not in unused and section not in (*LAUNCHING, "core", "layout", "resources"):
+            found.append(text if override.kind == "other" else f"{override.key}={override.value!r}")
     own = grid.sweep.models_of(grid.core)
     if others := sorted(model for model in grid.models if model not in own):
         found.append(f"model={','.join(others)}")
@@ -123,15 +121,14 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     core = core_of(overrides)
     axes = sweep.axes_of(core)
     kept = []
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key == "variant":
+    for override in map(read, overrides):
+        if override.sets("variant"):
             continue
-        if key == "model" and set(value.split(",")) <= set(sweep.models_of(core)):
+        if override.sets("model") and set(override.names) <= set(sweep.models_of(core)):
             continue
-        if key in axes and set(_axis_values(text, key)) <= set(axes[key]):
+        if override.key in axes and set(_axis_values(override)) <= set(axes[override.key]):
             continue
-        kept.append(text)
+        kept.append(override.text)
     return kept
 
 
@@ -186,25 +183,27 @@ def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
     return key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}
 
 
-def _check_new_axis(text: str, key: str) -> None:
+def _check_new_axis(override: Override) -> None:
     """Raise UserError unless the key may take several values, i.e. makes runs differ."""
+    text, key = override.text, override.key
     if key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
         raise UserError(
             f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: {key}=\"'a,b'\""
         )
-    if key[0] in "+~" or "@" in key:
+    if not override.sets(key):
         raise UserError(f"override {text!r}: only a key that is there can take several values: give one")
 
 
-def _axis_values(text: str, key: str) -> tuple[Scalar, ...]:
+def _axis_values(override: Override) -> tuple[Scalar, ...]:
     """The values that an override gives an axis."""
-    values = listed(text)
+    key, values = override.key, override.values()
     if values is None:
-        one = parsed(text)
-        if one.kind == "other":
-            resolve([text])  # raises the error if it is one of grammar
-            raise UserError(f"override {text!r}: {key} takes plain values here: {key}=1,2")
-        values = (one.value,)
+        if override.kind == "other":
+            override.check()
+            raise UserError(f"override {override.text!r}: {key} takes plain values here: {key}=1,2")
+        values = (override.value,)
+    elif override.sign:
+        _check_new_axis(override)
     if any(isinstance(item, list | dict) for item in values):
-        raise UserError(f"override {text!r}: {key} takes plain values here, not lists: {key}=1,2")
+        raise UserError(f"override {override.text!r}: {key} takes plain values here, not lists: {key}=1,2")
     return tuple(dict.fromkeys(values))

@@ -14,6 +14,7 @@ from cppo_lab.sweep.declare import Study, Sweep, load_sweep
 from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, check_conditions, enumerate_runs
 from cppo_lab.sweep.grid import check_keys, core_of
+from cppo_lab.sweep.overrides import read
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search_file import Search
@@ -70,7 +71,7 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     belong to a single core needs no `core=`. Raises UserError for an invalid override or configuration, before anything
     else happens.
     """
-    if isinstance(declared, Sweep) and not any(text.startswith("core=") for text in overrides):
+    if isinstance(declared, Sweep) and not any(read(text).sets("core") for text in overrides):
         overrides = [*_only_core(declared), *overrides]
     core = core_of(overrides)
     if isinstance(declared, Sweep):
@@ -160,24 +161,20 @@ def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...
 
 def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
     """Check that some sweep has each model and variant named on the command line."""
-    for text in overrides:
-        key, _, value = text.partition("=")
-        valid = [name for part in parts for name in _choices(part, overrides).get(key, ())]
-        for name in value.split(",") if valid else ():
+    for override in map(read, overrides):
+        valid = [name for part in parts for name in _choices(part, overrides).get(override.key, ())]
+        for name in override.names if valid else ():
             if name not in valid:
-                raise unknown(f"{key} of this study", name, dict.fromkeys(valid))
+                raise unknown(f"{override.key} of this study", name, dict.fromkeys(valid))
 
 
 def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     """The overrides with `model=` and `variant=` restricted to this sweep of a study; None if nothing remains."""
     kept = []
-    for text in overrides:
-        key, _, value = text.partition("=")
-        valid = _choices(sweep, overrides).get(key)
-        if valid is not None:
-            names = [name for name in value.split(",") if name in valid]
-            if not names:
-                return None
-            text = f"{key}={','.join(names)}"
-        kept.append(text)
+    for override in map(read, overrides):
+        valid = _choices(sweep, overrides).get(override.key)
+        names = [name for name in override.names if name in (valid or ())]
+        if valid is not None and not names:
+            return None
+        kept.append(override.text if valid is None else f"{override.key}={','.join(names)}")
     return kept

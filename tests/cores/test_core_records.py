@@ -19,7 +19,7 @@ from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.sweep import groups
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.compose.through_hydra import parsed
+from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
@@ -176,7 +176,7 @@ def test_a_core_that_does_not_conform_is_found_out(
 
 def forget() -> None:
     """What this process remembers of the installed cores."""
-    for one in (core_of, run_kind, groups.groups, parsed):
+    for one in (core_of, run_kind, groups.groups, read):
         one.cache_clear()
 
 

@@ -1,0 +1,378 @@
+"""One configuration from overrides: Hydra composes the groups, OmegaConf holds the values, pydantic types them.
+
+Hydra takes 0.1 s for a composition, so it composes each combination of group choices once in this process. All other
+overrides are set in copies of it by OmegaConf, which also resolves the references (`${trust_region.delta}`). The result
+equals that of Hydra alone (tests/sweep/test_compose.py).
+"""
+
+import copy
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, get_type_hints
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+
+from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that, other_cores
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
+from cppo_lab.parse import parse, parse_run, run_kind
+from cppo_lab.rules import RULES
+from cppo_lab.spec import (
+    AnswersSpec,
+    LayoutSpec,
+    PathsSpec,
+    ResourcesSpec,
+    RunSpec,
+    Spec,
+    canonical,
+    digest,
+)
+from cppo_lab.spec.rule import PAPER
+from cppo_lab.sweep.groups import CONF, added_rules, groups
+from cppo_lab.sweep.overrides import UNREADABLE, Override, read
+
+SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
+# A container with another launcher, whose runs share the environment of `cppo` itself.
+CONTAINER = (
+    "launcher.container needs launcher=slurm: choose it, or start `cppo` itself within the container "
+    "(docs/verl.md)"
+)
+KEYS = "`cppo show SWEEP` prints the valid keys"
+# Raised by Hydra and OmegaConf; those of Python for values that they cannot merge or reach.
+_REFUSED = (*UNREADABLE, OmegaConfBaseException, TypeError, AttributeError, LookupError, AssertionError)
+
+
+class UnknownKey(UserError):
+    """An override names a key that the composed configuration does not have; `key` is its dotted name."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class TrackingSpec(Spec):
+    """Where runs are tracked if MLFLOW_TRACKING_URI is not set, whether they log the metrics `mismatch/*`, and what
+    they record of their answers.
+    """
+
+    uri: str
+    mismatch: bool
+    answers: AnswersSpec
+
+
+# What is not part of a run, in the order of its checks; `launcher` is of the kind that its name says.
+PARTS: dict[str, type[Spec]] = {
+    "launcher": LauncherSpec,
+    "tracking": TrackingSpec,
+    "layout": LayoutSpec,
+    "paths": PathsSpec,
+    "resources": ResourcesSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """One composed configuration: what to train, where, how to launch it, where to track it."""
+
+    run: RunSpec
+    layout: LayoutSpec
+    paths: PathsSpec
+    launcher: LauncherSpec
+    tracking: TrackingSpec
+    resources: ResourcesSpec
+    run_id: str  # of `run`
+
+
+def compose(overrides: Sequence[str]) -> Composed:
+    """Compose and validate one configuration. Equal sections of different runs are validated once and shared.
+
+    Raises UserError for an override that does not parse, an unknown group option, key, or value.
+    """
+    sections = _sections(overrides)
+    for constants in SHARED_CONSTANTS:  # no part of the run, whose references to them are resolved by now
+        sections.pop(constants.removesuffix("."), None)
+    chosen = json.loads(sections["launcher"])
+    launcher = launcher_kind(chosen.get("name"))
+    if launcher is LauncherSpec and "container" in chosen:
+        raise UserError(CONTAINER)
+    kinds = {**PARTS, "launcher": launcher}
+    parts: dict[str, Any] = {
+        name: _parsed(kind, sections.pop(name, "{}"), name) for name, kind in kinds.items()
+    }
+    if (check := launcher_of(parts["launcher"].name).load("check")) is not None:
+        check(parts["launcher"], parts["resources"])
+    run, run_id = _run(sections)
+    _check_constants(run)
+    if (check_placement := core_of(run.core).load("check_placement")) is not None:
+        check_placement(run, parts["layout"])
+    return Composed(run, run_id=run_id, **parts)
+
+
+def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
+    """Whether the composition of these group choices has a key, while the keys `given` are set.
+
+    `trust_region` and `recipe` are not part of a run: their keys count only if a key of the run still refers to them.
+    """
+    keys = _combination(tuple(choices)).keys
+    if key not in keys or not key.startswith(SHARED_CONSTANTS):
+        return key in keys
+    cut = [f"{name}=null" for name in sorted(keys.intersection(given) - groups().keys()) if name != key]
+    first, second = (_sections([*choices, *cut, f"{key}={number}"]) for number in (1, 2))
+    return any(first[name] != second[name] for name in first if f"{name}." not in SHARED_CONSTANTS)
+
+
+def groups_set_by(rule: str) -> tuple[str, ...]:
+    """The other groups for which the file of `rule` in conf/rule chooses an option."""
+    if rule not in groups()["rule"]:
+        return ()
+    return tuple(key.removeprefix("override /") for entry in _file(rule).get("defaults", []) for key in entry)
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """Hydra's composition of group choices, to be read only.
+
+    `keys`: dotted names of the values. `alone`: top-level keys that no reference names.
+    """
+
+    config: DictConfig
+    keys: frozenset[str]
+    alone: frozenset[str]
+
+
+@lru_cache(maxsize=1000)
+def _combination(choices: tuple[str, ...]) -> _Combination:
+    """The composition of these group choices.
+
+    Raises UserError for an unknown choice.
+    """
+    for text in choices:
+        read(text).check()
+        _add_installed(read(text))
+    for name, content in added_rules().items():
+        ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
+    # Hydra logs a warning for each file without a schema; we validate ourselves.
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", list(choices))
+    except _REFUSED as error:
+        raise _refused(choices, error) from None
+    values = OmegaConf.to_container(config)
+    referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
+    # Without a name: a relative reference, or one within a name.
+    alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
+    return _Combination(config, frozenset(_dotted(values)), alone)
+
+
+def _add_installed(choice: Override) -> None:
+    """Register with Hydra the configuration of a core or launcher of another package that an override chooses."""
+    name, content = choice.value, {}
+    if choice.key == "core" and name in other_cores():
+        content = {"core": name, **core_of(name).config}
+    elif choice.key == "launcher" and name in other_launchers():
+        content = {"launcher": {"name": name, "workers": None, "threads": 1, **launcher_of(name).config}}
+    if content:
+        ConfigStore.instance().store(name, content, group=choice.key, package="_global_")
+
+
+def _sections(overrides: Sequence[str]) -> dict[str, str]:
+    """The values under each top-level key as JSON, references resolved.
+
+    A key to which nothing refers changes its own section only, so that runs share sections.
+    """
+    given = [read(text) for text in overrides]
+    for override in given:
+        override.check()
+    choices = tuple(override.text for override in given if override.kind == "choice")
+    others = [override for override in given if override.kind != "choice"]
+    combination, texts = _combination(choices), tuple(override.text for override in others)
+    touched = {override.key.partition(".")[0] for override in others}
+    if touched <= combination.alone and all(override.kind == "value" for override in others):
+        parts = {str(name): () for name in combination.config} | {
+            name: tuple(text for text in texts if re.match(rf"{name}[.=]", text)) for name in touched
+        }
+    else:
+        parts = {str(name): texts for name in _config(choices, texts)}
+    return {name: _section(choices, part, name) for name, part in parts.items()}
+
+
+@lru_cache(maxsize=100_000)
+def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> str:
+    config = _config(choices, texts)
+    try:
+        value = "???" if OmegaConf.is_missing(config, name) else config[name]
+        return json.dumps(
+            OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        )
+    except _REFUSED as error:
+        raise _refused((*choices, *texts), error) from None
+
+
+@lru_cache(maxsize=100)
+def _config(choices: tuple[str, ...], texts: tuple[str, ...]) -> DictConfig:
+    """The composition of group choices with other overrides, to be read only."""
+    config = copy.deepcopy(_combination(choices).config)
+    for text in texts:
+        _set(config, read(text))
+    return config
+
+
+def _set(config: DictConfig, override: Override) -> None:
+    """Set, add or delete a key as Hydra does.
+
+    Raises UserError for one that cannot be.
+    """
+    key, parsed = override.key, override.parsed
+    assert parsed is not None
+    if parsed.package is not None:
+        raise unknown("key", f"{key}@{parsed.package}", groups())
+    value = parsed.value()
+    try:
+        present = None if override.sign in ("", "++") else OmegaConf.select(config, key)
+        if override.sign == "~":
+            if present is None:
+                raise _unknown_key(config, key)
+            if value is not None and value != present:
+                raise UserError(
+                    f"override {override.text!r}: {key} is {present}: give that value, or none: ~{key}"
+                )
+            section, _, last = key.rpartition(".")
+            with open_dict(config):
+                del (OmegaConf.select(config, section) if section else config)[last]
+        elif override.sign == "+" and present is not None and not isinstance(value, list | dict):
+            raise UserError(f"override {override.text!r}: {key} is there already: write {override.text[1:]}")
+        else:
+            OmegaConf.update(config, key, value, force_add=override.sign != "")
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        inner = str(error.full_key)  # of a mapping
+        raise _unknown_key(config, inner if inner.startswith(f"{key}.") else key) from None
+    except _REFUSED as error:
+        raise _refused((override.text,), error) from None
+
+
+def _unknown_key(config: DictConfig, key: str) -> UserError:
+    if key.startswith("launcher.container") and "container" not in config["launcher"]:
+        return UserError(CONTAINER)
+    names = _dotted(OmegaConf.to_container(config))
+    section = key.rpartition(".")[0]
+    siblings = {name for name in names if section and name.rpartition(".")[0] == section}
+    return UnknownKey(key, str(unknown("key", key, siblings or {*groups(), *map(str, config)})))
+
+
+def _refused(overrides: Sequence[str], error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"overrides {' '.join(overrides)!r}: {reason}: {KEYS}")
+
+
+def _dotted(values: Any, before: str = "") -> list[str]:
+    """Dotted names of all values that are no mappings."""
+    if not isinstance(values, dict):
+        return [before.removesuffix(".")]
+    return [name for key, value in values.items() for name in _dotted(value, f"{before}{key}.")]
+
+
+@lru_cache(maxsize=10_000)
+def _parsed(kind: type[Spec], text: str, where: str) -> Spec:
+    return parse(kind, json.loads(text), where)
+
+
+def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
+    """The run and its id. Errors are reported by parsing the run as a whole."""
+    core = json.loads(sections["core"])
+    if core in core_names():
+        kind, values, texts = run_kind(core), {}, []
+        try:
+            for name in sorted(sections):
+                values[name], text = _field(kind, name, sections[name])
+                texts.append(f'"{name}":{text}')
+            return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
+        except (ValidationError, KeyError):  # an invalid value or an unknown key
+            pass
+    plain = {name: json.loads(text) for name, text in sections.items()}
+    _check_model(plain)
+    run = parse_run(plain, "configuration")
+    return run, run.run_id
+
+
+@lru_cache(maxsize=200_000)
+def _field(kind: type[RunSpec], name: str, text: str) -> tuple[Any, str]:
+    """A field of a run from JSON, and its canonical JSON.
+
+    Raises ValidationError.
+    """
+    value = _adapter(kind, name).validate_json(text, strict=True)
+    return value, canonical(value) if isinstance(value, Spec) else json.dumps(value)
+
+
+@cache
+def _adapter(kind: type[Spec], name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
+
+
+def _check_model(values: Mapping[str, Any]) -> None:
+    """Check that the core can train the model, before its keys are validated as those of another kind of model."""
+    core, name = values["core"], str(values["model"].get("name"))
+    if "repository" in values["model"]:
+        if core in core_names() and not core_of(core).published_models:
+            others = " or ".join(f"core={other}" for other in cores_that("published_models"))
+            raise UserError(
+                f"configuration: model={name!r} is a published model, which core={core!r} cannot train: add {others}, "
+                "or choose a model of its own"
+            )
+        return
+    if core not in BUILT_IN:
+        return
+    if (own := core_of(core).own_models) and name not in own:
+        valid = " or ".join(own)
+        raise UserError(f"configuration: core={core!r} does not train model={name!r}: choose model={valid}")
+    for owner in BUILT_IN:
+        if owner != core and name in core_of(owner).own_models:
+            raise UserError(f"configuration: model={name!r} is a model of core={owner}: add core={owner}")
+
+
+def _check_constants(run: RunSpec) -> None:
+    """Check that a rule has exactly the constants in its file in conf/rule; those that are null there may stay null.
+
+    verl's own losses have their constants in `rule.options`, under verl's names.
+    """
+    name, options = run.rule.name, run.rule.options or {}
+    if name not in groups()["rule"]:
+        raise unknown("rule", name, groups()["rule"])
+    if run.rule.path is None and run.rule.verl_loss is None and name not in RULES:
+        raise UserError(f"configuration: rule.name={name!r} is of another package: choose rule={name}")
+    declared = _file(name).get("rule", _file(name))
+    for kind, section, values, given in (
+        ("constant", "rule", declared, run.rule.parameters().keys() - options.keys()),
+        ("option", "rule.options", declared.get("options") or {}, options.keys()),
+    ):
+        valid = [key for key in values if key not in ("name", "path", "options")]
+        for key in valid:
+            if values[key] is not None and key not in {*PAPER, *given}:  # a recipe's constants need no value
+                raise UserError(f"configuration: {section}.{key}=null: rule {name!r} needs a value")
+        if unknown_keys := sorted(given - set(valid)):
+            raise UserError(
+                f"configuration: rule {name!r} has no {kind} {unknown_keys[0]!r} (valid: {', '.join(valid) or 'none'})"
+            )
+
+
+def _file(rule: str) -> Mapping[str, Any]:
+    """The content of the file of a rule, in conf/rule or beside a sweep file."""
+    return added_rules().get(rule) or _shipped(rule)
+
+
+@cache
+def _shipped(rule: str) -> Mapping[str, Any]:
+    values: Mapping[str, Any] = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8"))
+    return values

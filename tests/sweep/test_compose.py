@@ -1,0 +1,224 @@
+"""Hydra composes once per combination of groups; all else is as Hydra alone has it, typed, or refused in one line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from cppo_lab.errors import UserError
+from cppo_lab.spec import fingerprint
+from cppo_lab.sweep import compose as module
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.groups import CONF, groups
+from cppo_lab.sweep.overrides import read
+from cppo_lab.sweep.plan import make_plan
+from tests.fuzz.mangling import fuzz, refused
+
+DENSE = ["core=verl", "model=qwen3_8b_base"]
+BASES = [
+    [],
+    ["model=mini_small_base", "rule=trm_max"],
+    ["core=verl", "model=qwen3_30b_a3b_base", "rule=cppo_kl"],
+    ["rule=dr_grpo", "divergence=binary_tv"],
+    ["core=verl", "rule=verl_dro", "model=tiny_qwen3"],
+]
+VALUES = [
+    "1", "-3", "0.5", "1_000", "inf", "true", "null", "word", "'quo_ted'", "[1,2]", "[]", "{a:1}", "${seed}",
+    "x${seed}", "???", "'${seed}'", "[${seed}]", "\\${seed}", "${.delta}", "${rule.${rule.name}}", "'1'", "0x1", "",
+]  # fmt: skip
+ODD_KEYS = [
+    "rule.name.x", "training.t_stopp", "layout.verl", "+rule.new", "++rule.delta", "+seed", "~rule.delta", "~seed",
+    "seed@x", "data.benchmarks.0", "trust_region", "~trust_region.delta", "+new.key", "~nothing",
+]  # fmt: skip
+ODD_VALUES = [
+    "${x", "1,2", "range(0,3)", "range(0,1,0)", "sort(1,a)", "int(x)", "../../x", "[" * 1500, "9" * 5000, "\ud800",
+    "a\nb",
+]  # fmt: skip
+
+
+def by_hydra(overrides: Sequence[str]) -> dict[str, Any]:
+    """Hydra's own composition of all overrides, resolved."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        values = OmegaConf.to_container(hydra.compose("config", list(overrides)), resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+KEYS = sorted({name for choices in BASES for name in module._dotted(by_hydra(choices))})
+CHOICES = [f"{group}={option}" for group, options in groups().items() for option in options]
+
+
+def assigned(keys: Sequence[str]) -> st.SearchStrategy[str]:
+    return st.builds("{}={}".format, st.sampled_from(keys), st.sampled_from(VALUES))
+
+
+@fuzz(40)
+@given(
+    st.sampled_from(BASES),
+    st.lists(assigned(KEYS), max_size=5)
+    | st.lists(assigned(ODD_KEYS) | assigned(KEYS) | st.sampled_from(CHOICES), max_size=3),
+)
+@example([], ["trust_region.delta=0.3", "rule.w_min=0.7", "optim.learning_rate=${rule.delta}"])
+@example([], ["rule.delta=1", "~rule.delta", "+rule.delta=2"])
+@example([], ["paths.data=a", "paths.data=b", "paths={models: c}"])
+def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
+    overrides = [*choices, *more]
+    try:
+        for text in overrides:
+            read(text).check()
+        expected = json.dumps(by_hydra(overrides), sort_keys=True)
+    except Exception:  # noqa: BLE001 - whatever Hydra, OmegaConf or we refuse
+        expected = "refused"
+    try:
+        sections = module._sections(overrides)
+        assert expected == json.dumps({name: json.loads(sections[name]) for name in sections}, sort_keys=True)
+    except UserError as error:
+        assert expected == "refused", error
+        assert "\n" not in str(error)
+
+
+def test_hydra_composes_once_per_combination_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[list[str]]()
+
+    def counted(name: str, overrides: list[str]) -> Any:
+        asked.append(overrides)
+        return hydra.compose(name, overrides)
+
+    monkeypatch.setattr(module, "hydra_compose", counted)
+    for variable in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    module._combination.cache_clear()
+    more = ["trust_region.w_min=0.7", "data.benchmarks=[a,b]", "++optim.beta1=0.5", "rule.delta=${seed}"]
+    runs = [
+        compose([f"rule={rule}", f"seed={seed}", *more]).run
+        for rule in ("cppo", "cppo_soft")
+        for seed in (3, 4)
+    ]
+    assert asked == [["rule=cppo"], ["rule=cppo_soft"]]
+    assert [(run.seed, run.rule.delta, run.rule.w_min, run.data.benchmarks) for run in runs] == [
+        (seed, seed, 0.7, ("a", "b")) for seed in (3, 4, 3, 4)
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+ODD_TEXTS = st.builds(
+    "{}{}={}".format,
+    st.sampled_from(["", "+", "++", "~", "+~"]),
+    st.sampled_from([*KEYS, *groups(), *ODD_KEYS, "variant", "hydra.run.dir", "/rule", "a.b.", ""]),
+    st.sampled_from([*VALUES, *ODD_VALUES]) | st.text(max_size=8),
+)
+
+
+@fuzz(150)
+@given(st.lists(ODD_TEXTS | st.text(max_size=12), min_size=1, max_size=3))
+@example(["+a=" + "9" * 5000])
+@example(["seed=" + "[" * 1500])
+def test_any_text_is_a_configuration_or_one_line(overrides: list[str]) -> None:
+    refused(lambda: compose(overrides))
+    refused(lambda: make_plan(load_sweep("quickstart"), overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["paths={datax: x}"], "unknown key 'paths.datax': did you mean 'paths.data'?"),
+        (["~nothing"], "unknown key 'nothing': valid: advantage"),
+        (["seed@x=1"], "unknown key 'seed@x'"),
+        (["+_target_=os.system"], "unknown key '_target_'"),
+        (["+rule.delta=1"], "override '+rule.delta=1': rule.delta is there already: write rule.delta=1"),
+        (["~rule.delta=9"], "override '~rule.delta=9': rule.delta is 0.05: give that value, or none: ~rule.delta"),
+        (["seed=1,2"], "override 'seed=1,2': seed takes one value here; a sweep takes several: seed=1,2"),
+        (["launcher.container=x"], "launcher.container needs launcher=slurm"),
+        ([*DENSE, "layout.nodes=3"], "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8"),
+        ([*BASES[2], "layout.megatron.tensor=3"], "= 3 must divide the 32 devices"),
+        ([*DENSE, "divergence.k=151937"], "set divergence.k=151936 or less"),
+        (["resources.partition='a b'"], "resources: partition='a b': must match"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["paths.models=${oc.env:SECRET}"],
+        ["paths.models='${oc.env:SECRET}'"],
+        [r"paths.models=$\{oc.env:SECRET\}"],
+        [r"paths.models=$\{oc.env\:SECRET\}"],
+        ["paths.models='${oc.${paths.data}:SECRET}'", "paths.data=env"],
+        ["paths.models='${${paths.data}:SECRET}'", "paths.data=oc.env"],
+        ["paths.models='${oc.${paths.${core}}:SECRET}'", "+paths.mini=env"],
+        ["+paths={models: ['${oc.env:SECRET}']}"],
+    ],
+    ids=str,
+)
+def test_no_resolver_is_called(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "secret")
+    with pytest.raises(UserError, match=r"\$\{NAME:\.\.\.\} is not resolved: write the value itself"):
+        compose(overrides)
+
+
+@fuzz(60)
+@given(st.sampled_from(BASES[:2]), st.integers(0, 2**31 - 1), st.floats(1e-300, 10))
+def test_the_id_is_the_fingerprint(choices: list[str], seed: int, rate: float) -> None:
+    composed = compose([*choices, f"seed={seed}", f"optim.learning_rate={rate!r}"])
+    assert composed.run_id == composed.run.run_id == fingerprint(composed.run)
+
+
+def test_equal_sections_are_shared() -> None:
+    first, second = compose(["seed=1"]), compose(["seed=2", "rule.delta=0.2"])
+    assert first.run.model is second.run.model
+    assert first.layout is second.layout
+    assert first.run.rule is not second.run.rule
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed=1", ("", "seed", "1", "value", 1)),
+        ("rule=cppo", ("", "rule", "cppo", "choice", "cppo")),
+        ("~seed", ("~", "seed", None, "other", None)),
+        ("+seed@x=[1", ("+", "seed", "[1", "other", None)),
+        ("variant=a (b),c", ("", "variant", "a (b),c", "other", None)),
+        ("", ("", "", None, "other", None)),
+    ],
+)
+def test_the_parts_of_an_override(text: str, expected: tuple[Any, ...]) -> None:
+    override = read(text)
+    assert (override.sign, override.key, override.right, override.kind, override.value) == expected
+    assert override.sets("seed") == (text == "seed=1")
+    assert bool(override.fault) == (override.parsed is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("seed=1,2", (1, 2)),
+        ("seed=range(0,3)", (0, 1, 2)),
+        ("rule=choice(cppo,dppo)", ("cppo", "dppo")),
+        ("a.b='x,y',z", ("x,y", "z")),
+        ("a.b=[1,2]", None),
+        ("a.b='1,2'", None),
+        ("a.b=[1", None),
+    ],
+)
+def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
+    assert read(text).values() == values
+
+
+def test_endless_lists_are_refused() -> None:
+    with pytest.raises(UserError, match="lists more than 100,000 values"):
+        read("seed=range(0,1000000000)").values()
