@@ -77,7 +77,7 @@ coverage: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier soak
-	OMP_NUM_THREADS=1 CPPO_FUZZ=1000 $(BIN)/python -m pytest -n $(WORKERS) tests/fuzz tests/data/test_grading.py tests/sweep/test_settings.py -k "not shipping"
+	OMP_NUM_THREADS=1 CPPO_FUZZ=1000 $(BIN)/python -m pytest -n $(WORKERS) tests/fuzz tests/data/test_grading.py tests/sweep/test_compose.py -k "not shipping"
 	OMP_NUM_THREADS=1 CPPO_STUDIES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/analysis/statistics
 	$(BIN)/python tests/mutations.py
 	$(BIN)/python -m dev.chaos
