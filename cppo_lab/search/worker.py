@@ -1,6 +1,5 @@
 """A worker of a search: claims a trial, trains its seeds, reports to the study, and claims the next."""
 
-import contextlib
 import fcntl
 import json
 import math
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -21,8 +19,8 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.files import mask_output, open_append, open_lock, replace_file
 from cppo_lab.launch.training import TrainingJob
-from cppo_lab.runs.attempt import Attempt, describe
-from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held
+from cppo_lab.runs.attempt import Attempt
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_status
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.search import study as studies
 from cppo_lab.search.results import Watch, is_over, note, numbers_of, running_mean, say, summarise, values_of
@@ -43,22 +41,28 @@ from cppo_lab.search.study import (
 from cppo_lab.signals import blocked
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.declared import Scalar
-from cppo_lab.tracking import search_record
 from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
-from cppo_lab.tracking.search_record import Point, TrialRecord, open_search, score_metric, update_search
+from cppo_lab.tracking.search_record import (
+    Point,
+    TrialRecord,
+    finished_curve,
+    give_reason,
+    live_curve,
+    missing_tags,
+    open_search,
+    score_metric,
+    update_search,
+)
 
 FILE = "search.json"
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 60.0  # for a run to end cleanly before it is killed
 TRIES = 3  # of a run whose process is killed from outside; it resumes from its checkpoint
-See = Callable[[Sequence[Point]], int | None]
+See = Callable[[Sequence[Point], bool], None]
 
 
 class Pruned(Exception):
-    """The search prunes this trial; `step` is the trial's step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"{PRUNED_AT} {step}")
+    """The search prunes this trial; the text is the reason."""
 
 
 class TrainingFailed(Exception):
@@ -78,18 +82,17 @@ class Run:
 def train(run: Run, see: See) -> list[Point]:
     """Train `run` unless it is done, and return its curve. If another process is training it, wait for that.
 
-    `see` takes the points so far and returns the step at which to stop, or None. It is called before training starts
-    and after each validation. A run trained by another process is never ended. Raises Pruned, after the run has ended
-    cleanly, and TrainingFailed.
+    `see` takes the points so far, before training starts and after each validation, and whether the run may be ended:
+    it then raises Pruned, which leaves here once the run has ended cleanly. Raises TrainingFailed.
     """
     died, folder = 0, run.attempt.folder
     while (curve := run.finished()) is None:
         if is_held(folder):
             while is_held(folder):
-                see(run.live())
+                see(run.live(), False)
                 time.sleep(POLL_SECONDS)
             continue
-        _give_up_at(see(run.live()))
+        see(run.live(), True)
         if (reason := _train_here(run, see)) is None:
             continue
         if is_cancelled(folder, run.attempt.created):
@@ -97,28 +100,22 @@ def train(run: Run, see: See) -> list[Point]:
         died += 1
         if died == TRIES:
             raise TrainingFailed(f"its process ended {TRIES} times before its last step: {reason}")
-    see(curve)
+    see(curve, False)
     return curve
 
 
-def _give_up_at(step: int | None) -> None:
-    if step is not None:
-        raise Pruned(step)
-
-
 def _train_here(run: Run, see: See) -> str | None:
-    """Train in a child process. Returns None if it succeeded, or why it was killed."""
+    """Train in a child process. Returns None if it succeeded, or how it ended without a reason of its own."""
     # The child does not load Ray or verl, and does not inherit this process's locks.
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(TrainingJob((run.attempt,), run.uri), sender))
+    job = TrainingJob((run.attempt,), run.uri)
+    child = multiprocessing.get_context("spawn").Process(target=_child, args=(job,))
     with blocked(signal.SIGHUP):  # the child is ended below
         child.start()
     try:
-        sender.close()
         while child.is_alive():
             child.join(POLL_SECONDS)
-            _give_up_at(see(run.live()) if child.is_alive() else None)
+            if child.is_alive():
+                see(run.live(), True)
     finally:
         if child.is_alive():  # pruned or interrupted: its signal handler ends it cleanly
             child.terminate()
@@ -126,23 +123,22 @@ def _train_here(run: Run, see: See) -> str | None:
             if child.is_alive():
                 child.kill()
                 child.join()
-    with contextlib.suppress(EOFError):
-        if receiver.poll():
-            raise TrainingFailed(receiver.recv())
-    if child.exitcode == 0:
-        return None
-    code = child.exitcode or 0
-    return f"signal {-code}" if code < 0 else f"exit code {code}, see {_log(run.attempt)}"
+    code, status = child.exitcode or 0, read_status(job.folder)
+    if code > 0 and status.get("status") == schema.FAILED:
+        raise TrainingFailed(status["reason"])
+    if code > 0:
+        return f"exit code {code}, see {_log(job)}"
+    return f"signal {-code}" if code else None
 
 
-def _log(attempt: Attempt) -> Path:
-    return attempt.folder / "attempts" / "search_log.out"
+def _log(job: TrainingJob) -> Path:
+    return job.folder / "attempts" / "search_log.out"
 
 
-def _child(job: TrainingJob, sender: Connection) -> None:
-    """Runs in the child: train, and send an error as one line. Output goes to a file of the run."""
-    (job.folder / "attempts").mkdir(parents=True, exist_ok=True)
-    with open_append(_log(job.attempts[0])) as log:
+def _child(job: TrainingJob) -> None:
+    """Runs in the child: train. Output goes to a file of the run, and so does the reason of a failure."""
+    _log(job).parent.mkdir(parents=True, exist_ok=True)
+    with open_append(_log(job)) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     mask_output()
@@ -150,8 +146,6 @@ def _child(job: TrainingJob, sender: Connection) -> None:
         job.run()
     except AlreadyRunning as error:
         print(error)
-    except Exception as error:  # noqa: BLE001 - the attempt has recorded it; the trial fails
-        sender.send(describe(error))
 
 
 class SearchState:
@@ -342,38 +336,35 @@ class _Work:
         attempt = replace(
             job.attempts[0],
             spec=spec,
-            tags={**search_record.missing_tags(self.client, spec, tags), **job.attempts[0].tags},
+            tags={**missing_tags(self.client, spec, tags), **job.attempts[0].tags},
             created=time.time(),
         )
 
         def finished() -> list[Point] | None:
             with deferred_for(job.uri):
-                mlflow_id = search_record.finished_id(self.client, spec)
-                if mlflow_id is None:
-                    return None
-                search_record.tag_finished(self.client, mlflow_id, tags)
-                return search_record.recorded_curve(self.client, mlflow_id, metric)
+                return finished_curve(self.client, spec, metric, tags)
 
-        return Run(attempt, job.uri, finished, lambda: search_record.live_curve(attempt.folder, metric))
+        return Run(attempt, job.uri, finished, lambda: live_curve(attempt.folder, metric))
 
     def _train(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
         """The curve of the next seed. Raises Pruned."""
         prunes, asked = self.tuning.search.search.pruner.name != "none", False
 
-        def see(points: Sequence[Point]) -> int | None:
+        def see(points: Sequence[Point], may_end: bool) -> None:
             nonlocal asked
             new = self._note(earlier, points)
             ending = bool(points) and points[-1].step >= self.tuning.t_stop
-            if not prunes or ending or (asked and not new):
-                return None
+            if not prunes or not may_end or ending or (asked and not new):
+                return
             asked = True
-            return max(self.curve) if self.curve and self.trial.should_prune() else None
+            if self.curve and self.trial.should_prune():
+                raise Pruned(f"{PRUNED_AT} {max(self.curve)}")
 
         try:
             return train(run, see)
         except Pruned as ending:
             with deferred_for(self.worker.training.uri):
-                search_record.give_reason(self.client, run.attempt.spec, str(ending))
+                give_reason(self.client, run.attempt.spec, str(ending))
             raise
 
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:

@@ -34,12 +34,6 @@ def score_metric(spec: RunSpec) -> str:
     return schema.validation_metric(schema.MEAN, spec.validation.samples)
 
 
-def recorded_curve(client: MlflowClient, mlflow_id: str, metric: str) -> list[Point]:
-    """The validations of a run in the store, by step."""
-    columns = metric_history(client, mlflow_id, metric)
-    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
-
-
 def live_curve(folder: Path, metric: str) -> list[Point]:
     """The validations that a run has written so far, which another process may be training, by step."""
     rows = (row for row in read_rows(folder) if metric in row.metrics)
@@ -51,21 +45,23 @@ def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:
     return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 
 
-def finished_id(client: MlflowClient, spec: RunSpec) -> str | None:
-    """The MLflow id of the finished attempt at a training run; None if there is none."""
-    return next((attempt.mlflow_id for attempt in _past(client, spec) if attempt.is_result), None)
+def finished_curve(
+    client: MlflowClient, spec: RunSpec, metric: str, tags: Mapping[str, str]
+) -> list[Point] | None:
+    """The validations of a training run, whose finished attempt gets the `tags` that it lacks; None if none is."""
+    mlflow_id = next((attempt.mlflow_id for attempt in _past(client, spec) if attempt.is_result), None)
+    if mlflow_id is None:
+        return None
+    for key, value in _lacking(client, mlflow_id, tags).items():
+        client.set_tag(mlflow_id, key, value)
+    columns = metric_history(client, mlflow_id, metric)
+    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
     """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
     past = _past(client, spec)
     return _lacking(client, past[0].mlflow_id, wanted) if past else dict(wanted)
-
-
-def tag_finished(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]) -> None:
-    """Give a finished run the `wanted` tags that it lacks."""
-    for key, value in _lacking(client, mlflow_id, wanted).items():
-        client.set_tag(mlflow_id, key, value)
 
 
 def _lacking(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -35,10 +34,6 @@ class ForkedRuns:
         assert kind == "spawn"
         return self
 
-    def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
-        """As multiprocessing has it."""
-        return context().Pipe(duplex)
-
     def Process(self, target: Callable[..., object], args: tuple[object, ...]) -> BaseProcess:
         """As multiprocessing has it."""
         return context().Process(target=_train, args=(Environment(), self._gate, target, args))
@@ -58,14 +53,14 @@ def _train(
     target(*arguments)
 
 
-def made_up(run: worker.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+def made_up(run: worker.Run, see: worker.See) -> list[Point]:
     """In place of training: a run whose score rises with the position weight, step by step."""
     spec = run.attempt.spec
     assert spec.rule.w_min is not None
     points = []
     for step in range(0, spec.training.t_stop + 1, spec.validation.every):
         points.append(Point(step, spec.rule.w_min * (1 + step) / 10, 1_700_000_000_000 + step))
-        see(points)
+        see(points, True)
     return points
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import read_rows
 from tests.search.made_search import search_values, write_search
-from tests.search.whole_search import assert_search_is_whole, mlflow_runs, training_now, trials
+from tests.search.whole_search import assert_search_is_whole, trials
 from tests.waiting import CEILING_SECONDS, until
 
 TRIALS = 24
@@ -123,37 +122,3 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path, terminals: 
 
     found = assert_search_is_whole(runs, TRIALS)
     assert {orphaned, broken} <= {trial.number for trial in found}
-
-
-@pytest.mark.slow
-def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, terminals: Terminals) -> None:
-    """Two workers of the local launcher, each in a separate process."""
-    write_search(search_values(trials=2))
-    local = ["launcher=local", "launcher.workers=2", "training.collapse_share=0"]
-    runs = workspace / "runs"
-
-    def written(pattern: str) -> bool:
-        assert search.poll() is None, Path("terminals.log").read_text()
-        return len(list(runs.glob(pattern))) == 2
-
-    search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
-    until("both can be continued", lambda: written(f"*/{CHECKPOINT}"))
-    assert len(training_now(runs)) == 2
-    search.send_signal(signal.SIGINT)
-    assert search.wait(timeout=CEILING_SECONDS) == 130
-    until("they end in order", lambda: not training_now(runs))
-    assert "run the same command to continue" in Path("terminals.log").read_text()
-    found = trials("long")
-    assert [trial.state for trial in found] == [TrialState.WAITING] * 2  # given back
-    until(
-        "the trials' records are ended",
-        lambda: {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"},
-    )
-    # The same trials go on, with their own points and records.
-    search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
-    until("both go on", lambda: written("*/spool/0002.jsonl") and len(training_now(runs)) == 2)
-    assert [trial.params for trial in trials("long")] == [trial.params for trial in found]
-    search.send_signal(signal.SIGTERM)
-    assert search.wait(timeout=CEILING_SECONDS) == 130
-    until("they end", lambda: not training_now(runs))
-    assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2

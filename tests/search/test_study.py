@@ -95,21 +95,21 @@ def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url
     assert (trials[0].values, trials[0].state) == ([0.1], DONE)
 
 
-def test_a_worker_that_lives_keeps_its_trial(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its signs of life come from a thread, however long it is silent itself."""
+def test_signs_of_life_come_from_a_thread_as_long_as_the_trial_is_held(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
-    study, signs = opened(made_tuning(), url), threading.Semaphore(0)
-    sign = SearchStudy._sign
+    study, signs, sign = opened(made_tuning(), url), threading.Semaphore(0), SearchStudy._sign
 
     def counted(study: SearchStudy, number: int) -> None:
         sign(study, number)
         signs.release()
 
     monkeypatch.setattr(SearchStudy, "_sign", counted)
+    before = threading.active_count()
     with claimed(study):
-        for _ in range(4):
-            assert signs.acquire(timeout=60)
-    assert threading.active_count() == 1 or not any("_beat" in each.name for each in threading.enumerate())
+        assert all(signs.acquire(timeout=60) for _ in range(4))
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("moment", ["fail", "repeat"])

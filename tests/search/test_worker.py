@@ -3,7 +3,7 @@
 import json
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
-from cppo_lab.search.worker import TRIES, Pruned, TrainingFailed
+from cppo_lab.search.worker import TRIES, TrainingFailed
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
@@ -50,14 +50,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch, score: Score) -> list[RunSpec]:
     """Let `score` stand for training; what was trained comes back."""
     trained: list[RunSpec] = []
 
-    def train(run: worker.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+    def train(run: worker.Run, see: worker.See) -> list[Point]:
         spec, points = run.attempt.spec, []
         trained.append(spec)
         for step in range(0, spec.training.t_stop + 1, spec.validation.every):
             points.append(Point(step, score(spec, step), 1_700_000_000_000 + step))
-            at = see(points)
-            if at is not None:
-                raise Pruned(at)
+            see(points, True)
         return points
 
     monkeypatch.setattr("cppo_lab.search.worker.train", train)
@@ -260,31 +258,6 @@ def test_several_objectives_give_a_pareto_front(
     assert not Path("optuna.db").exists()
 
 
-def test_a_worker_killed_before_it_noted_its_record_leaves_no_second_one(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        """As SIGKILL does, it leaves what is not written unwritten."""
-
-    note = optuna.trial.Trial.set_user_attr
-
-    def killed(self: optuna.trial.Trial, key: str, value: Any) -> None:
-        if key == "mlflow_id":
-            raise Killed
-        note(self, key, value)
-
-    made_up(monkeypatch, constant)
-    write_search(search_values(trials=1))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(optuna.trial.Trial, "set_user_attr", killed)
-        main(TUNE)
-    [left] = recorded()[1]
-    assert main(TUNE) == 0
-    [record] = recorded()[1]
-    assert (record.info.run_id, record.info.status) == (left.info.run_id, "FINISHED")
-    assert trials()[0].user_attrs["mlflow_id"] == record.info.run_id
-
-
 @pytest.fixture
 def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Where runs wait, which are forked; as long as no step is named, they go to their end."""
@@ -455,5 +428,7 @@ def test_a_run_whose_process_dies_is_tried_again_unless_it_is_cancelled(
 
     monkeypatch.setattr(worker, "_train_here", die)
     with pytest.raises(TrainingFailed, match=reason):
-        worker.train(worker.Run(attempt, "sqlite:///mlflow.db", lambda: None, list), lambda points: None)
+        worker.train(
+            worker.Run(attempt, "sqlite:///mlflow.db", lambda: None, list), lambda points, may_end: None
+        )
     assert len(tried) == tries

@@ -25,8 +25,15 @@ from cppo_lab.tracking import read
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_rows, pack
 from cppo_lab.tracking.parents import SweepText, ensure_parent, noted_runs, update_parent
-from cppo_lab.tracking.read import all_runs, experiment_runs, histories, newest_runs, reading, stored_run
-from cppo_lab.tracking.search_record import recorded_curve
+from cppo_lab.tracking.read import (
+    all_runs,
+    experiment_runs,
+    histories,
+    metric_history,
+    newest_runs,
+    reading,
+    stored_run,
+)
 
 ROWS: list[Row] = [
     (1, 1001, {"train/loss": 0.5, "train/reward": math.nan, "val/a/avg_at_16": 0.1}),
@@ -232,11 +239,7 @@ def test_infinity_comes_back(uri: str, client: MlflowClient, write: Writer) -> N
     """MLflow's databases hold the largest number for it."""
     mlflow_id = write()
     assert client.get_run(mlflow_id).data.metrics["train/loss"] < -1e308
-    assert [point.score for point in recorded_curve(client, mlflow_id, "train/loss")] == [
-        0.5,
-        math.inf,
-        -math.inf,
-    ]
+    assert metric_history(client, mlflow_id, "train/loss")[1].tolist() == [0.5, math.inf, -math.inf]
     mean = schema.validation_metric(schema.MEAN)
     client.log_metric(mlflow_id, mean, math.inf)
     for key, value in {schema.sweep_tag("s"): "v", schema.TAG_MODEL: "m"}.items():
