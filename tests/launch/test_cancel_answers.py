@@ -41,6 +41,7 @@ FOREIGN = PermissionError(1, "Operation not permitted")
         ),
         (False, [None], {}, "the process that trains it is not known: wait for it to end", []),
     ],
+    ids=["asked", "started", "of another user", "ending", "gone", "another's number", "elsewhere", "unknown"],
 )
 def test_what_is_said_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued_only: bool, holders: list[tuple[str, int] | None],
