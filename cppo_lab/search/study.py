@@ -107,16 +107,16 @@ def open_storage(url: str) -> BaseStorage:
         if url.endswith(".journal"):
             _require_journal(Path(url))
             return JournalStorage(JournalFileBackend(url))
-        engine = {}
-        if path is None:
-            with exclusive(url):  # two machines may create the tables at the same time
-                RDBStorage(url)
-        else:
-            engine = {"connect_args": {"timeout": LOCK_WAIT_SECONDS}}
-            if is_new(path):
-                with exclusive(url):
-                    create_atomically(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
-        return RDBStorage(url, engine, heartbeat_interval=BEAT_SECONDS, grace_period=SILENT_SECONDS)
+        # Two machines may create the tables at the same time; a killed process leaves no half of a file.
+        with exclusive(url) if path is None or is_new(path) else contextlib.nullcontext():
+            if path is not None:
+                create_atomically(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
+            return RDBStorage(
+                url,
+                {} if path is None else {"connect_args": {"timeout": LOCK_WAIT_SECONDS}},
+                heartbeat_interval=BEAT_SECONDS,
+                grace_period=SILENT_SECONDS,
+            )
     except ImportError:
         raise UserError(
             f"storage {redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
@@ -266,7 +266,7 @@ class SearchStudy:
         optuna.storages.fail_stale_trials(self.study)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if self._is_silent(trial):
-                self.study.tell(trial.number, state=TrialState.FAIL)
+                self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         for trial in _newest(self.study.get_trials()):
             reason = trial.user_attrs.get(REASON, PRUNED_AT)  # nobody gave one, or was killed while pruning
             if trial.state is TrialState.FAIL and reason.startswith(PRUNED_AT):
@@ -282,7 +282,8 @@ class SearchStudy:
 
     def running(self, worker: str) -> list[FrozenTrial]:
         """The running trials of `worker`, with Optuna's numbers."""
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        with deferred_for(self.url):
+            trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [trial for trial in trials if trial.user_attrs.get(WORKER) == worker]
 
     @contextlib.contextmanager
@@ -316,7 +317,13 @@ class SearchStudy:
 
     def curve(self, trial: Trial) -> dict[int, float]:
         """The points recorded so far."""
-        return dict(self.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        with deferred_for(self.url):
+            return dict(self.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+
+    def should_prune(self, trial: Trial) -> bool:
+        """Whether the pruner gives the trial up at its last point."""
+        with deferred_for(self.url):
+            return trial.should_prune()
 
     def end(
         self, trial: Trial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""

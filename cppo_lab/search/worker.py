@@ -166,12 +166,13 @@ class SearchState:
 
     def publish(self) -> None:
         """Write the file again, locally and to MLflow. Only one worker at a time does so, from the current study."""
-        with open_lock(self.study.folder / "publish.lock") as lock:
+        path = self.study.folder / FILE
+        with open_lock(path.with_name("publish.lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            trials, path = self.study.trials(), self.study.folder / FILE
-            content = summarise(self.tuning, self.study.study, trials)
-            replace_file(path, json.dumps(content, indent=1) + "\n")
-            with deferred_for(self.uri):
+            with deferred_for(self.study.url), deferred_for(self.uri):
+                trials = self.study.trials()
+                content = summarise(self.tuning, self.study.study, trials)
+                replace_file(path, json.dumps(content, indent=1) + "\n")
                 ended = is_over(self.tuning, trials)
                 update_search(self.client, self.mlflow_id, note(self.tuning, trials), path, ended)
 
@@ -357,7 +358,7 @@ class _Work:
             if not prunes or not may_end or ending or (asked and not new):
                 return
             asked = True
-            if self.curve and self.trial.should_prune():
+            if self.curve and self.study.should_prune(self.trial):
                 raise Pruned(f"{PRUNED_AT} {max(self.curve)}")
 
         try:

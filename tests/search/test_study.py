@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from cppo_lab.search.tune import _follow
 from cppo_lab.sweep.declared import Scalar
 from tests.search.made_search import made_tuning, search_values
 from tests.servers.forked import context
+from tests.tracking.test_client import interrupted_everywhere
 
 KINDS = {"sqlite": "sqlite:///optuna.db", "journal": "studies.journal"}
 DONE, FAILED = TrialState.COMPLETE, TrialState.FAIL
@@ -205,6 +207,20 @@ def test_start_up_points_depend_on_the_trial_alone(workspace: Path) -> None:
                 study.end(claim.trial, DONE, [0.1])
     assert drawn[0] == drawn[1]
     assert len({str(point) for point in drawn[0]}) == 4
+
+
+def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
+    values = search_values(pruner={"name": "median", "startup": 0})
+    study, step = opened(made_tuning(values), storage_url()), count()
+    with claimed(study) as claim:
+        for action in (
+            lambda: study.score(claim.trial, next(step), 0.5),
+            lambda: study.note(claim.trial, "a", "b"),
+            lambda: study.should_prune(claim.trial),
+            lambda: study.curve(claim.trial),
+            study.trials,
+        ):
+            assert interrupted_everywhere(workspace / "optuna.db", action) > 0
 
 
 def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:

@@ -213,7 +213,7 @@ def is_locked(database: Path) -> bool:
     return False
 
 
-def _interrupted_everywhere(database: Path, call: Callable[[], object]) -> int:
+def interrupted_everywhere(database: Path, call: Callable[[], object]) -> int:
     """Send Ctrl-C behind each SQL statement of `call` in turn, and see the file free while that is handled; returns how
     many statements there are.
     """
@@ -260,22 +260,13 @@ def test_an_interrupted_action_leaves_the_file_free(uri: str, tmp_path: Path) ->
         lambda: register(client, uri, parent, ("{}", "digest"), "", "none"),
         *(lambda make=make: make(client, uri, number) for make in MAKERS.values()),
     ):
-        assert _interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
+        assert interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
 
 
 def test_an_interruption_does_not_wait_for_a_server() -> None:
     with pytest.raises(KeyboardInterrupt), deferred_for("http://host:5000"), exclusive("http://host:5000"):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError
-
-
-def test_an_interrupted_study_leaves_its_file_free(tmp_path: Path) -> None:
-    database = tmp_path / "optuna.db"
-    study = optuna.create_study(storage=open_storage(f"sqlite:///{database}"), study_name="one")
-    trial, step = study.ask(), count()
-    assert _interrupted_everywhere(database, lambda: trial.report(0.5, next(step))) > 2
-    assert _interrupted_everywhere(database, lambda: trial.set_user_attr("a", "b")) > 1
-    assert _interrupted_everywhere(database, lambda: study.get_trials(deepcopy=False)) > 1
 
 
 def test_a_thread_defers_nothing() -> None:
