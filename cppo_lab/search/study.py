@@ -256,7 +256,9 @@ class SearchStudy:
 
     def _is_silent(self, trial: FrozenTrial) -> bool:
         """Whether the worker of a running trial is dead, where Optuna does not know it."""
-        if isinstance(self.storage, RDBStorage) and _OWNER not in trial.user_attrs:
+        if isinstance(self.storage, RDBStorage) and (
+            _OWNER not in trial.user_attrs or WORKER in trial.user_attrs
+        ):
             return False
         begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
         return time.time() - float(trial.user_attrs.get(_BEAT, begun)) > SILENT_SECONDS

@@ -181,6 +181,17 @@ def test_a_trial_of_version_0_1_whose_worker_was_killed_goes_on(workspace: Path,
             assert "owner" not in claim.trial.user_attrs
 
 
+def test_a_trial_that_version_0_1_was_about_to_claim_is_claimed_once(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = opened(made_tuning(), storage_url())
+    study.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={"owner": "there:/runs"}))
+    with claimed(study) as claim:
+        monkeypatch.setattr(module, "SILENT_SECONDS", -1)  # it is Optuna's heartbeat that counts for it now
+        with claimed(study) as second:
+            assert (claim.number, second.number) == (0, 1)
+
+
 def test_a_point_half_drawn_is_drawn_to_its_end(url: str, silence: None) -> None:
     study, whole = opened(made_tuning(), url), opened(made_tuning(study="whole"), url)
     with claimed(whole) as claim:
