@@ -8,6 +8,6 @@ Guarantees of this package:
 - Files are plain data: read safely, of limited size, and unable to name code (`source.py`, `rule_files.py`).
 - `launch.py` trains what is unfinished, and a second launch does not repeat it.
 
-Begin with `declare.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose/` makes the
+Begin with `declare.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose.py` makes the
 configuration of one run. docs/sweeps.md describes the files.
 """
