@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cppo_lab.tracking.address import store_key
 
 NAME = "shipped.json"
 _LARGEST = 16 * 2**20  # bytes; ours have some hundred for each attempt and store
+_unsaved: dict[tuple[Path, str], "Shipped"] = {}  # what a full disk did not take, by folder and store
 
 
 @dataclass
@@ -71,6 +73,8 @@ def _all_states(folder: Path) -> dict[str, Any]:
 
 def load_shipped(folder: Path, uri: str) -> Shipped:
     """The stored progress; no progress if the file was not written by us."""
+    if (state := _unsaved.get((folder, uri))) is not None:
+        return deepcopy(state)
     try:
         states = _all_states(folder)
         values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
@@ -93,7 +97,7 @@ def forget_shipped(folder: Path, uri: str) -> None:
 
 
 def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
-    """Store the progress. If the disk is full, lines are uploaded again instead."""
+    """Store the progress. If the disk is full, this process remembers it, and others upload the lines again."""
     values = {
         "offsets": state.offsets,
         "records": {token: vars(record) for token, record in state.records.items()},
@@ -103,6 +107,8 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
     try:
         own.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
         own.replace(folder / FOLDER / NAME)
+        _unsaved.pop((folder, uri), None)
     except OSError:
+        _unsaved[folder, uri] = deepcopy(state)
         with contextlib.suppress(OSError):
             own.unlink()

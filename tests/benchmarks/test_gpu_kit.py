@@ -123,7 +123,8 @@ def test_every_part_runs_with_what_is_carried_and_nothing_else(
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=CEILING_SECONDS
     )
-    assert done.returncode == 0, done.stdout + (tmp_path / running.LOG).read_text()
+    log = tmp_path / running.LOG
+    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
     whole = json.loads((tmp_path / running.RESULT).read_text())
     assert list(whole["parts"]) == [part.name for part in running.PARTS]
     assert re.match(r"[0-9a-f]{40}", whole["commit"])

@@ -29,7 +29,7 @@ def _is_step(spool: Spool, text: bytes) -> bool:
 
 
 def _half(spool: Spool, text: bytes) -> None:
-    os.write(spool._file, text[: len(text) // 2])
+    os.write(spool._file.fileno(), text[: len(text) // 2])
 
 
 def _has(kind: str) -> Any:

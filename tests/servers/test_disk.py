@@ -189,11 +189,11 @@ def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
 import resource
 from pathlib import Path
 from cppo_lab.runs import attempt
-from cppo_lab.runs.attempt import Attempt
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import uploader
 from tests.conftest import TINY
+from tests.jobs import job
 
 real, uploader.PATIENCE_SECONDS = attempt.load_core, 0.1  # the store is a file, too
 
