@@ -174,14 +174,15 @@ class _Beside:
     def __init__(self, folders: Sequence[Path], uri: str) -> None:
         owner = os.getpid()
         self.pid = os.fork()
+        other = self.pid or owner
+
+        def die(kill: KillAt) -> None:  # both: the uploader would go on as long as somebody trains the run
+            kill.note.write_text(kill.name)
+            for process in (other, os.getpid()):
+                os.kill(process, signal.SIGKILL)
+
+        KillAt._die = die  # type: ignore[method-assign, assignment]
         if self.pid == 0:
-
-            def die(kill: KillAt) -> None:
-                kill.note.write_text(kill.name)
-                os.kill(owner, signal.SIGKILL)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            KillAt._die = die  # type: ignore[method-assign, assignment]
             try:
                 uploader.work(folders, uri, owner, uploader.FIRST_SECONDS)
             finally:
