@@ -94,12 +94,10 @@ def upload_last(
             thread.join(LOOK_SECONDS)
         last.over = True
         for folder in last.waiting:
-            rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
+            remedy = f"the rest is safe in {folder}, and `cppo sync` uploads it"
             if folder in last.unwritten:
-                rest = f"the disk of {folder} has no room for the rest: launch it again"
-            print(
-                f"tracking store did not accept all of run {folder.name}: {rest}", file=sys.stderr, flush=True
-            )
+                remedy = f"the disk of {folder} has no room for the rest: launch it again"
+            _print(f"tracking store did not accept all of run {folder.name}: {remedy}")
 
 
 class _LastUpload:
@@ -118,17 +116,16 @@ class _LastUpload:
 
     def work(self) -> None:
         """Upload the runs. The ones that the store refuses are tried again after the others."""
-        told = False
-        while self.waiting and not self.over:
-            fault = upload_once(self.waiting, self.uri, self._sent, self.unwritten)
-            if fault and not told:
-                print(f"tracking store does not answer: {fault}", file=sys.stderr, flush=True)
-                told = True
-            if fault:
-                time.sleep(LOOK_SECONDS)
+        said = ""  # the first fault, which is printed
+        while fault := upload_once(self.waiting, self.uri, self._sent, self.unwritten):
+            said = said or _print(f"tracking store does not answer: {fault}")
+            if self.over:
+                return
+            time.sleep(LOOK_SECONDS)
+        self.waiting = []  # another process may have sent some of them
 
     def _sent(self, folder: Path) -> None:
-        self.waiting = [other for other in self.waiting if other != folder]
+        self.waiting = [run for run in self.waiting if run != folder]
         if self.patience > HURRY_SECONDS:
             self.deadline = time.monotonic() + self.patience
 
@@ -156,10 +153,10 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
         fault = upload_once(folders, uri)
         if fault and not away_since:
             away_since = time.monotonic()
-            print(f"tracking store does not answer, training continues: {fault}", file=sys.stderr, flush=True)
+            _print(f"tracking store does not answer, training continues: {fault}")
         elif away_since and not fault:
             away = time.monotonic() - away_since
-            print(f"tracking store is back after {away:.0f} s", file=sys.stderr, flush=True)
+            _print(f"tracking store is back after {away:.0f} s")
             away_since = 0.0
         if not trains:
             return
@@ -192,3 +189,8 @@ def upload_once(
     except (*STORE_FAULTS, UserError) as error:
         return fault_line(error)
     return ""
+
+
+def _print(text: str) -> str:
+    print(text, file=sys.stderr, flush=True)
+    return text

@@ -4,7 +4,6 @@ Trainers are processes of their own whose metrics are known, and which wait at a
 not want yet (`trainer`): what a test does to them or to the store happens at a named point. The servers are real.
 """
 
-import os
 import shutil
 import signal
 import zlib
@@ -221,9 +220,6 @@ def test_answers_are_lost_after_the_work_was_done(
     assert_whole(server.uri, spec, workspace / "a")
 
 
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ, reason="its last attempt hangs beside another worker: -n 0"
-)
 def test_the_trainer_is_killed_at_every_point_while_it_trains(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:

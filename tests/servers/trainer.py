@@ -4,6 +4,7 @@ Its record goes the way of every run: `TrainingJob`, recorder, spool, uploader. 
 step that the test does not want yet. Steps that a kill has cut off since the last checkpoint are trained again.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -178,8 +179,9 @@ class _Beside:
 
         def die(kill: KillAt) -> None:  # both: the uploader would go on as long as somebody trains the run
             kill.note.write_text(kill.name)
-            for process in (other, os.getpid()):
-                os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
+                os.kill(other, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
         KillAt._die = die  # type: ignore[method-assign, assignment]
         if self.pid == 0:

@@ -1,6 +1,7 @@
 """Shipping while the store is away, while the disk is full, and while both are: nothing is lost, nobody waits."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,21 @@ def test_a_store_that_is_away_at_the_end_loses_nothing(
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
     store = Away(monkeypatch)
+
+    class Impatient(uploader._LastUpload):
+        """Its time is over once the store was asked a second time."""
+
+        @property
+        def deadline(self) -> float:
+            return 0.0 if store.asked > 1 else math.inf
+
+        @deadline.setter
+        def deadline(self, value: float) -> None:
+            pass
+
+    monkeypatch.setattr(uploader, "_LastUpload", Impatient)
     recorder = Recorder(tiny_spec, {}, folder)
     with uploading(recorder):
         recorder.begin(None)
