@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cppo_lab import schema
-from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.history import StoredRun
 
 
 def run_id_of(run: StoredRun) -> str:

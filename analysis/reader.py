@@ -18,8 +18,8 @@ from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import all_runs, experiment_id, histories, reading, stored_run
-from cppo_lab.tracking.records import StoredRun
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from cppo_lab.analysis.newest import newest_of_each
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking import address
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import experiment_runs, histories, reading, stored_run
-from cppo_lab.tracking.records import StoredRun
 
 
 class RunSource(Protocol):

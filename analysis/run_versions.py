@@ -3,7 +3,7 @@
 import hashlib
 
 from cppo_lab import schema
-from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.history import StoredRun
 
 _BESIDE = ("perf/", "system/")
 _RESULT_TAGS = (

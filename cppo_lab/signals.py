@@ -1,19 +1,15 @@
 """Turns the signals that end a process into an exception, raised once."""
 
 import contextlib
-import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import ParamSpec, TypeVar
 
 # A closing terminal sends SIGHUP to all of its processes; `nohup` makes them ignore it.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 # Users, Slurm and launchers send SIGTERM; SIGUSR2 is submitit's warning before a time limit.
 _END_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _held: list[int] = []  # numbers of the signals that came after `hold_signals`
 
 
@@ -100,17 +96,6 @@ def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
-
-
-def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function`, with signals deferred until it returns."""
-
-    @functools.wraps(function)
-    def call(*arguments: _P.args, **named: _P.kwargs) -> _R:
-        with deferred():
-            return function(*arguments, **named)
-
-    return call
 
 
 def handle_signals(now: bool = True) -> None:

@@ -84,10 +84,10 @@ def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
     """What a job starts while it trains, in the environment that `cppo` has made."""
     code = (
         "from cppo_lab.cli import COMPLETE, main; main([COMPLETE])\n"
-        "import multiprocessing, time; from pathlib import Path\n"
+        "import json, multiprocessing, subprocess\n"
         "from cppo_lab.tracking import uploader\n"
-        "process = uploader._start([Path('none').resolve()], 'sqlite:///' + str(Path('mlflow.db').resolve()))\n"
-        "time.sleep(1); process.kill(); process.wait()\n"
+        "orphan = json.dumps({'folders': [], 'uri': 'sqlite:///none.db', 'owner': 0, 'first': 0})\n"
+        "subprocess.run(uploader._COMMAND, input=orphan, text=True, check=True)\n"
         "child = multiprocessing.get_context('spawn').Process(target=print, args=('x',)); child.start(); child.join()\n"
         "assert child.exitcode == 0, child.exitcode\n"
     )

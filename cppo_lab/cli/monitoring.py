@@ -161,26 +161,25 @@ def cancel(options: argparse.Namespace) -> int:
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
-    runs = runs_folder()
-    found = _look(_planned(options)[0])() if options.sweep else _these(options.run)
-    chosen = candidates(found, options.queued)
-    names = {run.run_id: f"{run.run_id} {run.title}" for run in found}
+    runs = _look(_planned(options)[0])() if options.sweep else _these(options.run)
+    chosen = candidates(runs, options.queued)
+    names = {run.run_id: f"{run.run_id} {run.title}" for run in runs}
     if options.dry_run and options.json:
-        values = [{"run_id": one.run_id, "text": "would be cancelled", "done": False} for one in chosen]
+        values = [{"run_id": run.run_id, "text": "would be cancelled", "done": False} for run in chosen]
         answer(options, {"runs": values, "dry_run": True})
     elif options.dry_run:
-        for one in chosen:
-            print(f"{names[one.run_id]}: {one.state}{f', {one.job}' if one.job else ''}: would be cancelled")
+        for run in chosen:
+            print(f"{names[run.run_id]}: {run.state}{f', {run.job}' if run.job else ''}: would be cancelled")
     if options.dry_run:
         return Exit.DONE
-    done = cancel(runs, chosen, options.queued) if chosen else []
+    done = cancel(runs_folder(), chosen, options.queued) if chosen else []
     if options.json:
         answer(options, {"runs": [vars(line) for line in done], "dry_run": False})
     else:
         for line in done:
             print(f"{names[line.run_id]}: {line.text}")
         count = sum(line.done for line in done)
-        print(f"{count} of {len(found)} runs cancelled" if done else "nothing to cancel")
+        print(f"{count} of {len(runs)} runs cancelled" if done else "nothing to cancel")
     return Exit.DONE if all(line.done for line in done) else Exit.NO
 
 

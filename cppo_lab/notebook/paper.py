@@ -9,8 +9,7 @@ from cppo_lab.analysis.points import points_frame
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.notebook.declared import DeclaredRun
-from cppo_lab.tracking.history import from_columns
-from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.history import StoredRun, from_columns
 from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
 
 WHOLE = "study"  # all sweeps with curves in the paper

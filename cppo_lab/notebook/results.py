@@ -17,7 +17,7 @@ from cppo_lab.analysis.window import late_curve
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.notebook.declared import DeclaredRun
-from cppo_lab.tracking.records import StoredRun
+from cppo_lab.tracking.history import StoredRun
 
 if TYPE_CHECKING:  # it imports MLflow, which the paper's curves do without
     from cppo_lab.analysis.run_source import RunSource

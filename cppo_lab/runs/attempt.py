@@ -249,7 +249,8 @@ def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
         for course in courses:
             course.recorder.attempt = course.attempt
         runs = [
-            TogetherRun(one.attempt.spec, one.recorder, resources_of_attempt(one.attempt)) for one in courses
+            TogetherRun(course.attempt.spec, course.recorder, resources_of_attempt(course.attempt))
+            for course in courses
         ]
         load_together(core)(runs, ended)
         ignore_signals(lambda: None)

@@ -52,9 +52,8 @@ from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
-from cppo_lab.tracking.history import unclipped
+from cppo_lab.tracking.history import StoredRun, unclipped
 from cppo_lab.tracking.read import find
-from cppo_lab.tracking.records import StoredRun
 from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
 from cppo_lab.tracking.uploader import Uploader
 

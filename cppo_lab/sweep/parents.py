@@ -26,8 +26,8 @@ from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, open_client
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.parents import SweepText, ensure_parent, living, register, update_parent
-from cppo_lab.tracking.records import StoredRun
 from cppo_lab.tracking.sent import load_shipped
 from cppo_lab.tracking.ui import save_view
 

@@ -7,10 +7,11 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from functools import cache, partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -30,6 +31,7 @@ from cppo_lab.files import open_append, redacted
 from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
 
+T = TypeVar("T")
 HEALTH_SECONDS = 5.0
 # What MLflow's client raises on an answer with values of other types than MLflow's.
 WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
@@ -78,7 +80,7 @@ def open_client(uri: str) -> MlflowClient:
             client = MlflowClient(uri)
             ask = partial(client.search_experiments, max_results=1)
             if uri.startswith("http"):
-                _in_time(ask, 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get())
+                in_time(ask, 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get())
             else:
                 ask()
     except STORE_FAULTS as error:
@@ -141,7 +143,7 @@ def require_health(uri: str) -> None:
     parts = urlsplit(uri)
     server = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     try:
-        _in_time(lambda: urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close(), HEALTH_SECONDS)
+        in_time(lambda: urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close(), HEALTH_SECONDS)
     except (TimeoutError, ConnectionError):
         raise
     except URLError as error:
@@ -151,27 +153,29 @@ def require_health(uri: str) -> None:
         return
 
 
-def _in_time(ask: Callable[[], object], seconds: float) -> None:
-    """Raises TimeoutError if a server has not answered by then: one that sends a byte now and then never times out."""
-    faults: list[Exception] = []
+def in_time(ask: Callable[[], T], seconds: float | None) -> T:
+    """What `ask` returns or raises.
 
-    def answer() -> None:
+    Raises TimeoutError if a server has not answered by then: one that sends a byte now and then never times out. No
+    `seconds`: waits in this thread.
+    """
+    if seconds is None:
+        return ask()
+    answer: Future[T] = Future()
+
+    def work() -> None:
         try:
-            ask()
-        except Exception as error:  # noqa: BLE001  raised below
-            faults.append(error)
+            answer.set_result(ask())
+        except Exception as error:  # noqa: BLE001  raised by `result`
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=answer, daemon=True)
-    try:
-        thread.start()
+    try:  # in a thread, since a request to a server that hangs cannot be ended
+        threading.Thread(target=work, daemon=True).start()
     except RuntimeError:  # no more threads, as under `ulimit -v`
-        answer()
-    else:
-        thread.join(seconds)
-        if thread.is_alive():
-            raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
-    if faults:
-        raise faults[0]
+        work()
+    if wait([answer], seconds).not_done:
+        raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
+    return answer.result()
 
 
 def _make_tables(path: Path) -> None:

@@ -25,9 +25,8 @@ from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import escaped, name_part
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
-from cppo_lab.tracking.history import unclipped
+from cppo_lab.tracking.history import recorded_status, unclipped
 from cppo_lab.tracking.read import StoredFiles, experiment_runs, is_active, newest_runs
-from cppo_lab.tracking.records import recorded_status
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts

@@ -5,13 +5,11 @@ import logging
 import math
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from mlflow import MlflowClient
@@ -29,6 +27,7 @@ from cppo_lab.tracking.client import (
     STORE_FAULTS,
     WRONG_TYPES,
     fault_line,
+    in_time,
     open_client,
     prepare,
     require_answer,
@@ -40,13 +39,13 @@ from cppo_lab.tracking.history import (
     LARGEST,
     Column,
     History,
+    StoredRun,
     columns_of,
     from_columns,
     last_of_each_step,
     unclipped,
     unpack,
 )
-from cppo_lab.tracking.records import StoredRun
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
@@ -215,10 +214,12 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
     cannot be read, or a server or database does not answer for SILENCE_SECONDS.
     """
     stored: dict[str, StoredRun] = {}
-    served = address.sqlite_file(uri) is None  # a file answers, or MLflow says that it is locked
-    answers = _asked(uri, schema.experiment_name(core), run_ids)
+    seconds = (
+        SILENCE_SECONDS if address.sqlite_file(uri) is None else None
+    )  # a file answers, or is said to be locked
+    answers = _answers(uri, schema.experiment_name(core), run_ids)
     try:
-        for attempts in _in_time(answers) if served else answers:
+        while (attempts := in_time(lambda: next(answers, None), seconds)) is not None:
             for run in attempts:
                 run_id = run.tags[schema.TAG_RUN_ID]
                 newer = stored.get(run_id)
@@ -233,7 +234,7 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
     return stored
 
 
-def _asked(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list[StoredRun]]:
+def _answers(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list[StoredRun]]:
     """The answers to the requests for attempts at some runs; for many also of other runs."""
     require_health(uri)
     client = open_client(uri)
@@ -244,31 +245,6 @@ def _asked(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list
         return
     for run in experiment_runs(client, experiment, schema.TAG_RUN_ID):
         yield [stored_run(run)]
-
-
-def _in_time(answers: Iterator[T]) -> Iterator[T]:
-    """The same answers. Raises TimeoutError if the next one takes longer than SILENCE_SECONDS, for whatever reason."""
-    queue: SimpleQueue[tuple[T, ...] | Exception | None] = SimpleQueue()
-
-    def ask() -> None:  # in a thread, since a request to a server that hangs cannot be ended
-        try:
-            for answer in answers:
-                queue.put((answer,))
-            queue.put(None)
-        except Exception as error:  # noqa: BLE001 - raised by the reader
-            queue.put(error)
-
-    threading.Thread(target=ask, name="find", daemon=True).start()
-    while True:
-        try:
-            answer = queue.get(timeout=SILENCE_SECONDS)
-        except Empty:
-            raise TimeoutError(f"no answer for {SILENCE_SECONDS:g} s") from None
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is None:
-            return
-        yield answer[0]
 
 
 class StoredFiles:

@@ -10,9 +10,9 @@ from mlflow.entities import Metric, Run, RunTag
 from cppo_lab import schema
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.history import recorded_status
 from cppo_lab.tracking.parents import SweepText, ensure_parent, nest, update_parent
 from cppo_lab.tracking.read import newest_runs
-from cppo_lab.tracking.records import recorded_status
 from cppo_lab.tracking.reference_curves import ARTICLE, MAIN, ReferenceRun, reference_runs
 from cppo_lab.tracking.ui import save_view
 

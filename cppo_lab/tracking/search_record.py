@@ -17,8 +17,8 @@ from cppo_lab import schema
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import attempts_at, is_active, metric_history
-from cppo_lab.tracking.records import StoredRun
 
 
 class Point(NamedTuple):

@@ -45,8 +45,8 @@ from cppo_lab.runs.spool import (
 from cppo_lab.runs.tags import merged
 from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
+from cppo_lab.tracking.history import recorded_status
 from cppo_lab.tracking.read import experiment_runs, reading
-from cppo_lab.tracking.records import recorded_status
 from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request

@@ -23,6 +23,7 @@ from cppo_lab.sweep.declared import Scalar
 from tests.search.made_search import made_tuning, search_values
 from tests.servers.forked import context
 from tests.tracking.test_client import interrupted_everywhere
+from tests.waiting import CEILING_SECONDS
 
 KINDS = {"sqlite": "sqlite:///optuna.db", "journal": "studies.journal"}
 DONE, FAILED = TrialState.COMPLETE, TrialState.FAIL
@@ -110,7 +111,7 @@ def test_signs_of_life_come_from_a_thread_as_long_as_the_trial_is_held(
     monkeypatch.setattr(SearchStudy, "_sign", counted)
     before = threading.active_count()
     with claimed(study):
-        assert all(signs.acquire(timeout=60) for _ in range(4))
+        assert all(signs.acquire(timeout=CEILING_SECONDS) for _ in range(4))
     assert threading.active_count() == before
 
 
