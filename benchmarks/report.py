@@ -84,7 +84,7 @@ def lap(name):
 listing = list_runs(sys.argv[1], "cppo-mini")
 listing.versions({"demo": ()})
 lap("listing")
-tags = [run.data.tags for run in listing.runs]
+tags = [run.tags for run in listing.runs]
 expected = [
     ExpectedRun(one[TAG_RUN_ID], one[TAG_MODEL], one[sweep_tag("demo")], int(one[TAG_SEED])) for one in tags
 ]
