@@ -33,7 +33,7 @@ AT_MOST = {"seconds_10000": 10.0, "peak_mebibytes_10000": 500.0}
 AT_LEAST = {"hydra_over_plan_per_run": 10.0}
 PLAN = """
 import json, resource, sys, time
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 start = time.perf_counter()
 plan = make_plan(load_sweep(sys.argv[1]))

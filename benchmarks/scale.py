@@ -38,7 +38,7 @@ from summary.form import result
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `tests` and `dev` are no part of the package
 
-from cppo_lab.sweep.declare import load_sweep  # noqa: E402
+from cppo_lab.sweep.file import load_sweep  # noqa: E402
 from cppo_lab.sweep.plan import make_plan  # noqa: E402
 from dev.servers.postgres import Postgres, default_folder, missing  # noqa: E402
 from tests.many_runs import make_runs  # noqa: E402
@@ -53,7 +53,7 @@ LAUNCH = """
 import sys
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep import launch
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 launch._train = lambda plan, work, see: None
 launch.launch(make_plan(load_sweep(sys.argv[1])), tracking_uri())

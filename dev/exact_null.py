@@ -24,7 +24,7 @@ from cppo_lab.analysis.exact_study import (
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.cores.exact.trainer import train_together
 from cppo_lab.spec import ExactRun
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 FIRST = 1000  # no study uses the seeds from here on

@@ -23,7 +23,7 @@ import torch
 from cppo_lab.cores.exact.trainer import train_together
 from cppo_lab.errors import UserError
 from cppo_lab.spec import ExactRun
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 FILE = Path(__file__).parents[1] / "docs" / "exact_selection.csv"

@@ -187,7 +187,7 @@ MATHS = (
     ),
     Fault(
         "the padded width does not reach the position weights",
-        "cppo_lab/spec/rule.py",
+        "cppo_lab/spec/run.py",
         'found | {"span": width} if',
         "found if",
         "tests/maths/test_recipe.py",

@@ -96,7 +96,7 @@ def test_of_a_run_finished_elsewhere_they_come_from_the_store(
 def test_a_run_that_was_never_started_is_not_searched_for_in_sweeps(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cppo_lab.sweep.find._declared", lambda name: pytest.fail(f"{name} was composed"))
+    monkeypatch.setattr("cppo_lab.sweep.plan._declared", lambda name: pytest.fail(f"{name} was composed"))
     assert main(["samples", "0000"]) == 2
     assert "run '0000' has not been started: no folder in " in capsys.readouterr().err
 

@@ -11,14 +11,13 @@ import pytest
 
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cli import environment, exporting, main, reporting, ui
-from cppo_lab.cli.answer import ANSWERS, HEADING, RUN_KEYS
-from cppo_lab.cli.exit_codes import MEANINGS, Exit
+from cppo_lab.cli.answer import ANSWERS, HEADING, MEANINGS, RUN_KEYS, Exit
 from cppo_lab.cli.parser import build_parser, leaves
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec, RunSpec
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests import plausible
 from tests.answers import made

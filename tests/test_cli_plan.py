@@ -22,7 +22,7 @@ from cppo_lab.cli import main
 from cppo_lab.cli.answer import HEADING
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.listing import ListingRow
+from cppo_lab.sweep.table import ListingRow
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 from tests.jobs import job

@@ -18,7 +18,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs import attempt
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri

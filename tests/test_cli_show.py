@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from cppo_lab.cli import main
-from cppo_lab.parse import parse, parse_run
 from cppo_lab.spec import LayoutSpec, PathsSpec
+from cppo_lab.spec.parse import parse, parse_run
 from tests.conftest import TINY
 
 TINY_VERL = ["quickstart", "core=verl"]

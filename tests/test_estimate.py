@@ -8,8 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from cppo_lab.estimate import CostEstimate, estimate
-from cppo_lab.estimate.assumptions import MEAN_RESPONSE
+from cppo_lab.estimate import MEAN_RESPONSE, CostEstimate, estimate
 from cppo_lab.sweep.compose import compose
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.spec import HubModel, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.spec import MathData, RuleSpec, canonical
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 CORES = ("mini", "verl")

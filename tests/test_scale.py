@@ -22,7 +22,7 @@ from cppo_lab.launch.queues import end_dead, look, send
 from cppo_lab.monitor.status import run_statuses
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import look_ahead
 from cppo_lab.sweep.parents import Parents, describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan

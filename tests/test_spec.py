@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
-from cppo_lab.parse import parse_run
 from cppo_lab.spec import Spec, fingerprint
-from cppo_lab.spec.rule import VERL
+from cppo_lab.spec.parse import parse_run
+from cppo_lab.spec.run import VERL
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import CONF, groups
 

@@ -23,10 +23,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_kit.record import Record
 from benchmarks.gpu_kit.timing import synchronise
-from cppo_lab.estimate.assumptions import RESERVE, TRAINING_MFU
-from cppo_lab.estimate.memory import estimate_memory
-from cppo_lab.estimate.shape import ModelShape, amounts_of, shape_of
-from cppo_lab.estimate.time import update_seconds
+from cppo_lab.estimate import (
+    RESERVE,
+    TRAINING_MFU,
+    ModelShape,
+    amounts_of,
+    estimate_memory,
+    shape_of,
+    update_seconds,
+)
 from cppo_lab.maths import packed
 from cppo_lab.maths.from_logits import logp_and_divergence
 from cppo_lab.sweep.compose import compose

@@ -3,7 +3,7 @@
 Guarantees of this package:
 
 - A subcommand loads its own files only, so that each answers at once (`dev/late_imports.py` has the rule and its cost).
-- A user's mistake is one line on standard error with a remedy, and no traceback; `exit_codes.py` has the exit codes.
+- A user's mistake is one line on standard error with a remedy, and no traceback; `answer.py` has the exit codes.
 - `--json` prints one object on standard output, with the same heading for every command, errors included (`answer.py`).
 - Functions here read arguments and print. What a command does is in the other rooms.
 
@@ -17,9 +17,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cppo_lab.cli.answer import document, exclusive_output
+from cppo_lab.cli.answer import Exit, document, exclusive_output
 from cppo_lab.cli.completion import COMPLETE, complete
-from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.parser import UsageError, build_parser, parse
 from cppo_lab.errors import StoreAway, UserError, message
 from cppo_lab.files import redacted

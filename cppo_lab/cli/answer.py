@@ -9,8 +9,10 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 from typing import IO, Any
 
 SCHEMA = 1
@@ -192,3 +194,61 @@ def exclusive_output() -> Iterator[IO[str]]:
     finally:
         os.dup2(own, 1)
         os.close(own)
+
+
+class Exit(IntEnum):
+    """The exit codes of every command; `docs/commands.md` and `cppo --help` have them too."""
+
+    DONE = 0
+    NO = 1
+    USAGE = 2
+    STORE_AWAY = 3
+    RUNS_FAILED = 4
+    PACKAGE = 5
+    INTERRUPTED = 130
+    READER_GONE = 141
+
+
+MEANINGS = {
+    Exit.DONE: "done; for commands that answer a question: yes",
+    Exit.NO: "not everything is done (runs are left, partial or cancelled); for commands that answer a question: no",
+    Exit.USAGE: "bad input: an argument, a key, a file or a folder; nothing was started",
+    Exit.STORE_AWAY: "the tracking store does not exist, cannot be reached or cannot be read",
+    Exit.RUNS_FAILED: "runs have failed with an error",
+    Exit.PACKAGE: "a package that the command needs is not installed",
+    Exit.INTERRUPTED: "interrupted; run the same command to continue",
+    Exit.READER_GONE: "the program that reads the output has exited, as `head` does early",
+}
+
+
+def codes_text() -> str:
+    """The codes as lines of a help text."""
+    return "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
+
+
+def width() -> int | None:
+    """Columns of the terminal; None where standard output is none: what reads it wants whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def coloured() -> bool:
+    """Whether standard output may be coloured: it is a terminal, and NO_COLOR (no-color.org) does not forbid it."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def passing(text: str) -> None:
+    """Say what goes on, on a line of standard error that the next one replaces; nothing where that is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
+
+
+def counter(what: str) -> Callable[[int, int], None]:
+    """Shows how many of how many are through, on one line of standard error; nothing where that is no terminal."""
+
+    def show(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            end = "\n" if done == of else ""
+            print(f"\r{done}/{of} {what}", end=end, file=sys.stderr, flush=True)
+
+    return show

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import RUN, CommandParser
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
@@ -16,7 +15,7 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from cppo_lab.answers.reading import AnswerFiles
     from cppo_lab.answers.texts import Sample, Texts
-    from cppo_lab.sweep.find import Found
+    from cppo_lab.sweep.plan import Found
 
 SWITCH = "tracking.answers.keep=true"
 
@@ -97,7 +96,7 @@ def replay(options: argparse.Namespace) -> int:
 def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     """The run, and its files: those of its folder, else the tracking store's."""
     from cppo_lab.answers.reading import FolderFiles
-    from cppo_lab.sweep.find import find_recorded_run
+    from cppo_lab.sweep.plan import find_recorded_run
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     run = find_recorded_run(beginning, runs)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, subcommands, with_action
 from cppo_lab.sweep.groups import groups
 

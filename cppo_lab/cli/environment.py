@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 from cppo_lab.sweep.paths import runs_folder

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.sweep.paths import runs_folder
 
@@ -20,7 +19,7 @@ def model(options: argparse.Namespace) -> int:
     from cppo_lab.export.folder import require_free
     from cppo_lab.monitor.logs import run_by_beginning
     from cppo_lab.monitor.status import Label, run_statuses
-    from cppo_lab.sweep.find import require_beginning
+    from cppo_lab.sweep.plan import require_beginning
 
     require_beginning(options.run)
     require_free(options.out)

@@ -13,8 +13,8 @@ from importlib import import_module  # noqa: TID251  of the literal list COMMAND
 from typing import NoReturn
 
 from cppo_lab import __version__, schema
-from cppo_lab.cli.exit_codes import codes_text
-from cppo_lab.errors import UserError
+from cppo_lab.cli.answer import codes_text
+from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.groups import groups
 
 # Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
@@ -213,3 +213,15 @@ def add_listing(command: CommandParser) -> None:
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help=_JSON)
     form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
+
+
+def parse_states(text: str) -> frozenset[str]:
+    """The states in a comma-separated list.
+
+    Raises UserError for one that does not exist.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in schema.STATES:
+            raise unknown("state", name, schema.STATES)
+    return frozenset(names)

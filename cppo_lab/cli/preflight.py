@@ -3,8 +3,7 @@
 import argparse
 import sys
 
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.requirements import require_plan
 from cppo_lab.cli.training import planned

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.training import planned
 from cppo_lab.core_records import core_of
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.declare import Sweep
+    from cppo_lab.sweep.file import Search, Sweep
     from cppo_lab.sweep.plan import Plan
-    from cppo_lab.sweep.search_file import Search
     from cppo_lab.tracking.parents import Registration, SweepText
 
     Request = ReportRequest | StudyRequest
@@ -118,8 +116,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
 
     from cppo_lab.cli.unchanged import asked, unchanged
     from cppo_lab.reports.folder import PAGE, Built
-    from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search_file import Search
+    from cppo_lab.sweep.file import Search, load_sweep
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     # It is on the page, and beside the figures.
@@ -198,7 +195,7 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
 def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
-    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.file import load_sweep
     from cppo_lab.tracking.parents import SweepText
 
     if options.study is not None:
@@ -342,7 +339,7 @@ def _hypotheses(
     from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.runs.machine import code_version
-    from cppo_lab.sweep.hypotheses import differences
+    from cppo_lab.sweep.file import differences
 
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
@@ -428,7 +425,7 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
-    from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
+    from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.parents import SweepText
     from cppo_lab.tracking.reference import import_reference, nest_reference
 

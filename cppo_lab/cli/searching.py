@@ -5,8 +5,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.requirements import require_machine
 from cppo_lab.errors import UserError
@@ -17,7 +16,7 @@ from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.search_file import Search
+    from cppo_lab.sweep.file import Search
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -25,8 +24,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.tune import tune as carry_out
-    from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search_file import Search
+    from cppo_lab.sweep.file import Search, load_sweep
     from cppo_lab.tracking.ui import where_to_look
 
     declared = load_sweep(options.sweep)

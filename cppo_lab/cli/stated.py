@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.sweep.hypotheses import ERRORS, Hypothesis
+from cppo_lab.sweep.file import ERRORS, Hypothesis
 
 if TYPE_CHECKING:
     from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.sweep.declare import Sweep
     from cppo_lab.sweep.enumerate import RunPlace
+    from cppo_lab.sweep.file import Sweep
 
 
 def score_claims(sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]" = ()) -> tuple[Claim, ...]:

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.errors import UserError
 

@@ -7,18 +7,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
-from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within
+from cppo_lab.cli.answer import Exit, answer, coloured, passing, width
+from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within, parse_states
 from cppo_lab.cli.requirements import known_store, require_plan
 from cppo_lab.cli.searching import plan_search
-from cppo_lab.cli.terminal import coloured, passing, width
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.sweep.paths import runs_folder
-from cppo_lab.sweep.states import parse_states
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -27,9 +24,8 @@ if TYPE_CHECKING:
     from cppo_lab.cli.power import PowerQuestion
     from cppo_lab.runs.state import RunState
     from cppo_lab.sweep.cost import Cost
-    from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
-    from cppo_lab.sweep.plan import Plan
+    from cppo_lab.sweep.plan import Found, Plan
 
 MANY = 150  # runs: after a launch of more, the finished ones are not listed; a study has 111
 
@@ -41,7 +37,7 @@ def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
-    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.file import load_sweep
     from cppo_lab.sweep.plan import make_plan
 
     return make_plan(load_sweep(options.sweep), options.overrides)
@@ -49,12 +45,10 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
-    from cppo_lab.sweep import listing
+    from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search_file import Search
-    from cppo_lab.sweep.table import cost_summary, table
+    from cppo_lab.sweep.file import Search, load_sweep
 
     declared = load_sweep(options.sweep)
     question = _power_question(options)
@@ -65,10 +59,9 @@ def plan(options: argparse.Namespace) -> int:
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     found, _ = planned(options)
     states, costs = plan_states(found), past_costs(found.runs)
-    rows = listing.make_listing(found, states, costs, only)
+    rows = table.make_listing(found, states, costs, only)
     if question is not None:
-        from cppo_lab.cli.power import power_of
-        from cppo_lab.cli.power_answer import power_text, power_values
+        from cppo_lab.cli.power import power_of, power_text, power_values
 
         powers = power_of(found, question)
         if options.json:
@@ -76,18 +69,22 @@ def plan(options: argparse.Namespace) -> int:
         else:
             print(power_text(found, powers, question, costs, width()))
     elif options.json:
-        answer(options, listing.as_values(rows))
+        answer(options, table.listing_values(rows))
     elif options.csv:
-        print(to_csv(list(listing.ListingRow.__dataclass_fields__), map(vars, rows.rows)), end="")
+        print(to_csv(list(table.ListingRow.__dataclass_fields__), map(vars, rows.rows)), end="")
     else:
         shown = {row.run_id for row in rows.rows}
         stop = "" if found.title.endswith(("?", "!", ".")) else "."
         print(f"{found.name}: {found.title}{stop} {found.question}\n")
-        print(table([run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()))
-        print("\n" + listing.totals_line(rows))
+        print(
+            table.run_table(
+                [run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()
+            )
+        )
+        print("\n" + table.totals_line(rows))
         if only:
-            print(listing.shown_line(rows, sorted(only)))
-        if cost := cost_summary(found.runs, costs, rows.costs):
+            print(table.shown_line(rows, sorted(only)))
+        if cost := table.cost_summary(found.runs, costs, rows.costs):
             print(cost)
         if note := without_folders(found, options):
             print(note)
@@ -130,8 +127,8 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
 
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
-    from cppo_lab.sweep.describe import describe, to_yaml
-    from cppo_lab.sweep.find import is_run_id
+    from cppo_lab.sweep.plan import is_run_id
+    from cppo_lab.sweep.table import describe, run_yaml
 
     if is_run_id(options.sweep):
         return _show_run(options)
@@ -153,7 +150,7 @@ def show(options: argparse.Namespace) -> int:
         sections = describe(run, found.paths)
         if trainer_config is not None:
             sections[found.core] = trainer_config(run.spec, run.layout, found.paths, runs_folder())
-        documents.append(to_yaml(run, sections))
+        documents.append(run_yaml(run, sections))
         values.append({"source": f"sweep {found.name}", **sections})
     if options.json:
         answer(options, {"runs": values})
@@ -164,7 +161,7 @@ def show(options: argparse.Namespace) -> int:
 
 def _show_run(options: argparse.Namespace) -> int:
     """`cppo show RUN`."""
-    from cppo_lab.sweep.describe import describe_found, sections_of
+    from cppo_lab.sweep.table import describe_found, sections_of
 
     if options.overrides or options.run or options.verl:
         raise UserError(
@@ -181,18 +178,18 @@ def _show_run(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Print what two runs differ in."""
-    from cppo_lab.sweep import difference
+    from cppo_lab.sweep import table
 
     left, right = _find(options.left, options), _find(options.right, options)
     if options.json:
-        answer(options, difference.as_values(left, right))
+        answer(options, table.difference_values(left, right))
     else:
-        print(difference.to_text(left, right))
+        print(table.difference_text(left, right))
     return Exit.DONE
 
 
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
-    from cppo_lab.sweep.find import find_run
+    from cppo_lab.sweep.plan import find_run
 
     return find_run(beginning, runs_folder(), options.within)
 
@@ -235,7 +232,7 @@ def train(
     """
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
-    from cppo_lab.sweep.table import table
+    from cppo_lab.sweep.table import run_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.ui import where_to_look
 
@@ -258,7 +255,7 @@ def train(
         if len(shown) > MANY:
             shown = tuple(run for run in shown if done.states[run.run_id].state != schema.DONE)
         if shown:
-            print(table(shown, done.states, costs, width(), coloured()))
+            print(run_table(shown, done.states, costs, width(), coloured()))
         if len(shown) < len(found.runs):
             print(f"{len(found.runs) - len(shown)} finished runs are not listed: `cppo status` lists them")
         for run_id, old in done.replaced.items():
@@ -274,9 +271,9 @@ def train(
 def _listed(
     found: "Plan", states: "Mapping[str, RunState]", costs: "Mapping[str, Cost | None]"
 ) -> "dict[str, Any]":
-    from cppo_lab.sweep.listing import as_values, make_listing
+    from cppo_lab.sweep.table import listing_values, make_listing
 
-    return as_values(make_listing(found, states, costs))
+    return listing_values(make_listing(found, states, costs))
 
 
 def answer_nothing_to_train(
@@ -301,7 +298,7 @@ def _dry_run(
     from cppo_lab.runs.state import explained
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import choose, look_ahead
-    from cppo_lab.sweep.table import cost_summary, table
+    from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = look(runs_folder(), warn=True)
     ahead = look_ahead(found, uri, queued, getattr(options, "replace", False), finished)
@@ -319,7 +316,7 @@ def _dry_run(
         answer(options, {**_listed(found, states, costs), "dry_run": True, **values})
         return code
     if todo:
-        print(table(todo, states, costs, width(), coloured()) + "\n")
+        print(run_table(todo, states, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
     print(f"would train {len(todo)} of {len(found.runs)} runs{again} with launcher={found.launcher.name}")
     if left:

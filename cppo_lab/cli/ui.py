@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import answer
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError

@@ -51,7 +51,7 @@ def asked(options: argparse.Namespace) -> str:
 
 def _declared(name: str) -> list[tuple[str, str]]:
     """The file of a sweep that is named by a path, and those of a study's sweeps, each with its content."""
-    from cppo_lab.sweep.declare import Study, is_path, load_sweep
+    from cppo_lab.sweep.file import Study, is_path, load_sweep
 
     if not is_path(name):
         return []

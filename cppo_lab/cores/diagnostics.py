@@ -16,7 +16,7 @@ from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RuleSpec
-from cppo_lab.spec.rule import OF_ADAPTIVE
+from cppo_lab.spec.run import OF_ADAPTIVE
 
 TOP_SHARE = 0.1  # the paper's "top 10 %"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
 from cppo_lab.doctor.core_checks import CoreChecks
 from cppo_lab.doctor.requirement import Requirement
-from cppo_lab.estimate.memory import CPU_OPTIMISER
+from cppo_lab.estimate import CPU_OPTIMISER
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
 
 SHARED = Path("/dev/shm")  # Ray's object store

@@ -7,11 +7,11 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import names_below, open_below
-from cppo_lab.parse import parse_run
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import FOLDER, newest_record
 from cppo_lab.runs.tags import run_name, variants_in
 from cppo_lab.spec import RunSpec
+from cppo_lab.spec.parse import parse_run
 
 
 @dataclass(frozen=True)

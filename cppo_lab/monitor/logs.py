@@ -16,7 +16,7 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
 from cppo_lab.runs.spool import RunRows, score_of
-from cppo_lab.sweep.find import LENGTH, require_beginning
+from cppo_lab.sweep.plan import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # interval of the check whether the run is still alive

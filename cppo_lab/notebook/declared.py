@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cppo_lab.sweep.declare import Sweep
+from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.overrides import quote, read
 from cppo_lab.sweep.plan import Plan
 

@@ -9,9 +9,8 @@ from cppo_lab.files import redacted
 from cppo_lab.notebook.declared import declared_runs, override_text
 from cppo_lab.notebook.paper import PaperSource, paper_runs
 from cppo_lab.notebook.results import Results
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import Search, load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.search_file import Search
 from cppo_lab.tracking import address
 
 RUNS, PAPER = "runs", "paper"

@@ -69,7 +69,7 @@ from cppo_lab.spec import (
     RunSpec,
     canonical,
 )
-from cppo_lab.spec.layout import layout_tag
+from cppo_lab.spec.job import layout_tag
 
 # Takes lines that a full disk kept out of the spool in a run's folder, and whether the process has been asked to end.
 # Only the tracking store can keep them.

@@ -9,7 +9,7 @@ import yaml
 from cppo_lab import schema
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
-from cppo_lab.spec.base import digest
+from cppo_lab.spec.run import digest
 
 BETWEEN = " · "  # the parts of a run's name
 _NUMBERED = re.compile(r"(Table|Figure) (\d+)")

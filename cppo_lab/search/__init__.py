@@ -1,6 +1,6 @@
 """Searches: tune constants with Optuna, where every trial is a set of ordinary runs.
 
-- `space.py`: a search file (`cppo_lab/sweep/search_file.py`) and a command line become a `Tuning`, checked before
+- `space.py`: a search file (`cppo_lab/sweep/file.py`) and a command line become a `Tuning`, checked before
   anything runs.
 - `study.py`: Optuna's storage, and who has which trial. A study is continued only with the definition that created it.
 - `worker.py`: trains one run per seed of a trial, by the code that trains a sweep's runs, and reports to the study.

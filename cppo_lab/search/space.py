@@ -10,12 +10,19 @@ from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.declare import Sweep, load_sweep
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.file import (
+    MAX_TRIALS,
+    PATH_REMEDY,
+    RULE_PATH,
+    Choices,
+    Parameter,
+    Scalar,
+    Search,
+    Sweep,
+    load_sweep,
+)
 from cppo_lab.sweep.grid import core_of
-from cppo_lab.sweep.overrides import override, quote, read
-from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
-from cppo_lab.sweep.search_file import MAX_TRIALS, Choices, Parameter, Search
+from cppo_lab.sweep.overrides import override_text, quote, read
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
@@ -93,7 +100,7 @@ def resolve(
         raise UserError(f"--trials {trials}: must be in [1, {MAX_TRIALS}]")
     _check_keys(search, space, rest)
     given = {read(text).key for text in rest}
-    settings = [override(key, value) for key, value in search.settings.items() if key not in given]
+    settings = [override_text(key, value) for key, value in search.settings.items() if key not in given]
     fixed = (f"model={quote(model)}", *settings, *rest)
     base = _check_ends(search, space, fixed, seeds[0])
     return Tuning(search, name, core, model, seeds, trials or search.search.trials, space, fixed, base)
@@ -173,7 +180,7 @@ def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[
 
 
 def _at(fixed: Sequence[str], point: Mapping[str, Scalar], seed: int) -> Composed:
-    return compose([*fixed, *(override(key, value) for key, value in point.items()), f"seed={seed}"])
+    return compose([*fixed, *(override_text(key, value) for key, value in point.items()), f"seed={seed}"])
 
 
 def tidy(value: Scalar) -> Scalar:

@@ -31,8 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.search.space import Tuning, require_equal, tidy
-from cppo_lab.sweep.declared import Scalar
-from cppo_lab.sweep.search_file import Choices, Parameter
+from cppo_lab.sweep.file import Choices, Parameter, Scalar
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import create_atomically, deferred_for, is_new
 

@@ -40,7 +40,7 @@ from cppo_lab.search.study import (
 )
 from cppo_lab.signals import blocked
 from cppo_lab.spec import ResourcesSpec
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
 from cppo_lab.tracking.search_record import (
     Point,

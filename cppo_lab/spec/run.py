@@ -1,20 +1,435 @@
 """Typed, frozen configuration of one training run, and its identity.
 
 A RunSpec has everything that determines the numbers of a run, and nothing else: where it runs, what it writes and where
-it is tracked are in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
+it is tracked are in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed. Below it are
+its parts, from the base of all configs to the rule, the divergence, and the models and data of each core.
 """
 
+import hashlib
+import json
 import math
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    Tag,
+    model_validator,
+)
 
-from cppo_lab.rules import KL
-from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Seed, Spec, fingerprint
-from cppo_lab.spec.hub import HubModel, MathData
-from cppo_lab.spec.process import LONGEST, ProcessData, TableModel
-from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.synthetic import SyntheticModel, TaskData
+from cppo_lab.plugins import NAME, PATH
+from cppo_lab.rules import ENTRY_POINT, KL, RULES
+from cppo_lab.rules.weights import ABOVE, AT_MOST
+from cppo_lab.schema import MEAN
+
+
+def _one_zero(value: float) -> float:
+    """Normalise -0.0, which equals 0.0 but would be written differently, so that one run would have two ids."""
+    return value + 0.0
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[Finite, Field(ge=0)]
+Probability = Annotated[Finite, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # an upper bound, so that no loop over a count runs without end
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+# Names become parts of file names and metric names.
+Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+
+
+class Spec(BaseModel):
+    """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+
+def canonical(spec: Spec) -> str:
+    """The canonical JSON text of a config: sorted keys, without values that do not apply (None).
+
+    So a constant that a later rule adds does not change older texts.
+    """
+    return json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
+
+
+def digest(text: str) -> str:
+    """First 12 hex digits of SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def fingerprint(spec: Spec) -> str:
+    """The digest of a config's canonical JSON."""
+    return digest(canonical(spec))
+
+
+class HubModel(Spec):
+    """A checkpoint of the Hugging Face hub, by repository and revision.
+
+    `parameters` and `active_parameters` (per token; fewer than all in a mixture of experts) are in billions; estimates
+    of time and memory need them before the model is downloaded.
+    """
+
+    name: Name
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+    revision: str
+    parameters: Annotated[float, Field(gt=0)]
+    active_parameters: Annotated[float, Field(gt=0)]
+    layers: Count
+    width: Count
+    kv_width: Count  # key-value heads x head dimension
+    vocabulary: Count
+    context: Count  # context length in tokens
+
+
+class MathData(Spec):
+    """Training prompts and benchmarks as `cppo data prepare` lays them out (docs/data.md)."""
+
+    name: Name
+    training: Literal["dapo_math_17k"]
+    benchmarks: tuple[Name, ...]
+    max_prompt_length: Count  # tokens; longer prompts are left out
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (
+            not self.benchmarks
+            or len(set(self.benchmarks)) != len(self.benchmarks)
+            or MEAN in self.benchmarks
+        ):
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)} must be one or more distinct names, {MEAN!r} not among them"
+            )
+        return self
+
+
+LONGEST = 4096  # tokens of a response: the probability of every state is stored for each
+
+
+class ProcessData(Spec):
+    """The process: how tokens move its state, and which responses are rewarded.
+
+    Symbol 0 is the branch token, the others are ordinary. `family` determines in which eighth of the response the
+    branch token changes the mode. A response is rewarded if it has at most `allowed_slips` wrong tokens. The starting
+    symbols are divided among the `benchmarks`.
+    """
+
+    name: Name
+    family: Literal["early_fork", "late_fork", "no_fork"]
+    vocabulary: Annotated[int, Field(ge=3, le=256)]
+    allowed_slips: Annotated[int, Field(ge=0, le=15)]
+    benchmarks: tuple[Name, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
+            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
+        if MEAN in self.benchmarks:
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
+            )
+        if len(self.benchmarks) > self.vocabulary - 1:
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)} are more than the {self.vocabulary - 1} ordinary symbols, which "
+                "are dealt out to them: raise vocabulary, or name fewer"
+            )
+        return self
+
+
+class TableModel(Spec):
+    """A log-linear policy with four tables of logits, its initial parameters, and the mismatch of its sampler.
+
+    The start makes `slips` wrong tokens per response on average in the first mode and `second_mode_slips` in the
+    second, and takes the fork with probability `fork`; `start_noise` is the standard deviation of a normal draw that
+    the run's seed adds to every parameter. The policy knows its position as one of `stretches` equal parts of the
+    response. `mismatch` scales the Student-t noise (3 degrees of freedom) on the sampler's logits.
+    """
+
+    name: Name
+    stretches: Annotated[int, Field(ge=1, le=64)]
+    slips: Positive
+    second_mode_slips: Positive
+    fork: Annotated[Finite, Field(gt=0, lt=1)]
+    start_noise: NonNegative
+    mismatch: NonNegative
+
+
+Horizon = Annotated[Count, Field(le=LONGEST)]
+
+
+ANNEAL_STEPS = 300  # of a warm start, after it has reached its target accuracy
+MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
+
+
+class Architecture(Spec):
+    """Shape of the transformer."""
+
+    layers: Count
+    width: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    mlp_width: Count
+    rope_theta: Positive = 10000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even (rotary embedding turns pairs)")
+        return self
+
+
+class WarmStart(Spec):
+    """Supervised start of the model on noisy worked examples.
+
+    With `target_accuracy` the model trains until that share of its most likely tokens is right on noise-free worked
+    examples, and then for another ANNEAL_STEPS steps; `steps` limits both together. The initial plateau before a model
+    learns the task varies between seeds, so a fixed number of steps would leave some seeds at an accuracy from which no
+    rule can train. Without `target_accuracy` it trains for exactly `steps` steps.
+    """
+
+    steps: Count
+    batch: Count
+    learning_rate: Positive
+    step_noise: Probability
+    seed: Seed | None = None  # None: the run's seed, so that each seed of a study has its own start
+    target_accuracy: Probability | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.target_accuracy is not None and self.steps <= ANNEAL_STEPS:
+            raise ValueError(
+                f"steps={self.steps} is the limit of a warm start that ends with {ANNEAL_STEPS} steps behind its "
+                f"target_accuracy={self.target_accuracy}: raise it, or set target_accuracy to null"
+            )
+        return self
+
+
+class SyntheticModel(Spec):
+    """An embedded small transformer (Qwen3 architecture), and its initialisation."""
+
+    name: Name
+    architecture: Architecture
+    warm_start: WarmStart
+
+    def for_seed(self, seed: int) -> Self:
+        """The model with the seed of its warm start set: its own if there is one, else that of the run."""
+        if self.warm_start.seed is not None:
+            return self
+        return self.model_copy(update={"warm_start": self.warm_start.model_copy(update={"seed": seed})})
+
+    @property
+    def start_seed(self) -> int:
+        """The seed of the warm start. Raises ValueError if it has not been set (see `for_seed`)."""
+        if self.warm_start.seed is None:
+            raise ValueError(
+                "the warm start has no seed of its own: SyntheticModel.for_seed sets that of the run"
+            )
+        return self.warm_start.seed
+
+
+class TaskData(Spec):
+    """An arithmetic task and its held-out problem sets.
+
+    `chain` works `operations` operations modulo `modulus`; `addition` adds two numbers of `operations` digits in base
+    `modulus`. Each number has `spellings` symbols.
+    """
+
+    name: Name
+    task: Literal["chain", "addition"]
+    modulus: Annotated[int, Field(ge=2, le=1000)]
+    operations: Annotated[int, Field(ge=1, le=127)]
+    spellings: Annotated[int, Field(ge=1, le=1000)]
+    benchmarks: tuple[Name, ...]
+    validation_problems: Annotated[int, Field(ge=1, le=10_000)]
+    validation_seed: Seed
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
+            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
+        if MEAN in self.benchmarks:
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
+            )
+        if self.modulus * self.spellings > MAX_NUMBERS:
+            raise ValueError(
+                f"modulus={self.modulus} x spellings={self.spellings} makes {self.modulus * self.spellings} symbols, "
+                f"more than {MAX_NUMBERS}: lower spellings to {MAX_NUMBERS // self.modulus} or less"
+            )
+        needed = len(self.benchmarks) * self.validation_problems
+        if needed * 2 > self.problem_space:
+            raise ValueError(
+                f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
+                f"than half of the {self.problem_space} problems that exist: raise operations or modulus"
+            )
+        return self
+
+    @property
+    def problem_space(self) -> int:
+        """The number of distinct problems; spellings are not counted separately."""
+        if self.task == "addition":
+            return int(self.modulus ** (2 * self.operations))
+        units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
+        return int(self.modulus * (2 * (self.modulus - 1) + units) ** self.operations)
+
+    @property
+    def vocabulary(self) -> int:
+        """Symbols: the spellings of all numbers, three operators, `=`, end of response, padding."""
+        return self.modulus * self.spellings + 6
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of every prompt."""
+        return 2 * self.operations + (1 if self.task == "addition" else 2)
+
+    @property
+    def worked_length(self) -> int:
+        """Tokens of every worked response, the end token included."""
+        return (2 if self.task == "addition" else 3) * self.operations + 1
+
+
+VERL = "verl_"  # prefix of the names of verl's own losses
+
+
+# Constants that a recipe sets, with the paper's values. They were added after the first runs: a value listed here
+# becomes None, which keeps it out of run ids (`base.canonical`).
+PAPER: Mapping[str, str | float] = MappingProxyType(
+    {
+        "position_span": "own",
+        "ratio_cap": math.inf,
+        "log_ratio_clamp": math.inf,
+        "delta_b_cap": 2.0,
+        "delta_b_quantile": 0.9,
+        "delta_b_scale": 1.0,
+    }
+)
+OF_ADAPTIVE = ("delta_b_cap", "delta_b_quantile", "delta_b_scale")
+
+
+class RuleSpec(Spec):
+    """A trust-region rule and its constants. A constant is None if the rule does not have it, or if it has the value in
+    PAPER.
+
+    `position_span` is T of the position weight: the response's own length, or the width that batches are padded to. The
+    constants of an adaptive delta_b are dropped if it is fixed.
+
+    `path` locates a rule of another package, see `cppo_lab.rules`; None for built-in rules and those of verl.
+    """
+
+    name: str
+    path: str | None = None
+    clip_low: Probability | None = None
+    clip_high: NonNegative | None = None
+    dual_clip: Annotated[Finite, Field(gt=1)] | None = None
+    delta: Positive | None = None
+    delta_b: Positive | None = None
+    delta_b_mode: Literal["fixed", "adaptive"] | None = None
+    w_min: Annotated[float, Field(gt=ABOVE, le=AT_MOST)] | None = None
+    delta_max: Positive | None = None
+    delta_avg: Positive | None = None
+    gate: Literal["inverse", "sapo_admissible"] | None = None
+    log_clip_low: NonNegative | None = None
+    log_clip_high: NonNegative | None = None
+    tau_positive: Positive | None = None
+    tau_negative: Positive | None = None
+    ratio_low: Probability | None = None
+    ratio_high: Annotated[Finite, Field(ge=1)] | None = None
+    kl_tau: NonNegative | None = None
+    m2: Positive | None = None
+    k_positive: NonNegative | None = None
+    lambda_positive: Positive | None = None
+    k_negative: NonNegative | None = None
+    lambda_negative: Positive | None = None
+    position_span: Literal["own", "padded"] | None = None
+    ratio_cap: Annotated[float, Field(ge=1)] | None = None
+    log_ratio_clamp: Annotated[float, Field(gt=0)] | None = None
+    delta_b_cap: Annotated[float, Field(ge=1)] | None = None
+    delta_b_quantile: Probability | None = None
+    delta_b_scale: NonNegative | None = None
+    # Constants that only verl's losses and rules of other packages have.
+    options: dict[str, Finite] | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_unused(cls, values: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
+        """Drop constants that do not change the run: the paper's values, and those of an unused quantile."""
+        if not isinstance(values, dict) or values.get("path") is not None:
+            return made(values)  # a rule of another package may require them
+        kept = {key: value for key, value in values.items() if not _is_papers(key, value)}
+        found = made(kept)
+        if found.delta_b_mode == "fixed" and not kept.keys().isdisjoint(OF_ADAPTIVE):
+            return made({key: value for key, value in kept.items() if key not in OF_ADAPTIVE})
+        return found
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.path is None:
+            return self
+        if self.name in RULES or self.verl_loss is not None:
+            raise ValueError(
+                f"rule.path={self.path!r}: rule {self.name!r} comes with the product and is not replaced"
+            )
+        if self.path != ENTRY_POINT and not PATH.fullmatch(self.path):
+            raise ValueError(f"rule.path={self.path!r} must be package.module:function")
+        return self
+
+    @property
+    def verl_loss(self) -> str | None:
+        """The loss of verl in `verl_<loss>`; None for other rules."""
+        return self.name.removeprefix(VERL) if self.name.startswith(VERL) else None
+
+    def parameters(self) -> dict[str, Any]:
+        """The constants that are set, by their names in the configuration."""
+        own = self.model_dump(exclude={"name", "path", "options"})
+        foreign = self.options or {} if self.path is not None else {}
+        return {k: v for k, v in own.items() if v is not None} | foreign
+
+    def arguments(self, width: int) -> dict[str, Any]:
+        """`parameters` as arguments of the rule's function; `width` is the padded width of batches, in tokens."""
+        found = self.parameters()
+        return found | {"span": width} if found.pop("position_span", None) == "padded" else found
+
+    def needs(self, need: str) -> bool:
+        """Whether a built-in rule has a need (`cppo_lab.rules`); False if that is unknown."""
+        return self.name in RULES and need in RULES[self.name].needs
+
+
+def _is_papers(key: str, value: object) -> bool:
+    return key in PAPER and value == PAPER[key] and not isinstance(value, bool)
+
+
+class DivergenceSpec(Spec):
+    """How D_t is measured: `estimator` on which partition, `measure` TV or KL(mu to pi).
+
+    `sample` estimates the KL from the sampled token alone (k2, k3), for cases where no more of mu is known.
+    """
+
+    estimator: Literal["exact", "topk", "binary", "sample"]
+    measure: Literal["tv", "kl", "k2", "k3"]
+    k: Count | None = None
+    convention: Literal["union", "replace_kth"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.estimator == "topk") != (self.k is not None and self.convention is not None):
+            raise ValueError(
+                f"estimator={self.estimator!r} with k={self.k}, convention={self.convention!r}: "
+                "k and convention belong to estimator 'topk', and only to it"
+            )
+        if (self.estimator == "sample") != (self.measure in ("k2", "k3")):
+            raise ValueError(
+                f"measure={self.measure!r} with estimator={self.estimator!r}: sample takes k2 or k3, "
+                "the others tv or kl"
+            )
+        return self
 
 
 def _kind_of_model(value: object) -> str:

@@ -3,11 +3,11 @@
 Guarantees of this package:
 
 - The whole command line is validated before anything is written. A mistake is one `UserError` with file, key, value and
-  remedy (`error_location.py`).
+  remedy (`enumerate.py`).
 - A plan lists every run once, under the id of its configuration, whichever sweeps share it (`plan.py`).
-- Files are plain data: read safely, of limited size, and unable to name code (`source.py`, `rule_files.py`).
+- Files are plain data: read safely, of limited size, and unable to name code (`source.py`, `file.py`).
 - `launch.py` trains what is unfinished, and a second launch does not repeat it.
 
-Begin with `declare.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose.py` makes the
+Begin with `file.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose.py` makes the
 configuration of one run. docs/sweeps.md describes the files.
 """

@@ -26,7 +26,6 @@ from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that, oth
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
-from cppo_lab.parse import parse, parse_run, run_kind
 from cppo_lab.rules import RULES
 from cppo_lab.spec import (
     AnswersSpec,
@@ -38,7 +37,8 @@ from cppo_lab.spec import (
     canonical,
     digest,
 )
-from cppo_lab.spec.rule import PAPER
+from cppo_lab.spec.parse import parse, parse_run, run_kind
+from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.groups import CONF, added_rules, groups
 from cppo_lab.sweep.overrides import UNREADABLE, Override, read
 

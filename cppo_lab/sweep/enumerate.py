@@ -1,4 +1,7 @@
-"""Enumerates the runs of one sweep: models x variants x axes, each composed and validated."""
+"""Enumerates the runs of one sweep: models x variants x axes, each composed and validated.
+
+An error in composing a run is located in the sweep file, or on the command line.
+"""
 
 import itertools
 import math
@@ -8,25 +11,80 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.errors import MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
-from cppo_lab.spec.base import digest
-from cppo_lab.sweep.applicability import Fit, Fitting
+from cppo_lab.spec.run import digest
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.conditions import (
+from cppo_lab.sweep.file import ANY_CORE, ERRORS, Scalar, Sweep
+from cppo_lab.sweep.grid import (
+    Fit,
+    Fitting,
+    Grid,
     GridPoint,
+    changes,
     check_names,
     declared_conditions,
     is_elsewhere,
+    label,
     meets,
+    narrow,
     nothing_met,
+    short_names,
+    whole,
+    without_selections,
 )
-from cppo_lab.sweep.declare import Sweep
-from cppo_lab.sweep.declared import ANY_CORE, Scalar
-from cppo_lab.sweep.error_location import Setting, located
-from cppo_lab.sweep.grid import Grid, changes, narrow, whole, without_selections
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.hypotheses import ERRORS
-from cppo_lab.sweep.labels import label, short_names
-from cppo_lab.sweep.overrides import override, read
+from cppo_lab.sweep.overrides import override_text, read
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key that a sweep file sets: `where` in the file, and its configuration key."""
+
+    where: str
+    key: str
+    value: Scalar
+
+    @property
+    def text(self) -> str:
+        """The setting as an override."""
+        return override_text(self.key, self.value)
+
+
+def located(error: UserError, source: str, file: Sequence[Setting], typed: Sequence[str]) -> UserError:
+    """The error with the file and key that caused it, or unchanged if the command line is at fault.
+
+    `file` are the settings of the run from the file, `typed` the overrides from the command line. The cause is the last
+    setting whose removal changes the outcome of composing.
+    """
+    texts = [setting.text for setting in file]
+    # The core is a choice, not a mistake: the file has to support it.
+    core = [text for text in typed if read(text).sets("core")]
+    if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
+        return error
+    for setting in reversed(file):
+        if str(error).startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
+            return _named(error, source, setting)
+    for i in reversed(range(len(file))):
+        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != str(error):
+            return _named(error, source, file[i])
+    return UserError(f"sweep {source}: {str(error).removeprefix('configuration: ')}")
+
+
+def _named(error: UserError, source: str, setting: Setting) -> UserError:
+    text = str(error).removeprefix("configuration: ")
+    said = f"{setting.key}={setting.value!r}"
+    if text.startswith(said):
+        return UserError(f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}")
+    return UserError(f"sweep {source}: {setting.where}={setting.value!r}: {text}")
+
+
+def _outcome(overrides: Sequence[str]) -> str:
+    """The error of overrides; empty if there is none."""
+    try:
+        compose(overrides)
+    except UserError as error:
+        return str(error)
+    return ""
+
 
 MAX_RUNS = 1_000_000
 
@@ -175,7 +233,10 @@ def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
 def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
     """The configuration of one run. Errors name the location in the file that caused them."""
     resources = _resources(grid, place)
-    texts = [override("model", place.model), *(override(key, value) for key, value in place.values.items())]
+    texts = [
+        override_text("model", place.model),
+        *(override_text(key, value) for key, value in place.values.items()),
+    ]
     try:
         return compose([*texts, *(setting.text for setting in resources), *fit.rest])
     except UserError as error:
@@ -190,11 +251,11 @@ def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
     typed = []
     for key in grid.axes.keys() & place.values.keys():
         if key in (grid.asked or {}):
-            typed.append(override(key, place.values[key]))
+            typed.append(override_text(key, place.values[key]))
         else:
             file.append(Setting(f"axes.{key}", key, place.values[key]))
     if grid.models_asked:
-        typed.append(override("model", place.model))
+        typed.append(override_text("model", place.model))
     else:
         file.insert(0, Setting("models", "model", place.model))
     return file, typed
@@ -287,7 +348,7 @@ def _check_axes(grid: Grid, used: set[str]) -> None:
     key, place = idle[0], places[0]
     choices = fitting.choices(place.model, place.variant, place.values)
     try:
-        compose([*choices, override(key, grid.axes[key][0])])
+        compose([*choices, override_text(key, grid.axes[key][0])])
     except UserError as error:
         raise UserError(f"sweep {grid.sweep.source}: axes.{key}: {error}") from None
     raise UserError(

@@ -1,16 +1,147 @@
-"""The grid declared by a sweep file together with the command line."""
+"""The grid declared by a sweep file together with the command line.
 
-from collections.abc import Mapping, Sequence
+Also the labels of its runs (the variant with its axis values), conditions on them (`exclude`, `resources.for`), and
+which axes and overrides apply to a run: a rule's constant applies to the rules that have it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.compose import groups_set_by
-from cppo_lab.sweep.declare import Sweep
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, groups_set_by, takes
+from cppo_lab.sweep.file import ANY_CORE, PATH_REMEDY, RULE_PATH, Conditions, Scalar, Sweep, same
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import Override, read
-from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
+from cppo_lab.sweep.overrides import Override, override_text, read
+
+UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
+
+
+def short_names(axes: Collection[str]) -> dict[str, str]:
+    """The names of axes in labels: the last part of the key, or the whole key if two end alike; empty for groups."""
+    counts = Counter(key.rpartition(".")[2] for key in axes)
+    return {
+        key: "" if key in groups() else last if counts[last] == 1 else key
+        for key in axes
+        if key not in UNNAMED
+        for last in [key.rpartition(".")[2]]
+    }
+
+
+def label(variant: str, values: Mapping[str, Scalar], names: Mapping[str, str], otherwise: str) -> str:
+    """The variant's name followed by its axis values, such as `cppo w_min=0.6`; `otherwise` if that is empty."""
+    parts = [variant] if variant else []
+    for key, value in values.items():
+        if key in names:
+            parts.append(f"{names[key]}={number(value)}" if names[key] else number(value))
+    return " ".join(parts) or otherwise
+
+
+def number(value: Scalar) -> str:
+    """The shortest unambiguous text of a value."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
+
+
+NAMES = ("variant", "model", "core")
+
+
+@dataclass(frozen=True, slots=True)
+class GridPoint:
+    """A run as declared by its sweep: its names, and the values of its variant's keys and axes."""
+
+    core: str
+    model: str
+    variant: str
+    values: Mapping[str, Scalar]
+
+    def get(self, key: str) -> tuple[Scalar, ...]:
+        """The value of a condition's key; empty if the run has none."""
+        if key in NAMES:
+            return (getattr(self, key),)
+        return (self.values[key],) if key in self.values else ()
+
+
+def meets(place: GridPoint, conditions: Conditions) -> bool:
+    """Whether a run meets all conditions."""
+    return all(
+        any(same(value, one) for value in place.get(key) for one in wanted)
+        for key, wanted in conditions.items()
+    )
+
+
+def declared_conditions(sweep: Sweep) -> list[tuple[str, Conditions]]:
+    """All conditions of a sweep file, with the dotted key of each."""
+    found: list[tuple[str, Conditions]] = [(f"exclude.{i}", entry) for i, entry in enumerate(sweep.exclude)]
+    found += [
+        (f"resources.{i}.for", rule.for_) for i, rule in enumerate(sweep.resources) if rule.for_ is not None
+    ]
+    return found
+
+
+def cores_of(sweep: Sweep) -> list[str]:
+    """The cores for which a sweep file has separate lists."""
+    cores = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
+    return sorted(cores - {ANY_CORE})
+
+
+def check_names(sweep: Sweep, core: str, all_cores: Sequence[str]) -> None:
+    """Check that every key and value of every condition exists in the sweep, for this core or another.
+
+    Raises UserError for the first that does not.
+    """
+    for where, conditions in declared_conditions(sweep):
+        valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
+        for key, wanted in conditions.items():
+            if key not in valid:
+                raise UserError(f"sweep {sweep.source}: {where}.{key}: {unknown('condition', key, valid)}")
+            for value in wanted:
+                if not any(same(value, one) for one in valid[key]):
+                    names = unknown(key, value, map(number, valid[key]))
+                    raise UserError(f"sweep {sweep.source}: {where}.{key}={value!r}: {names}")
+
+
+def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Sequence[str]) -> bool:
+    """Whether the conditions contain a value that only other cores have."""
+    here = _valid(sweep, [core], [core])
+    others = _valid(sweep, [other for other in cores_of(sweep) if other != core], all_cores)
+    return any(
+        not any(same(value, one) for value in wanted for one in here.get(key, ()))
+        and all(any(same(value, one) for one in others.get(key, ())) for value in wanted)
+        for key, wanted in conditions.items()
+    )
+
+
+def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> UserError:
+    """The error for conditions that are valid individually, but match no run."""
+    said = ", ".join(f"{key}: {'/'.join(map(number, wanted))}" for key, wanted in conditions.items())
+    return UserError(
+        f"sweep {sweep.source}: {where}={{{said}}}: no run of the sweep has all of these: remove the entry, or a "
+        "condition of it"
+    )
+
+
+def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict[str, list[Scalar]]:
+    """The valid values of each condition key, for these cores."""
+    models = [name for core in cores for name in sweep.models.get(core) or sweep.models.get(ANY_CORE, ())]
+    valid: dict[str, list[Scalar]] = {
+        "variant": [name for name in sweep.variants if name],
+        "model": list(dict.fromkeys(models)),
+        "core": list(all_cores),
+    }
+    for keys in sweep.variants.values():
+        for key, value in keys.items():
+            valid.setdefault(key, []).append(value)
+    for key, by_core in sweep.axes.items():
+        values = [value for core in cores for value in by_core.get(core) or by_core.get(ANY_CORE, ())]
+        valid.setdefault(key, []).extend(values)
+    return valid
+
 
 LAUNCHING = ("launcher", "tracking", "paths")
 NO_AXIS = {
@@ -207,3 +338,74 @@ def _axis_values(override: Override) -> tuple[Scalar, ...]:
     if any(isinstance(item, list | dict) for item in values):
         raise UserError(f"override {override.text!r}: {key} takes plain values here, not lists: {key}=1,2")
     return tuple(dict.fromkeys(values))
+
+
+# Keys that not every run has or depends on. Any other key is applied to every run, and is an error if unknown.
+OPTIONAL = ("rule.", *SHARED_CONSTANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The axes and the command-line overrides that apply to a run."""
+
+    axes: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+class Fitting:
+    """Determines what applies to the runs of a grid; cached for runs with the same group choices."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.group_axes = [key for key in grid.axes if key in groups()]
+        self._known: dict[tuple[object, ...], Fit] = {}
+
+    def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
+        """The axes and overrides that apply to a model and variant at one point of the axes."""
+        chosen = (model, variant, *(point[key] for key in self.group_axes))
+        if chosen not in self._known:
+            self._known[chosen] = self._find(model, variant, point)
+        return self._known[chosen]
+
+    def used(self) -> set[str]:
+        """The axes and overrides that apply to some run."""
+        return {name for fit in self._known.values() for name in (*fit.axes, *fit.rest)}
+
+    def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
+        """The overrides that choose group options."""
+        keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
+        texts = [override_text(key, value) for key, value in keys.items() if key in groups()]
+        return [*texts, *(text for text in self.grid.rest if read(text).kind == "choice")]
+
+    def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
+        choices, rest = self.choices(model, variant, point), self.grid.rest
+        given = {*self.grid.variants[variant], *point, *(read(text).key for text in rest)}
+        axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
+        return Fit(axes, tuple(text for text in rest if _fits(text, choices, given)))
+
+
+def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
+    """Whether a command-line override applies to runs with these group choices."""
+    key = read(text).key
+    if not key.startswith(OPTIONAL):
+        return True
+    if read(text).kind == "value":
+        return takes(choices, key, set(given))
+    try:
+        run_id = compose([*choices, text]).run_id
+    except UnknownKey as error:
+        if error.key != key:
+            raise
+        return False
+    return key.startswith("rule.") or run_id != compose(choices).run_id
+
+
+def refuse(unused: Iterable[str]) -> None:
+    """Raise UserError for the first override that applies to no run."""
+    for text in unused:
+        key, values = read(text).key, read(text).values()
+        if key.startswith(SHARED_CONSTANTS):
+            # Constants that rules take from their model or recipe are not part of a run themselves.
+            raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
+        compose([override_text(key, values[0]) if values else text])
+        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import QuotedString, ValueType
 from hydra.errors import HydraException
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.file import Scalar
 from cppo_lab.sweep.groups import groups
 
 MAX_LISTED = 100_000
@@ -139,13 +139,13 @@ def _has_resolver(text: str) -> bool:
     return _RESOLVER.search(text) is not None
 
 
-def override(key: str, value: Scalar) -> str:
+def override_text(key: str, value: Scalar) -> str:
     """A key of a sweep file and its value as an override."""
-    return _override(key, value, type(value).__name__)
+    return _override_text(key, value, type(value).__name__)
 
 
 @lru_cache(maxsize=100_000)
-def _override(key: str, value: Scalar, kind: str) -> str:
+def _override_text(key: str, value: Scalar, kind: str) -> str:
     """`kind` distinguishes values that Python's cache would treat as equal: 1, 1.0 and True."""
     return f"{key}={quote(value)}"
 

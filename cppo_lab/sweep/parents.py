@@ -22,8 +22,8 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.state import RunFolder, RunState
 from cppo_lab.runs.tags import figure_tag, merged, variants_in
-from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, open_client
 from cppo_lab.tracking.history import StoredRun

@@ -1,18 +1,30 @@
-"""A plan as text: its runs, their states, and what they cost."""
+"""A plan, a planned run and the differences between two runs, as text and as data.
 
-from collections.abc import Mapping, Sequence
+A plan as rows has the same columns for people, spreadsheets and programs.
+"""
 
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+
+from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.estimate import UNCERTAINTY
+from cppo_lab.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.runs.state import RunState
+from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.columns import RUN_ID, aligned
-from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
+from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Found, Plan
 
 LEFT_OUT = "without validations, warm start and start-up"
 
 
-def table(
+def run_table(
     runs: Sequence[PlannedRun],
     states: Mapping[str, RunState],
     costs: Mapping[str, Cost | None],
@@ -93,3 +105,234 @@ def _hours(cost: Cost | None) -> str:
     if cost is None or cost.gpu_hours is None:
         return "-"
     return f"{cost.gpu_hours:.0f}" if cost.fits else "does not fit"
+
+
+@dataclass(frozen=True)
+class ListingRow:
+    """One run of a plan. `step` is set for running and partial runs; `hours` and `gpu_hours` if there is a cost."""
+
+    run_id: str
+    variants: dict[str, str]
+    rule: str
+    model: str
+    seed: int
+    state: str
+    reason: str
+    step: int | None
+    code_version: str
+    layout: str
+    hours: float | None
+    gpu_hours: float | None
+    cost_basis: str
+    measured_runs: int
+
+
+@dataclass(frozen=True)
+class SweepListing:
+    """The selected rows, and totals over all runs of the plan."""
+
+    plan: Plan
+    rows: tuple[ListingRow, ...]
+    states: dict[str, int]  # state -> number of runs, in the order of schema.STATES
+    places: int  # a run shared by two sweeps counts twice
+    costs: tuple[CostSum, ...]
+
+
+def make_listing(
+    plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
+) -> SweepListing:
+    """The runs of `plan` whose state is in `only` (empty: all)."""
+    counts = Counter(state.state for state in states.values())
+    rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
+    return SweepListing(
+        plan=plan,
+        rows=tuple(row for row in rows if not only or row.state in only),
+        states={state: counts[state] for state in schema.STATES if counts[state]},
+        places=plan.places,
+        costs=tuple(sum_costs(costs, lambda run_id: states[run_id].state in schema.FINISHED)),
+    )
+
+
+def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
+    spec = run.spec
+    fits = cost is not None and cost.fits
+    return ListingRow(
+        run_id=run.run_id,
+        variants=run.variants,
+        rule=spec.rule.name,
+        model=spec.model.name,
+        seed=spec.seed,
+        state=state.state,
+        reason=" ".join(state.reason.split()),
+        step=state.step,
+        code_version=state.code_version,
+        layout=run.layout.name if core_of(spec.core).uses_layout else "",
+        hours=round(cost.hours, 4) if cost and fits else None,
+        gpu_hours=round(cost.gpu_hours, 4) if cost and fits and cost.gpu_hours is not None else None,
+        cost_basis=cost.basis if cost else "",
+        measured_runs=cost.measured_runs if cost else 0,
+    )
+
+
+def listing_values(listing: SweepListing) -> dict[str, Any]:
+    """For JSON: sweep, core, runs, totals."""
+    totals: dict[str, Any] = {
+        "runs": sum(listing.states.values()),
+        "places": listing.places,
+        "states": listing.states,
+        "costs": [asdict(cost) for cost in listing.costs],
+    }
+    return {
+        "sweep": listing.plan.name,
+        "core": listing.plan.core,
+        "runs": [asdict(row) for row in listing.rows],
+        "totals": totals,
+    }
+
+
+def totals_line(listing: SweepListing) -> str:
+    """`37 runs in 49 places: 30 done, 7 missing`."""
+    runs = sum(listing.states.values())
+    places = f" in {listing.places} places" if listing.plan.is_study else ""
+    return f"{runs} run{'s' * (runs != 1)}{places}: " + ", ".join(
+        f"{n} {state}" for state, n in listing.states.items()
+    )
+
+
+def shown_line(listing: SweepListing, only: Sequence[str]) -> str:
+    """A line on how many of all runs a filter shows; empty without a filter."""
+    if not only:
+        return ""
+    return f"{len(listing.rows)} of {sum(listing.states.values())} runs shown (--state {','.join(only)})"
+
+
+def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
+    """The composed configuration of a run, in the order of the configs, without constants that do not apply.
+
+    `run` alone determines `run_id`. Layout and paths are included for cores that use them, the estimate for GPUs.
+    """
+    sections: dict[str, Any] = {
+        "run_id": run.run_id,
+        "sweeps": dict(run.variants),
+        "run": run.spec.model_dump(mode="json", exclude_none=True),
+    }
+    if core_of(run.spec.core).uses_layout:
+        sections["layout"] = run.layout.model_dump(mode="json")
+        sections["paths"] = paths.model_dump(mode="json")
+        cost = estimate(run.spec, run.layout)
+        if cost is not None:
+            sections["estimate"] = _cost(cost)
+    return sections
+
+
+def run_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
+    """One YAML document, headed by a comment that names the run."""
+    head = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n"
+    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return head + text
+
+
+def sections_of(found: Found) -> dict[str, Any]:
+    """The description of a run found by its id: in full if a sweep declares it, else only its configuration."""
+    if found.planned is not None and found.paths is not None:
+        return describe(found.planned, found.paths)
+    return {"run_id": found.run_id, "run": _without_none(found.config)}
+
+
+def describe_found(found: Found) -> str:
+    """The same as one YAML document."""
+    sections = sections_of(found)
+    if found.planned is not None:
+        return f"# from {found.source}\n" + run_yaml(found.planned, sections)
+    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return f"# from {found.source}\n{text}"
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _cost(cost: CostEstimate) -> dict[str, Any]:
+    """Hours, seconds and gigabytes (10^9 bytes), rounded to their accuracy."""
+    time, memory = cost.time, cost.memory
+    return {
+        "gpu": "H100 80 GB",
+        "good_to_a_factor_of": UNCERTAINTY,
+        "gpu_hours": round(time.gpu_hours),
+        "hours": round(time.hours, 1),
+        "seconds_per_step": {
+            "rollout": round(time.rollout),
+            "update": round(time.update),
+            "overhead": round(time.overhead),
+        },
+        "seconds_per_validation": round(time.validation),
+        "memory": memory.verdict,
+        "gigabytes_per_gpu": {
+            "state": round(memory.state / 1e9, 1),
+            "activations": round(memory.activations / 1e9, 1),
+            "logits": round(memory.logits / 1e9, 1),
+            "peak_in_training": round(memory.training / 1e9, 1),
+            "peak_in_rollout": round(memory.rollout / 1e9, 1),
+        },
+    }
+
+
+ABSENT = "-"
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted keys, without values that do not apply (None)."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= dotted(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def differences(left: Found, right: Found) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys with different values; None if a run does not have the key."""
+    ours, theirs = dotted(left.config), dotted(right.config)
+    keys = [*ours, *(key for key in theirs if key not in ours)]
+    return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def difference_text(left: Found, right: Found) -> str:
+    """The differences side by side, or a line if there are none."""
+    found = differences(left, right)
+    if not found:
+        same = "is the same run" if left.run_id == right.run_id else "has the same configuration"
+        return f"{left.run_id} ({left.source}) {same} as {right.run_id} ({right.source}): no key differs"
+    rows = [("", left.run_id, right.run_id)]
+    rows += [(_plain(key), _text(ours), _text(theirs)) for key, (ours, theirs) in found.items()]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines += ["", *(f"{one.run_id}: from {one.source}" for one in (left, right))]
+    return "\n".join(lines)
+
+
+def difference_values(left: Found, right: Found) -> dict[str, Any]:
+    """For JSON: the two runs, and the values of each differing key (None if a run lacks it)."""
+    return {
+        "runs": [{"run_id": one.run_id, "source": one.source} for one in (left, right)],
+        "identical": not differences(left, right),
+        "differences": differences(left, right),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    return _plain(value if isinstance(value, str) else json.dumps(value))
+
+
+def _plain(text: str) -> str:
+    """Text without terminal control characters."""
+    return text if text.isprintable() else json.dumps(text)

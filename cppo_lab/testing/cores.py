@@ -31,8 +31,8 @@ from cppo_lab import schema
 from cppo_lab.core_records import CoreRecord, core_of
 from cppo_lab.cores.base import MetricSink, Resources
 from cppo_lab.errors import UserError
-from cppo_lab.parse import parse_run
 from cppo_lab.spec import RunSpec
+from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.testing import call_all
 

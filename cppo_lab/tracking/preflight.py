@@ -10,8 +10,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
-from cppo_lab.spec.base import digest
-from cppo_lab.spec.layout import layout_tag
+from cppo_lab.spec.job import layout_tag
+from cppo_lab.spec.run import digest
 
 FOLDER, FILE = "preflight", "measured.json"
 

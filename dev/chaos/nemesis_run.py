@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit
 from dev.chaos import job_entry
 from dev.chaos.launching import Launcher
 from dev.chaos.nemesis import Strikes

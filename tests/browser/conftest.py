@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cppo_lab.runs import attempt
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri

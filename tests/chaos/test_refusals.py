@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit
 from dev.chaos.nemesis_run import IDLE_LAUNCHES, REFUSALS, REFUSED, NemesisRun
 from dev.errors import DevError
 

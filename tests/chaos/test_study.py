@@ -7,7 +7,7 @@ import pytest
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from dev.chaos.study import Study, left_behind
 from dev.errors import DevError

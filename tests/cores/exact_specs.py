@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from cppo_lab.parse import parse_run
 from cppo_lab.spec import ExactRun
+from cppo_lab.spec.parse import parse_run
 
 CPPO = {"name": "cppo", "delta": 0.1, "delta_b": 0.01, "delta_b_mode": "fixed", "w_min": 0.8}
 DPPO = {"name": "dppo", "delta": 0.1}

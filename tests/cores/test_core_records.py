@@ -14,9 +14,9 @@ from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
 from cppo_lab.cores.base import Resources, load_companion, load_exporter, load_stand_ins
 from cppo_lab.cores.mini.record import MINI
 from cppo_lab.errors import UserError
-from cppo_lab.parse import run_kind
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
+from cppo_lab.spec.parse import run_kind
 from cppo_lab.sweep import groups
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.overrides import read

@@ -26,8 +26,7 @@ from cppo_lab.cores.mini.warm_start import (
 )
 from cppo_lab.errors import UserError
 from cppo_lab.spec import Architecture, RunSpec, TaskData
-from cppo_lab.spec.rule import VERL
-from cppo_lab.spec.synthetic import ANNEAL_STEPS
+from cppo_lab.spec.run import ANNEAL_STEPS, VERL
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
 from tests.conftest import TINY

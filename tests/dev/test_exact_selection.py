@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from dev.exact_selection import FREE, REFERENCE, SEEDS, Tried, chosen, read
 
 

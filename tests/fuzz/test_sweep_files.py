@@ -8,7 +8,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cppo_lab.sweep.declare import SHIPPED, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import SHIPPED, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
 from tests.fuzz.mangling import altered, damaged, fuzz, refused
 

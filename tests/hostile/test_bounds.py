@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
 from cppo_lab.maths.surrogates import grpo
-from cppo_lab.spec.rule import RuleSpec
-from cppo_lab.spec.run import BatchSpec, _divisors
+from cppo_lab.spec.run import BatchSpec, RuleSpec, _divisors
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from tests.conftest import TINY
 
 QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"

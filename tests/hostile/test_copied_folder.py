@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit
 from tests.hostile import (
     argument_forms,
     arguments,

@@ -11,7 +11,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.answer import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner

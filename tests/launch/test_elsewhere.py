@@ -18,8 +18,8 @@ from cppo_lab.runs.folder import announce, cancel, is_held, read_status
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep import launch as launch_module
-from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import read, uploader
 from cppo_lab.tracking.address import tracking_uri

@@ -16,7 +16,7 @@ from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RunSpec
-from cppo_lab.spec.rule import PAPER
+from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.compose import compose
 from tests.maths.maths_batches import CONSTANTS, constants, random_batch
 from tests.oracles.authors import AuthorsLoss, authors_loss, quantile

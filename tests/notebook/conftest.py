@@ -9,7 +9,7 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.runs import attempt
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import VARIABLE, tracking_uri

@@ -10,7 +10,7 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 SWEEP = """

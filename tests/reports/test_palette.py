@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.rules import METHOD_COLOURS, Stroke
-from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 
 METHODS = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")
 PAPER_SWEEPS = {

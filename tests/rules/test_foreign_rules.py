@@ -10,7 +10,7 @@ import pytest
 from cppo_lab import rules
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RuleSpec
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
 from tests.waiting import CEILING_SECONDS

@@ -4,7 +4,6 @@ import pytest
 import yaml
 
 from cppo_lab import schema
-from cppo_lab.parse import parse, parse_run
 from cppo_lab.runs.tags import (
     code,
     escaped,
@@ -17,8 +16,9 @@ from cppo_lab.runs.tags import (
     variants_in,
 )
 from cppo_lab.spec import RunSpec
+from cppo_lab.spec.parse import parse, parse_run
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import make_plan
 

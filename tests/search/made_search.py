@@ -6,8 +6,7 @@ from typing import Any
 import yaml
 
 from cppo_lab.search.space import Tuning, resolve
-from cppo_lab.sweep.declare import load_sweep
-from cppo_lab.sweep.search_file import Search
+from cppo_lab.sweep.file import Search, load_sweep
 from tests.conftest import TINY
 
 # A search names its models elsewhere.

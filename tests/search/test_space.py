@@ -9,9 +9,8 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.search.space import main_overrides, resolve
-from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import Search, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.search_file import Search
 from tests.search.made_search import made_tuning, search_values, write_search
 
 SHIPPED = [name for name in shipped_sweeps() if name.startswith("tune_")]

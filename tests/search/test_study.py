@@ -19,7 +19,7 @@ from cppo_lab.search import tune
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url
 from cppo_lab.search.tune import _follow
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.file import Scalar
 from tests.search.made_search import made_tuning, search_values
 from tests.servers.forked import context
 from tests.tracking.test_client import interrupted_everywhere

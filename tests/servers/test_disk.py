@@ -17,7 +17,7 @@ from cppo_lab.cores.base import CHECKPOINT, load_core
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client

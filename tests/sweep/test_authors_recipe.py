@@ -2,10 +2,8 @@
 
 import pytest
 
-from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
-from cppo_lab.sweep.declared import ANY_CORE
+from cppo_lab.sweep.file import ANY_CORE, Search, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.search_file import Search
 
 
 @pytest.mark.parametrize("core", ["mini", "verl"])

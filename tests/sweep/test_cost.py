@@ -10,7 +10,7 @@ from cppo_lab.estimate import estimate
 from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.spec.layout import layout_tag
+from cppo_lab.spec.job import layout_tag
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import (
     ESTIMATE,

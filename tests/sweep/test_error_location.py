@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 

@@ -16,8 +16,7 @@ from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import parents
-from cppo_lab.sweep.declare import Sweep, load_sweep
-from cppo_lab.sweep.hypotheses import differences
+from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client

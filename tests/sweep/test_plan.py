@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan

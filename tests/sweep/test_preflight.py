@@ -12,7 +12,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.preflight import _Part, shortened
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.cost import LONGER, PREFLIGHT, SPREAD, costs, whole_run
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.preflight import job_of, kinds, open_kinds, report
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step, folder_of, read

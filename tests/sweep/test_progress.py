@@ -16,7 +16,7 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
 from tests.conftest import TINY

@@ -1,6 +1,6 @@
 """The quickstart's sweep on the exact core: small enough for minutes, and able to decide."""
 
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.declare import Study, load_sweep
+from cppo_lab.sweep.file import Study, load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 
 GRID = {  # sweep: runs of one seed, as paper_grid.md lists them

@@ -20,7 +20,7 @@ from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
 from cppo_lab.runs import attempt
 from cppo_lab.sweep import parents as sweep_parents
-from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri

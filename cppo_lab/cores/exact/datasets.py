@@ -6,7 +6,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import ExactRun
-from cppo_lab.spec.base import digest
+from cppo_lab.spec.run import digest
 
 SOURCE = "cppo_lab.cores.exact.process"
 

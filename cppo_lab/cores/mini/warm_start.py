@@ -22,7 +22,7 @@ from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_prob
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.files import open_lock
 from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
-from cppo_lab.spec.synthetic import ANNEAL_STEPS
+from cppo_lab.spec.run import ANNEAL_STEPS
 
 OWN_SHARE = 0.1  # random share of a further spelling's initial embedding; the rest is the first spelling's
 

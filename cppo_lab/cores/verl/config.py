@@ -14,8 +14,8 @@ from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import check_keys
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import unknown
-from cppo_lab.parse import parse_run
 from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, VerlRun
+from cppo_lab.spec.parse import parse_run
 
 SECTION = "cppo_lab"  # ours in verl's tree
 

@@ -19,11 +19,11 @@ from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
 from cppo_lab.maths.rules import RULES
-from cppo_lab.parse import parse
 from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
+from cppo_lab.spec.parse import parse
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.plan import Plan, make_plan
 

@@ -55,7 +55,7 @@ def test_a_preflight_measures_every_part(tmp_path: Path) -> None:
 
 JOB = """
 from pathlib import Path
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import job_of, kinds
 

@@ -18,7 +18,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.preflight import make_stand_ins
 from cppo_lab.spec import HubModel, PathsSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds
 

@@ -10,7 +10,7 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs.folder import read_status
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
 from tests.launch.test_batches import SHORT, recorded

@@ -220,8 +220,7 @@ def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.Mon
     from cppo_lab.runs.attempt import Attempt
     from cppo_lab.search.space import resolve
     from cppo_lab.search.worker import Worker
-    from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.search_file import Search
+    from cppo_lab.sweep.file import Search, load_sweep
 
     declared = load_sweep("tune_cppo")
     assert isinstance(declared, Search)

@@ -13,7 +13,7 @@ from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.runs.state import RunState
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client

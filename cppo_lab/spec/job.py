@@ -1,10 +1,32 @@
-"""Where a run of verl's trainer runs, and how it is distributed over devices; not part of its identity."""
+"""What is not part of a run's identity: the resources of its job in Slurm's terms, the layout of verl's trainer over
+devices, paths, and the answers that are recorded.
+"""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from cppo_lab.spec.base import Count, Positive, Probability, Spec, fingerprint
+from cppo_lab.spec.run import Count, Positive, Probability, Spec, fingerprint
+
+# These become options of a batch script, so characters that are special to a shell are excluded.
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$", max_length=256)]
+Features = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[(][A-Za-z0-9_.,:|&*()\[\]-]*$", max_length=256)]
+GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=256)]
+Hours = Annotated[float, Field(gt=0, le=10_000)]
+Memory = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ResourcesSpec(Spec):
+    """Time and resources of one run; None: the cluster's default. Nodes and devices are in the layout."""
+
+    hours: Hours  # after which the run is ended
+    cpus: Count | None  # of each node
+    memory_gb: Memory | None  # of each node, in 2^30 bytes as Slurm's G; 0: the whole node's
+    gpu_type: GpuType | None = None  # as Slurm's gres name it: a100; nothing to a run on CPUs
+    partition: Word | None
+    account: Word | None
+    qos: Word | None
+    constraint: Features | None
 
 
 class Megatron(Spec):
@@ -87,3 +109,23 @@ class PathsSpec(Spec):
 def layout_tag(layout: LayoutSpec) -> str:
     """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named one."""
     return f"{layout.name}@{fingerprint(layout)}"
+
+
+class AnswersSpec(Spec):
+    """How much of its answers a run records, in the files of `cppo_lab.answers`.
+
+    keep: False records nothing. problems: the number of validation problems whose answers are recorded at each
+    validation; outcomes always cover all problems. groups: the number of training groups (prompts) whose responses and
+    tokens are recorded at each validated step. megabytes: the limit of a run's texts and tokens together, in 2^20
+    bytes.
+    """
+
+    keep: bool
+    problems: Annotated[int, Field(ge=0, le=10**6)] | Literal["all"]
+    groups: Annotated[int, Field(ge=0, le=10**6)]
+    megabytes: Annotated[float, Field(ge=0, le=10**6)]
+
+    @property
+    def wanted_problems(self) -> int | None:
+        """How many problems; None for all of them."""
+        return None if self.problems == "all" else self.problems

@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.source import mapping
 

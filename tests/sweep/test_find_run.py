@@ -9,27 +9,27 @@ import yaml
 
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.parse import parse_run
 from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep import find as find_module
+from cppo_lab.spec.parse import parse_run
+from cppo_lab.sweep import plan as plan_module
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.difference import differences, to_text
-from cppo_lab.sweep.find import Found, find_recorded_run, find_run, is_run_id
+from cppo_lab.sweep.plan import Found, find_recorded_run, find_run, is_run_id
+from cppo_lab.sweep.table import difference_text, differences
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 from tests.jobs import job
 from tests.recorded import sent
 
-by_size = find_module._by_size  # before a test replaces it
+by_size = plan_module._by_size  # before a test replaces it
 
 
 @pytest.fixture(autouse=True)
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the shipped sweeps only the smallest: composing all of them takes seconds."""
-    monkeypatch.setattr(find_module, "_by_size", lambda: ["quickstart"])
-    find_module._declared.cache_clear()
+    monkeypatch.setattr(plan_module, "_by_size", lambda: ["quickstart"])
+    plan_module._declared.cache_clear()
 
 
 def recorded(spec: RunSpec, workspace: Path) -> Path:
@@ -116,16 +116,16 @@ def test_differences_by_key(tiny_spec: RunSpec) -> None:
     assert found["rule.delta_b"] == (tiny_spec.rule.delta_b, None)
     assert found["rule.clip_low"] == (None, 0.2)
     assert not any(key.startswith(("model", "data", "batch")) for key in found)
-    lines = to_text(left, right).splitlines()
+    lines = difference_text(left, right).splitlines()
     assert lines[0].split() == [tiny_spec.run_id, grpo.run_id]
     assert ["rule.clip_low", "-", "0.2"] in [line.split() for line in lines]
-    assert f"{left.run_id} (here) is the same run as" in to_text(left, left)
+    assert f"{left.run_id} (here) is the same run as" in difference_text(left, left)
 
 
 def test_a_hostile_value_does_not_steer_the_terminal() -> None:
     left, right = (Found(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
-    assert "\x1b" not in to_text(left, right)
-    assert to_text(left, right).count("\n") == 4
+    assert "\x1b" not in difference_text(left, right)
+    assert difference_text(left, right).count("\n") == 4
 
 
 def test_diff_and_show_on_the_command_line(
@@ -190,7 +190,7 @@ def test_a_study_is_searched_with_the_cores_that_all_its_sweeps_have(workspace: 
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
     assert find(run_id, "all.yaml").source == "sweep all.yaml, core=mini"
-    find_module._declared.cache_clear()
+    plan_module._declared.cache_clear()
     Path("mine.yaml").write_text(
         "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 7}}\n"
     )

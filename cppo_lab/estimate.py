@@ -1,0 +1,399 @@
+"""What a run costs before it is run: GPU-hours, and the memory of one GPU at its two peaks, training and rollout.
+
+Decoding is bounded by memory traffic and by FLOPs, training runs at a stated share of the peak. Every number that is
+assumed is below, with its unit and source. Peaks are data-sheet values. The shares of them that a run reaches, and the
+fixed costs, are assumptions made before any run of ours on such a machine: the resulting hours are accurate to a factor
+of UNCERTAINTY either way.
+"""
+
+from dataclasses import dataclass
+
+from cppo_lab.core_records import core_of
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, SyntheticModel, TaskData
+
+# One NVIDIA H100 SXM 80 GB, from its data sheet.
+BF16_FLOPS = 989e12  # per second, dense tensor cores
+BANDWIDTH = 3.35e12  # bytes per second
+
+UNCERTAINTY = 2.0  # true hours lie between hours / 2 and hours * 2
+
+# Training. MFU counts 6 FLOPs per active parameter and token; the recomputation of checkpointed layers lowers it.
+# dense, packed long sequences (assumption)
+TRAINING_MFU = 0.30
+TRAINING_MFU_MOE = 0.15  # small experts and their exchange between GPUs (assumption)
+
+# Rollout.
+BANDWIDTH_SHARE = 0.5  # of the peak that decoding reaches (assumption)
+PREFILL_SHARE = 0.4  # of the peak FLOPs that prefill reaches (assumption)
+DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound by them (assumption)
+# seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
+DECODE_OVERHEAD = 0.006
+PROMPT_TOKENS = 200  # mean (assumption)
+# Maximum number of concurrent responses of an engine: verl 0.9.1's default, and the key by which a layout sets it.
+MAX_SEQUENCES = 256
+MAX_SEQUENCES_KEY = "actor_rollout_ref.rollout.max_num_seqs"
+
+# Once per training step: grading, waking and sleeping of the rollout engine, transfer of weights and batch.
+STEP_OVERHEAD = 15.0  # seconds (assumption)
+START = 600.0  # seconds: loading, compiling, capturing graphs (assumption)
+
+PROBLEMS_PER_BENCHMARK = 30  # AIME
+# Mean response length in tokens over all training steps of CPPO, read off the paper's curves of response length
+# (reports/paper/training_diagnostics.csv.gz, metric response_length_k; a test compares). The other methods of a model
+# lie between 0.16 (TRM-Max on 30B-A3B) and 1.28 times it.
+MEAN_RESPONSE = {
+    "Qwen/Qwen3-1.7B": 5154,
+    "Qwen/Qwen3-1.7B-Base": 3324,
+    "Qwen/Qwen3-8B-Base": 3717,
+    "Qwen/Qwen3-30B-A3B-Base": 6686,
+}
+MEAN_SHARE = 0.5  # of the maximum length, for any other model (assumption)
+
+# Bytes per parameter.
+WEIGHT = 2  # bfloat16, of the rollout engine and of computation
+# float32 weights and gradients, and AdamW's two float32 moments (verl: fsdp_config.model_dtype=fp32)
+FSDP_STATE = 16
+MEGATRON_LOCAL = 6  # bfloat16 weights and float32 gradients, on every GPU that holds the shard
+MEGATRON_OPTIMISER = 12  # float32 weights and two moments, spread over all GPUs (distributed optimiser)
+
+# Bytes of activations.
+# per token, layer and unit of width: the bfloat16 input of each layer (gradient checkpointing)
+CHECKPOINT = 2
+# per token and unit of width: what one layer of Qwen3 keeps for its backward pass where it is not recomputed, in
+# bfloat16, counted by hooks on saved tensors (a test counts again: 55.3 at 1.7B's widths, 52.7 at 8B's, 95.1 at 30B's)
+LAYER = 56
+LAYER_MOE = 96
+LOGIT = 8  # per token and symbol: bfloat16 logits and gradient, and one float32 copy
+KV = 2  # bfloat16 keys and values
+
+# bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)
+RESERVE = 6e9
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer in numbers; `active` counts the parameters that one token uses."""
+
+    parameters: float
+    active: float
+    layers: int
+    width: int
+    kv_width: int
+    vocabulary: int
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether a token uses only a part of the parameters."""
+        return self.active < self.parameters
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Responses and tokens of one training step and one validation, and how many of each there are."""
+
+    responses: int
+    validation_responses: int
+    prompt: float  # mean tokens
+    response: float  # mean tokens
+    longest_prompt: int
+    longest_response: int
+    steps: int
+    validations: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.longest_prompt + self.longest_response
+
+
+def shape_of(run: RunSpec) -> ModelShape:
+    """The shape of a published model, or of one of our own models."""
+    model = run.model
+    if isinstance(model, HubModel):
+        return ModelShape(
+            model.parameters * 1e9,
+            model.active_parameters * 1e9,
+            model.layers,
+            model.width,
+            model.kv_width,
+            model.vocabulary,
+        )
+    assert isinstance(model, SyntheticModel)
+    return _made_shape(model, run.data)
+
+
+def _made_shape(model: SyntheticModel, data: object) -> ModelShape:
+    assert isinstance(data, TaskData)
+    sizes = model.architecture
+    vocabulary = data.modulus * data.spellings + 6  # numbers, and a few symbols
+    attention = sizes.width * sizes.head_dim * 2 * (sizes.heads + sizes.kv_heads)
+    parameters = sizes.layers * (attention + 3 * sizes.width * sizes.mlp_width) + vocabulary * sizes.width
+    return ModelShape(
+        parameters, parameters, sizes.layers, sizes.width, sizes.kv_heads * sizes.head_dim, vocabulary
+    )
+
+
+def amounts_of(run: RunSpec) -> Amounts:
+    """The tokens of a run, by the paper's mean response lengths where it has them."""
+    data, longest = run.data, run.rollout.max_response_length
+    if isinstance(data, TaskData):
+        problems, prompt, longest_prompt = (
+            data.validation_problems,
+            float(data.prompt_length),
+            data.prompt_length,
+        )
+        response = float(min(data.worked_length, longest))
+    else:
+        assert isinstance(data, MathData)
+        problems, prompt, longest_prompt = (
+            PROBLEMS_PER_BENCHMARK,
+            float(PROMPT_TOKENS),
+            data.max_prompt_length,
+        )
+        repository = run.model.repository if isinstance(run.model, HubModel) else ""
+        response = float(min(MEAN_RESPONSE.get(repository, MEAN_SHARE * longest), longest))
+    return Amounts(
+        responses=run.batch.prompts * run.batch.responses,
+        validation_responses=len(data.benchmarks) * problems * run.validation.samples,
+        prompt=prompt,
+        response=response,
+        longest_prompt=longest_prompt,
+        longest_response=longest,
+        steps=run.training.t_stop,
+        validations=run.training.t_stop // run.validation.every + 1,  # and before the first step
+    )
+
+
+# Keys of verl's tree for recomputation: the first for its FSDP2 engine, the others for its Megatron engine.
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+MEGATRON_RECOMPUTES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
+CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of one micro-batch.
+
+    `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
+    the room for keys and values of one engine besides its weights, on all its GPUs (negative: not even the weights
+    fit); `kv_needed` is the size of one sequence of maximum length.
+    """
+
+    state: float
+    activations: float
+    logits: float
+    training: float
+    rollout: float
+    kv_cache: float
+    kv_needed: float
+    available: float
+
+    @property
+    def peak(self) -> float:
+        """The larger of the two peaks."""
+        return max(self.training, self.rollout)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU has the memory, and the rollout engine room for one longest sequence."""
+        return self.peak <= self.available and self.kv_cache >= self.kv_needed
+
+    @property
+    def verdict(self) -> str:
+        """`fits in 80 GB (...)`, or what does not."""
+        where = "training" if self.training >= self.rollout else "rollout"
+        peak = f"peak {self.peak / 1e9:.0f} GB, in {where}"
+        if self.fits:
+            return f"fits in {self.available / 1e9:.0f} GB ({peak})"
+        if self.peak <= self.available:
+            peak = (
+                f"the rollout engine lacks {(self.kv_needed - self.kv_cache) / 1e9:.0f} GB for its weights and the "
+                "keys and values of one longest sequence"
+            )
+        return f"does not fit in {self.available / 1e9:.0f} GB ({peak})"
+
+
+def estimate_memory(
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float
+) -> MemoryEstimate:
+    """The memory of one GPU of `layout` that has `available` bytes."""
+    state = _state(shape, layout)
+    split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
+    activations = _activations(shape, layout) / split + _gathered(shape, layout)
+    logits = layout.tokens_per_device * shape.vocabulary * LOGIT / split
+    training = state + activations + logits + RESERVE
+    engine = layout.rollout_memory * available
+    resting = 0.0 if layout.offload else state
+    cache = layout.rollout_tensor_parallel * engine - shape.parameters * WEIGHT
+    return MemoryEstimate(
+        state=state,
+        activations=activations,
+        logits=logits,
+        training=training,
+        rollout=resting + engine + RESERVE,
+        kv_cache=cache,
+        kv_needed=amounts.longest * kv_bytes(shape),
+        available=available,
+    )
+
+
+def _state(shape: ModelShape, layout: LayoutSpec) -> float:
+    """Weights, gradients and optimiser of one GPU.
+
+    For a mixture of experts, only `parameters - active` is counted as sharded over the expert-parallel GPUs. The
+    experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
+    """
+    if layout.megatron is None:
+        return shape.parameters * FSDP_STATE / layout.devices
+    sizes = layout.megatron
+    experts = (shape.parameters - shape.active) / sizes.expert
+    local = (experts + shape.active / sizes.tensor) / sizes.pipeline
+    optimiser = (
+        0.0 if layout.verl.get(CPU_OPTIMISER) else shape.parameters * MEGATRON_OPTIMISER / layout.devices
+    )
+    return local * MEGATRON_LOCAL + optimiser
+
+
+def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
+    """The inputs of recomputed layers, and all activations of the layers that are not, or are being, recomputed."""
+    layer = LAYER_MOE if shape.is_moe else LAYER
+    kept, at_once = _recomputed(shape, layout)
+    per_token = (kept - at_once) * CHECKPOINT + (shape.layers - kept + at_once) * layer
+    return layout.tokens_per_device * shape.width * per_token
+
+
+def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
+    """How many layers are recomputed in the backward pass, and how many of them at a time.
+
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. Its selective
+    recomputation covers core attention, which flash attention does not store anyway.
+    """
+    settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
+    if layout.megatron is None:
+        return (shape.layers, 1) if settings.get(CHECKPOINTING, True) else (0, 0)
+    if settings.get(f"{MEGATRON_RECOMPUTES}granularity") != "full":
+        return 0, 0
+    number = min(int(settings.get(f"{MEGATRON_RECOMPUTES}num_layers") or 1), shape.layers)
+    if settings.get(f"{MEGATRON_RECOMPUTES}method") == "block":
+        return number, 1
+    return shape.layers, number
+
+
+def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
+    """The weights that FSDP2 gathers: two layers (one prefetched), and the embedding and output matrices."""
+    if layout.megatron is not None:
+        return 0.0
+    return WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """Seconds of one training step, of one validation and of the whole run, on `devices` GPUs."""
+
+    rollout: float
+    update: float
+    overhead: float
+    validation: float
+    total: float
+    devices: int
+
+    @property
+    def step(self) -> float:
+        """Seconds of one training step, validation excluded."""
+        return self.rollout + self.update + self.overhead
+
+    @property
+    def hours(self) -> float:
+        """Wall-clock hours of the run."""
+        return self.total / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together."""
+        return self.hours * self.devices
+
+
+def estimate_time(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> TimeEstimate:
+    """The time of a run on H100s."""
+    rollout = sampling_seconds(shape, amounts, layout, amounts.responses)
+    validation = sampling_seconds(shape, amounts, layout, amounts.validation_responses)
+    update = update_seconds(shape, amounts, layout)
+    total = (
+        START
+        + amounts.steps * (rollout + update + STEP_OVERHEAD)
+        + amounts.validations * (validation + STEP_OVERHEAD)
+    )
+    return TimeEstimate(rollout, update, STEP_OVERHEAD, validation, total, layout.devices)
+
+
+def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, responses: int) -> float:
+    """Seconds to sample `responses` responses, spread evenly over the rollout engines.
+
+    An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
+    nearly always reaches; or for more, if the KV cache or the engine's limit allows fewer concurrent responses. Each
+    step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads the keys and
+    values of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
+    """
+    gpus = layout.rollout_tensor_parallel
+    share = responses * gpus / layout.devices  # of one engine
+    tokens = share * amounts.response
+    steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
+    kv_token = kv_bytes(shape)
+    bandwidth = gpus * BANDWIDTH * BANDWIDTH_SHARE
+    traffic = steps * shape.parameters * WEIGHT + tokens * (amounts.prompt + amounts.response / 2) * kv_token
+    compute = tokens * 2 * shape.active / (gpus * BF16_FLOPS * DECODE_SHARE)
+    prefill = share * amounts.prompt * 2 * shape.active / (gpus * BF16_FLOPS * PREFILL_SHARE)
+    return prefill + steps * DECODE_OVERHEAD + max(traffic / bandwidth, compute)
+
+
+def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
+    """Seconds of all minibatch updates of a step: 6 FLOPs per active parameter and token, and causal attention's.
+
+    Bypass mode recomputes no log-probabilities, and there is no reference model.
+    """
+    mfu = TRAINING_MFU_MOE if shape.is_moe else TRAINING_MFU
+    length = amounts.prompt + amounts.response
+    per_token = 6 * (shape.active + shape.layers * shape.width * length)
+    return amounts.responses * length * per_token / (layout.devices * BF16_FLOPS * mfu)
+
+
+def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
+    """Concurrent responses of mean length in one rollout engine, limited by KV cache and settings; at least 1."""
+    memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
+    room = memory - shape.parameters * WEIGHT
+    most = int(layout.verl.get(MAX_SEQUENCES_KEY, MAX_SEQUENCES))
+    return max(1.0, min(most, room / (kv_bytes(shape) * (amounts.prompt + amounts.response))))
+
+
+def kv_bytes(shape: ModelShape) -> float:
+    """Bytes of keys and values of one token."""
+    return 2.0 * shape.layers * shape.kv_width * KV
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Time and memory of one run."""
+
+    time: TimeEstimate
+    memory: MemoryEstimate
+
+
+def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
+    """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or the layout's if None.
+
+    None for runs without GPUs, and for a core that has no estimate.
+    """
+    of_core = core_of(run.core).load("estimate")
+    found: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None
+    return found
+
+
+def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
+    """The estimate of a core that trains one model on all GPUs of its layout, and samples from it on the same ones."""
+    if layout.device != "cuda":
+        return None
+    shape, amounts = shape_of(run), amounts_of(run)
+    available = available or layout.device_memory_gb * 1e9
+    return CostEstimate(
+        estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available)
+    )

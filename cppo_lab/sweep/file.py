@@ -1,0 +1,743 @@
+"""Sweep files: one YAML file per table, figure panel or search, which declares what is compared, not how it is run.
+
+The types of sweeps, studies and searches, of hypotheses (claims, how each is tested, and the seeds that test it, stated
+before the runs), and of rule files of other packages, `rule/<name>.yaml` next to a sweep file as in conf/rule.
+A file is untrusted: it has values, and must not name code. A rule's location comes from an entry point of an installed
+package, CPPO_RULES, or the command line (`rule.path`).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+
+from cppo_lab import PARTS_FOLDER
+from cppo_lab.core_records import core_names
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
+from cppo_lab.spec import Count, Spec
+from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
+from cppo_lab.spec.parse import parse
+from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical, digest
+from cppo_lab.sweep.groups import add_rules, groups, shipped
+from cppo_lab.sweep.source import mapping, read_text
+
+Scalar = str | int | float | bool | None
+ANY_CORE = "any"  # key of a list for all trainer cores
+
+
+def _feed(value: str) -> str:
+    if not re.fullmatch(r"(Table|Figure) [1-9][0-9]*", value):
+        raise ValueError("must be a table or figure of the paper, such as Table 1 or Figure 4")
+    return value
+
+
+Feed = Annotated[str, AfterValidator(_feed)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+class Declared(Spec):
+    """The fields of every kind of sweep file."""
+
+    name: Identifier
+    title: str
+    question: str
+    feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
+    _source: str = PrivateAttr("")
+
+    @property
+    def source(self) -> str:
+        """Its file, or its name if it is shipped with the product, for messages."""
+        return self._source or self.name
+
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
+EXACT = "exact"  # the core that computes the surrogate's error
+ERRORS = ("error", "error_slope")  # outcomes that no other core has
+MOST_LISTED = 4  # changes of a statement that are listed one by one
+
+
+class Hypothesis(Spec):
+    """One claim about the variants of a sweep.
+
+    Each of `better` is above each of `than`; with `within` (points) they differ by less than that instead. `outcome` is
+    the deciding score: final (mean of the last part of the window), area, best or corrected; or, on the exact core,
+    error (ratio of the surrogate's mean errors at equal movement, averaged over the horizons) or error_slope (the
+    change of that ratio when the horizon is ten times as long), for which lower is better. `smallest` (points; for an
+    error, percent): an advantage below it counts as none. `models`: whether the mean over the models is tested once, or
+    each model separately, or (trend) the growth of the advantage per doubling of the response length, the slope over
+    models that differ in it; `smallest` is then in points per doubling. `only`: a subset of the models, for outcomes
+    that are errors. `after`: the hypothesis that has to be supported first. Only runs with `test_seeds` test it;
+    `selection_seeds` are those with which settings were selected.
+    """
+
+    claim: Annotated[str, Field(min_length=1, max_length=300)]
+    better: Names
+    than: Names
+    outcome: Literal["final", "area", "best", "corrected", "error", "error_slope"] = "final"
+    models: Literal["mean", "each", "trend"] = "each"
+    only: Names | None = None
+    smallest: Positive = 1.0
+    within: Positive | None = None
+    after: Name | None = None
+    test_seeds: Seeds
+    selection_seeds: tuple[Seed, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if both := sorted(set(self.better) & set(self.than)):
+            raise ValueError(f"{both[0]!r} is in `better` and in `than`: remove it from one")
+        if seeds := sorted(set(self.test_seeds) & set(self.selection_seeds)):
+            raise ValueError(
+                f"seed {seeds[0]} is in test_seeds and in selection_seeds: a seed used for selection cannot test"
+            )
+        for name, values in (("better", self.better), ("than", self.than), ("test_seeds", self.test_seeds)):
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise ValueError(f"{name}: {twice[0]!r} stands there twice: remove one")
+        if self.only is not None and self.outcome not in ERRORS:
+            raise ValueError(
+                f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
+            )
+        if self.models == "trend" and (self.within is not None or self.outcome in ERRORS):
+            raise ValueError(
+                "models=trend is for scores, without `within`"
+                + (": outcome=error_slope is the trend of an error" if self.outcome in ERRORS else "")
+            )
+        if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
+            raise ValueError(
+                f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
+            )
+        if max(self.smallest, self.within or 0.0) > 100:
+            raise ValueError("smallest and within are points of a score (0 to 100): at most 100")
+        return self
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All variants that are compared."""
+        return self.better + self.than
+
+
+Hypotheses = dict[Name, Hypothesis]
+Pairing = Literal["seed", "none"]
+
+
+class _Stated(Spec):
+    """Everything that identifies a hypothesis: changing any of it makes a different one. Fields added later are None if
+    unused, and then omitted from the text.
+    """
+
+    hypotheses: dict[str, Hypothesis]
+    models: dict[str, tuple[str, ...]]
+    variants: dict[str, dict[str, str]]
+    axes: dict[str, dict[str, tuple[str, ...]]]
+    exclude: tuple[dict[str, tuple[str, ...]], ...]
+    pairing: Pairing | None = None
+    overrides: tuple[str, ...] | None = None
+
+
+def statement(
+    hypotheses: Mapping[str, Hypothesis],
+    models: Mapping[str, tuple[str, ...]],
+    variants: Mapping[str, Mapping[str, object]],
+    axes: Mapping[str, Mapping[str, tuple[object, ...]]],
+    exclude: Sequence[Mapping[str, tuple[object, ...]]],
+    pairing: Pairing | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[str, str]:
+    """The hypotheses of a sweep and the definition of its variants as one JSON text, and its digest. `overrides`:
+    command-line overrides that change the runs.
+    """
+    stated = _Stated(
+        hypotheses=dict(hypotheses),
+        models=dict(models),
+        variants={name: {key: repr(value) for key, value in keys.items()} for name, keys in variants.items()},
+        axes={
+            key: {core: tuple(map(repr, values)) for core, values in lists.items()}
+            for key, lists in axes.items()
+        },
+        exclude=tuple(
+            {key: tuple(map(repr, values)) for key, values in conditions.items()} for conditions in exclude
+        ),
+        pairing=pairing,
+        overrides=tuple(sorted(overrides)) or None,
+    )
+    text = canonical(stated)
+    return text, digest(text)
+
+
+def differences(old: str, new: str) -> tuple[str, ...]:
+    """What differs between two statements, as `hypotheses.above.smallest: 2.0 -> 1.0`.
+
+    At most MOST_LISTED parts, and a count of the others. A text that is no JSON object has no parts.
+    """
+    before, after = _parts(old), _parts(new)
+    found = [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+    more = len(found) - MOST_LISTED
+    return (*found[:MOST_LISTED], *([f"{more} more"] if more > 0 else []))
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Dotted key -> value of everything in a JSON object; a list is one value."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return {}
+    found: dict[str, str] = {}
+    left = list(values.items()) if isinstance(values, dict) else []
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{key}.{name}", inner) for name, inner in value.items()]
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def check_hypotheses(
+    hypotheses: Mapping[str, Hypothesis],
+    variants: Mapping[str, object],
+    models: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
+    a trend over fewer than three models, or a circular order.
+    """
+    for key, one in hypotheses.items():
+        if one.models == "trend" and max(map(len, models.values())) < 3:
+            raise ValueError(
+                f"{key}: models=trend needs three models or more, of different response lengths: two do not show how "
+                "much leads scatter around a line"
+            )
+        if one.outcome in ERRORS:
+            _check_models(key, one, models)
+        for name in one.variants:
+            # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
+            if name not in variants and name.split(" ")[0] not in variants:
+                raise ValueError(f"{key}: variant {name!r} is not in variants (valid: {', '.join(variants)})")
+        seen = {key}
+        before = one.after
+        while before is not None:
+            if before not in hypotheses:
+                raise ValueError(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
+            if (hypotheses[before].outcome in ERRORS) != (one.outcome in ERRORS):
+                raise ValueError(f"{key}: after={before!r}: an error and a score do not wait for each other")
+            if before in seen:
+                raise ValueError(f"{key}: after={one.after!r} leads back to it: name one that comes before")
+            seen.add(before)
+            before = hypotheses[before].after
+
+
+def _check_models(key: str, one: Hypothesis, models: Mapping[str, tuple[str, ...]]) -> None:
+    if set(models) != {EXACT}:
+        raise ValueError(
+            f"{key}: outcome={one.outcome!r} is computed by core={EXACT} alone: name the models as "
+            f"`models: {{{EXACT}: [...]}}`"
+        )
+    for name in one.only or ():
+        if name not in models[EXACT]:
+            raise ValueError(f"{key}: model {name!r} is not in models (valid: {', '.join(models[EXACT])})")
+
+
+FOLDER = "rule"
+RULE_PATH = "rule.path"
+CONSTANT = re.compile(
+    r"\$\{(trust_region|recipe)\.[a-z][a-z0-9_]*\}"
+)  # a reference to the run's model or recipe
+# Keys of a file that also sets other groups of its method.
+WHOLE = ("defaults", "rule", "advantage", "training")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+PATH_REMEDY = (
+    f"a file does not say what is imported: install the rule's package with an entry point in {GROUP!r}, or name it on "
+    f"the command line (rule.path=package.module:function) or in {VARIABLE}"
+)
+
+
+def read_rules(sweep: Path, source: str) -> None:
+    """Read the rules next to a sweep file; `source` is the sweep's name in messages.
+
+    Raises UserError for an invalid rule file, or a name that another rule already has.
+    """
+    folder = sweep.parent / FOLDER
+    if not folder.is_dir():
+        return
+    for file in sorted(folder.glob("*.yaml")):
+        add_rules({file.stem: _read(file)}, str(file))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The content of a rule file, in the form that Hydra needs."""
+    name = file.stem
+    if not NAME.fullmatch(name):
+        raise UserError(f"rule file {file}: its name must be lower-case letters, digits and _")
+    if name in shipped()["rule"]:
+        raise UserError(f"rule file {file}: rule {name!r} comes with the product: give yours another name")
+    try:
+        values = mapping(read_text(file, str(file)), str(file), CONSTANT)
+    except UserError as error:
+        raise UserError(re.sub("^sweep (file )?", "rule file ", str(error))) from None
+    whole = isinstance(values.get("rule"), dict)
+    rule = values["rule"] if whole else values
+    if wrong := next((key for key in values if whole and key not in WHOLE), None):
+        raise UserError(f"rule file {file}: {unknown('key', wrong, WHOLE)}")
+    if whole and "defaults" in values:
+        _check_defaults(values["defaults"], file)
+    if not isinstance(rule.get("name"), str):
+        raise UserError(
+            f"rule file {file}: name={rule.get('name')!r} must be the rule's name: add name: {name}"
+        )
+    if rule.get("path") is not None:
+        raise UserError(f"rule file {file}: rule.path={rule['path']!r}: {PATH_REMEDY}")
+    if rule["name"] not in RULES and not rule["name"].startswith(VERL):
+        # It has its own code and is not a built-in rule with other constants.
+        rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
+    return {**values, "rule": rule} if whole else {"rule": rule}
+
+
+def _check_defaults(defaults: Any, file: Path) -> None:
+    """Check that a rule file chooses the divergence and nothing else."""
+    for entry in defaults if isinstance(defaults, list) else [defaults]:
+        if not (isinstance(entry, dict) and list(entry) == ["override /divergence"]):
+            raise UserError(f"rule file {file}: defaults={entry!r} must be `- override /divergence: OPTION`")
+        if (option := entry["override /divergence"]) not in groups()["divergence"]:
+            raise UserError(f"rule file {file}: {unknown('divergence', option, groups()['divergence'])}")
+
+
+MAX_TRIALS = 100_000  # a study creates all of them in advance
+Objective = Literal["final_score", "best_score", "mean_score", "stability"]
+
+
+def _divides(step: float, low: float, high: float) -> bool:
+    """Whether `step` divides `high` - `low` exactly in decimal arithmetic."""
+    try:
+        return step > 0 and not (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))
+    except InvalidOperation:  # nan, or more steps than can be counted
+        return False
+
+
+class Interval(Spec):
+    """Numbers from `low` to `high`, both included; on a logarithmic scale, or in steps, or neither."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high, step = self.low, self.high, self.step
+        if low >= high:
+            raise ValueError(
+                f"low={low} must be less than high={high}: exchange them, or put the key into settings"
+            )
+        if self.log and low <= 0:
+            raise ValueError(f"log=True with low={low}: a logarithmic scale begins above 0; raise low")
+        if self.log and step is not None:
+            raise ValueError(
+                f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
+            )
+        if step is not None and not _divides(step, low, high):
+            raise ValueError(f"step={step} must be above 0 and divide high - low = {high} - {low} evenly")
+        return self
+
+    @property
+    def ends(self) -> tuple[Scalar, ...]:
+        """The values at which the bounds are checked."""
+        return (self.low, self.high)
+
+
+class Choices(Spec):
+    """One of several values."""
+
+    choices: Annotated[tuple[Scalar, ...], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({repr(value) for value in self.choices}) < len(self.choices):
+            raise ValueError(f"choices={list(self.choices)}: a value appears twice; remove one")
+        return self
+
+    @property
+    def ends(self) -> tuple[Scalar, ...]:
+        """The values at which the bounds are checked."""
+        return self.choices
+
+
+Parameter = Interval | Choices
+
+
+class SamplerSpec(Spec):
+    """How points are proposed. The first `startup` points are random; for NSGA-II this is the population size."""
+
+    name: Literal["tpe", "nsga2", "random"] = "tpe"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    startup: Annotated[int, Field(ge=2)] = 10
+
+
+class PrunerSpec(Spec):
+    """When a trial is pruned: never before `startup` trials are complete, or before its step `warmup_steps`."""
+
+    name: Literal["median", "hyperband", "none"] = "none"
+    startup: Annotated[int, Field(ge=0)] = 5
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+
+class SearchSpec(Spec):
+    """What is tuned. `parameters`: configuration key -> an interval or choices, or one of these for each core."""
+
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+    parameters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
+    sampler: SamplerSpec = Field(default_factory=SamplerSpec)
+    pruner: PrunerSpec = Field(default_factory=PrunerSpec)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.objectives)) < len(self.objectives):
+            raise ValueError(f"objectives={list(self.objectives)}: one appears twice; remove it")
+        if len(self.objectives) > 1 and self.pruner.name != "none":
+            raise ValueError(
+                f"pruner.name={self.pruner.name!r} with objectives={list(self.objectives)}: Optuna prunes for a single "
+                "objective only; set pruner: {name: none}"
+            )
+        return self
+
+
+class Search(Declared):
+    """What a search file declares.
+
+    Every trial trains one model with `settings`, once for each of `seeds`, at a point of the search space; objectives
+    are averaged over the seeds. `models` names one model, or one for each trainer core.
+    """
+
+    models: dict[str, str]
+    settings: dict[str, Scalar] = Field(default_factory=dict)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] = (0,)
+    search: SearchSpec
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _one_for_each_core(cls, value: Any) -> Any:
+        lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+        for names in lists.values() if lists else [None]:
+            if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
+                raise ValueError(
+                    f"models={value!r} must be a list of exactly one name, or such a list for each core: a search "
+                    "tunes for one model"
+                )
+        return {core: names[0] for core, names in lists.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)}: one appears twice; remove it")
+        for key in self.settings.keys() & self.search.parameters.keys():
+            raise ValueError(
+                f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"
+            )
+        return self
+
+    def model_of(self, core: str) -> str:
+        """The model to train with `core`.
+
+        Raises UserError if the search has none for it.
+        """
+        model = self.models.get(core) or self.models.get(ANY_CORE)
+        if model is None:
+            raise UserError(
+                f"search {self.source} has no models for core={core} (valid: {', '.join(self.models)})"
+            )
+        return model
+
+    def parameters_of(self, core: str) -> dict[str, Parameter]:
+        """The search space with `core`: configuration key -> interval or choices.
+
+        Raises UserError for a parameter that is neither an interval nor choices, or has no bounds for the core.
+        """
+        return {key: self._parameter(key, values, core) for key, values in self.search.parameters.items()}
+
+    def _parameter(self, key: str, values: dict[str, Any], core: str) -> Parameter:
+        place = f"search {self.source}: search.parameters.{key}"
+        if values and values.keys() <= set(core_names()):
+            for name, inner in values.items():
+                if not isinstance(inner, dict):
+                    raise UserError(
+                        f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}"
+                    )
+            if core not in values:
+                raise UserError(
+                    f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}"
+                )
+            place, values = f"{place}.{core}", values[core]
+        return parse(Choices, values, place) if "choices" in values else parse(Interval, values, place)
+
+
+SHIPPED = PARTS_FOLDER / "sweeps"
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _names(value: Any) -> dict[str, Any]:
+    """Normalise a list of names, or one list per core, to lists by core."""
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    _refuse_other_cores(lists)
+    for names in list(lists.values()) or [None]:
+        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+            raise ValueError("must be a list of one or more names, or such a list for each core")
+        _refuse_duplicates(names)
+    return {core: tuple(names) for core, names in lists.items()}
+
+
+def _values(value: Any) -> dict[str, Any]:
+    """Normalise a list of values, or one list per core, to lists by core."""
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    _refuse_other_cores(lists)
+    for values in list(lists.values()) or [None]:
+        if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
+            raise ValueError("must be a list of one or more plain values, or such a list for each core")
+        _refuse_duplicates(values)
+    return {core: tuple(values) for core, values in lists.items()}
+
+
+def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
+    for core in lists:
+        if core not in (ANY_CORE, *core_names()):
+            raise ValueError(str(unknown("core", core, core_names())))
+
+
+def _refuse_duplicates(values: list[Any]) -> None:
+    for i, value in enumerate(values):
+        if any(same(value, other) for other in values[:i]):
+            raise ValueError(f"{value!r} appears twice: remove one")
+
+
+def same(one: Scalar, other: Scalar) -> bool:
+    """Whether two values of a key are equal: 1 equals 1.0, but not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _wanted(value: Any) -> Any:
+    """A condition's value or values, as values."""
+    wanted = value if isinstance(value, list) else [value]
+    if not wanted or not all(map(_is_scalar, wanted)):
+        raise ValueError("must be a plain value or a list of one or more")
+    return tuple(wanted)
+
+
+def _one_unnamed() -> dict[str, dict[str, Scalar]]:
+    return {"": {}}
+
+
+def _one(value: Any) -> Any:
+    if not _is_scalar(value):
+        raise ValueError("must be a plain value: several are an axis")
+    return value
+
+
+def _variant_name(value: str) -> str:
+    if not value.strip() or value != value.strip() or "," in value:
+        raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
+    if not value.isprintable():  # line ends and bidirectional control characters
+        raise ValueError(f"must consist of printable characters: {value!a}")
+    return value
+
+
+def _some(value: Any) -> Any:
+    if value == {}:
+        raise ValueError("must name at least one of variant, model, core, or a key of variants and axes")
+    return value
+
+
+Models = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_names)]
+Values = Annotated[dict[str, tuple[Scalar, ...]], BeforeValidator(_values)]
+Axes = dict[str, Values]
+Conditions = Annotated[
+    dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_wanted)]], BeforeValidator(_some)
+]
+VariantName = Annotated[str, AfterValidator(_variant_name)]
+VariantValue = Annotated[Scalar, BeforeValidator(_one)]
+
+
+class ResourceRule(Spec):
+    """The resources of runs: of all runs, or of those that meet the conditions of `for`."""
+
+    for_: Conditions | None = Field(default=None, alias="for")
+    layout: str | None = None
+    nodes: Count | None = None
+    gpus: Count | None = None  # of each node
+    hours: Hours | None = None
+    cpus: Count | None = None
+    memory_gb: Memory | None = None
+    gpu_type: GpuType | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Features | None = None
+
+    def settings(self) -> dict[str, tuple[str, Scalar]]:
+        """The settings in the file, by configuration key: (the file's key, value)."""
+        keys = {"layout": "layout", "nodes": "layout.nodes", "gpus": "layout.devices_per_node"}
+        return {
+            keys.get(name, f"resources.{name}"): (name, getattr(self, name))
+            for name in type(self).model_fields
+            if name in self.model_fields_set and name != "for_"
+        }
+
+
+class Sweep(Declared):
+    """What a sweep file declares.
+
+    Every run of the sweep is a model x variant x one value of each applicable axis. A variant is a name and the
+    configuration keys that define it; an axis is a configuration key and its values. `models` and axes are a list, or
+    one list per trainer core, so that the same comparison can run at every scale. A plain list is stored under
+    ANY_CORE. `exclude` removes the runs that meet all conditions of one of its entries. `hypotheses` are registered in
+    the store before the runs that test them. `baseline` is the variant from which the report takes differences; by
+    default DPPO, or else the first variant. `beside` names sweeps on the same question, to whose reports the page
+    links. `pairing`: whether variants are compared seed by seed; None: decided by their design.
+    """
+
+    models: Models
+    axes: Axes = Field(default_factory=dict)
+    variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
+        default_factory=_one_unnamed
+    )
+    exclude: tuple[Conditions, ...] = ()
+    resources: tuple[ResourceRule, ...] = ()
+    hypotheses: Hypotheses = Field(default_factory=dict)
+    baseline: str = ""
+    beside: tuple[Name, ...] = ()
+    pairing: Pairing | None = None
+
+    @model_validator(mode="after")
+    def _check_hypotheses(self) -> Self:
+        check_hypotheses(self.hypotheses, self.variants, self.models)
+        return self
+
+    @model_validator(mode="after")
+    def _check_baseline(self) -> Self:
+        # Its label may have axis values after the variant's name: `cppo w_min=0.8`.
+        if self.baseline and not any(
+            f"{self.baseline} ".startswith(f"{name} ".lstrip()) for name in self.variants
+        ):
+            raise ValueError(str(unknown("baseline", self.baseline, list(self.variants))))
+        return self
+
+    @property
+    def paired(self) -> bool | None:
+        """`pairing` as a boolean, or None if the file does not set it."""
+        return None if self.pairing is None else self.pairing == "seed"
+
+    def statement(self, overrides: Sequence[str] = ()) -> tuple[str, str]:
+        """The statement of the hypotheses that is registered, with `overrides` that change the runs: a JSON text and
+        its digest.
+        """
+        stated = (self.hypotheses, self.models, self.variants, self.axes, self.exclude)
+        return statement(*stated, self.pairing, overrides)
+
+    def models_of(self, core: str) -> tuple[str, ...]:
+        """The models to train with `core`.
+
+        Raises UserError if the sweep has none for it.
+        """
+        return self._of("models", self.models, core)
+
+    def axes_of(self, core: str) -> dict[str, tuple[Scalar, ...]]:
+        """The axes with their values for `core`.
+
+        Raises UserError if an axis has none for it.
+        """
+        return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
+
+    def with_axes(self, study: "Study") -> "Sweep":
+        """The sweep with axes of the same name replaced by the study's."""
+        found = self.model_copy(update={"axes": self.axes | study.axes})
+        found._source = f"{self.source} in study {study.source}"
+        return found
+
+    def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
+        found = lists.get(core) or lists.get(ANY_CORE)
+        if found is None:
+            raise UserError(f"sweep {self.source} has no {where} for core={core} (valid: {', '.join(lists)})")
+        return found
+
+
+class Study(Declared):
+    """What a study file declares: several sweeps, whose shared runs are trained once.
+
+    `axes` replace axes of the same name in every sweep.
+    """
+
+    sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
+    axes: Axes = Field(default_factory=dict)
+
+
+# A file without any of these is not a sweep file.
+_TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps"})
+# The key that determines the kind of a file; without one it is a Sweep.
+KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
+
+
+def shipped_sweeps() -> list[str]:
+    """Names of the sweeps shipped with the product."""
+    return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
+
+
+def is_path(name: str) -> bool:
+    """Whether a sweep's name is the path of a file."""
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
+def load_sweep(name: str) -> Sweep | Study | Search:
+    """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
+
+    Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
+    """
+    if is_path(name):
+        path = Path(name)
+        try:
+            text = read_text(path, name)
+        except FileNotFoundError:
+            raise UserError(
+                f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
+            ) from None
+        stem, folder = path.stem, path.parent
+    elif name in shipped_sweeps():
+        text, stem, folder = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name, None
+    elif Path(name).is_file():
+        raise UserError(
+            f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
+        )
+    else:
+        raise unknown("sweep", name, shipped_sweeps())
+    values = {"name": stem, **mapping(text, name)}
+    if not values.keys() & (_TELLING | {"search"}):
+        keys = ", ".join(sorted(values.keys() - {"name"})[:8]) or "none"
+        raise UserError(
+            f"{name} is no sweep file: it has the keys {keys}, and none of title, question, models, variants, axes, "
+            "sweeps, search: see docs/sweeps.md"
+        )
+    if folder is not None:
+        read_rules(Path(name), name)
+    kind = _kind(values)
+    found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
+    if isinstance(found, Study) and folder is not None:
+        parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
+        found = found.model_copy(update={"sweeps": parts})
+    found._source = name
+    return found
+
+
+def _kind(values: Mapping[str, Any]) -> type[Sweep] | type[Study] | type[Search]:
+    """The kind of a file, determined by a key that only this kind has."""
+    if "search" in values:
+        return Search
+    return Study if "sweeps" in values else Sweep
