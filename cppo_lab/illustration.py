@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.rules import RULES
-from cppo_lab.maths.weights import position_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights
 
 # (mu, pi) of each sampled token of a response with a positive advantage: those with pi > mu move away from mu.
 PROBABILITIES = (

@@ -35,7 +35,7 @@ API = {
     ),
     "Rules, padded": (
         "automodule:: cppo_lab.maths.rules\n   :members: get_rule",
-        "autoclass:: cppo_lab.maths.output.RuleOutput",
+        "autoclass:: cppo_lab.maths.tokens.RuleOutput",
     ),
     "Rules, packed": (
         "automodule:: cppo_lab.maths.packed\n   :members: rule, aggregate, pack, unpack, expand",

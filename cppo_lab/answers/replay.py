@@ -19,7 +19,7 @@ from torch import Tensor
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.decisions import budget_terms, decisions
+from cppo_lab.maths.masks import budget_terms, decisions
 from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, Rule, rule_of
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")

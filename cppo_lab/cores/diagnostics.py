@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.masks import threshold_tests
-from cppo_lab.maths.weights import position_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights
 from cppo_lab.spec import RuleSpec
 from cppo_lab.spec.run import OF_ADAPTIVE
 

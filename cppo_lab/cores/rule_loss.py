@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import DivergenceSpec, RunSpec
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, one_of, same_shape
+from cppo_lab.maths.tokens import compute_dtype, one_of, same_shape
 
 MEASURES = ("tv", "kl")
 CONVENTIONS = ("union", "replace_kth")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cppo_lab.maths.checks import one_of, positive, same_shape
 from cppo_lab.maths.divergence import CONVENTIONS, MEASURES, binary, topk_from_logp
+from cppo_lab.maths.tokens import one_of, positive, same_shape
 
 # Default number of elements per chunk: on a CPU the buffer should fit into the cache, an accelerator prefers long
 # kernels.

@@ -1,33 +1,94 @@
-"""Token masks from divergences: DPPO and CPPO. Shapes: [B, T].
+"""Masks of tokens: DPPO, CPPO and its soft form; IcePop, IPO and KPop. Shapes: [B, T].
 
-    M_t = [ A_t (rho_t - 1) <= 0  or  w_t D_t <= c_t ],     objective = M_t rho_t A_t
-    DPPO:  w = 1, c_t = delta
-    CPPO:  c_t = min(delta, delta + delta_b W_{t-1} - S_{t-1})
-           S_t = sum_{j<=t} w_j D_j,   W_t = sum_{j<=t} w_j
+The objective of rules that keep or drop tokens, and its truncated form:
 
-A token that moves pi back toward mu is always kept; one that moves it away is kept if its weighted divergence is within
-both the token threshold delta and what the prefix leaves over. S runs over every token, kept or masked; c_t may go
-negative. A tie keeps the token. A token with A = 0 is also kept; it has no gradient and is excluded from mask
-statistics.
+    objective_t = keep_t rho_t A_t                                                               the paper's
+    objective_t = keep_t stopgrad(min(exp(clip(log rho_t, -L, L)), C)) A_t log pi(y_t)           truncated
 
-CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablations are `cppo` with a constant fixed
-(cppo_lab/rules/built_in.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
+C is `ratio_cap`, L is `log_ratio_clamp`; None and math.inf switch either off, and with both off the first form holds.
+The gradients in log pi(y_t) are keep rho A and keep min(rho, C) A. They are equal if no token is beyond the limits,
+although the values of the two forms differ.
 
-Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
+Source of the truncated form: verl's DPPO (`dppo_tv`) and the CPPO authors' loss (verl's pull request 6731), both with
+C = L = 20; DPPO, arXiv 2602.04879, section 5.4.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.budget import CAP, QUANTILE, SCALE, effective_delta_b
-from cppo_lab.maths.checks import positive, row_counts
-from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, tokens
-from cppo_lab.maths.truncation import objective_and_stats
-from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
+from cppo_lab.maths.tokens import (
+    RuleOutput,
+    Tokens,
+    common_stats,
+    importance_objective,
+    non_negative,
+    one_of,
+    positive,
+    ratio_bounds,
+    row_counts,
+    tokens,
+)
+from cppo_lab.maths.weights import (
+    CAP,
+    QUANTILE,
+    SCALE,
+    effective_delta_b,
+    position_weights,
+    prefix_excess,
+    prefix_weight,
+    shuffled_weights,
+)
+
+
+def objective_and_stats(
+    batch: Tokens, keep: Tensor, ratio_cap: float | None, log_ratio_clamp: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective [B, T]; and, if there is a limit, the statistic `clipped`: the kept tokens with A != 0 beyond it.
+
+    Raises:
+        ValueError: ratio_cap < 1, log_ratio_clamp <= 0, or as in `importance_objective`.
+    """
+    cap, clamp = (math.inf if limit is None else limit for limit in (ratio_cap, log_ratio_clamp))
+    if not cap >= 1:
+        raise ValueError(f"ratio_cap={ratio_cap!r} must be at least 1: pass math.inf to switch it off")
+    positive("log_ratio_clamp", clamp, allow_inf=True)
+    if math.isinf(cap) and math.isinf(clamp):
+        return importance_objective(batch, keep), {}
+    log_ratio = batch.log_ratio.detach()
+    # The cap as a limit of the log-ratio, so that no exponential overflows.
+    limited = log_ratio.clamp(-clamp, min(clamp, math.log(cap)))
+    ratio = torch.where(keep > 0, limited, 0.0).exp()
+    if batch.overflows and not bool(ratio.isfinite().all()):
+        raise ValueError(
+            f"the probability ratio of a kept token overflows: lower log_ratio_clamp={log_ratio_clamp!r} or set "
+            "ratio_cap"
+        )
+    beyond = (limited != log_ratio) & batch.active & (keep > 0)
+    stats = {"clipped": row_counts(beyond).sum().to(keep.dtype)}
+    return keep * ratio * batch.advantages * batch.logp, stats
+
+
+# Token masks from divergences: DPPO and CPPO.
+#
+#     M_t = [ A_t (rho_t - 1) <= 0  or  w_t D_t <= c_t ],     objective = M_t rho_t A_t
+#     DPPO:  w = 1, c_t = delta
+#     CPPO:  c_t = min(delta, delta + delta_b W_{t-1} - S_{t-1})
+#            S_t = sum_{j<=t} w_j D_j,   W_t = sum_{j<=t} w_j
+#
+# A token that moves pi back toward mu is always kept; one that moves it away is kept if its weighted divergence is
+# within both the token threshold delta and what the prefix leaves over. S runs over every token, kept or masked; c_t
+# may go negative. A tie keeps the token. A token with A = 0 is also kept; it has no gradient and is excluded from mask
+# statistics.
+#
+# CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablations are `cppo` with a constant fixed
+# (cppo_lab/rules/built_in.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
+#
+# Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
 
 
 class ThresholdTests(NamedTuple):
@@ -59,10 +120,10 @@ def dppo(
     ratio_cap: float | None = None,
     log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
-    """DPPO: keep iff A(rho - 1) <= 0 or D_t <= delta. `ratio_cap` and `log_ratio_clamp`: see `truncation`.
+    """DPPO: keep iff A(rho - 1) <= 0 or D_t <= delta. `ratio_cap` and `log_ratio_clamp`: see above.
 
     Raises:
-        ValueError: no divergence, delta <= 0, or arguments as in `output.tokens` and `truncation`.
+        ValueError: no divergence, delta <= 0, or arguments as in `tokens.tokens`, or limits below 1 and 0.
     """
     positive("delta", delta)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
@@ -102,11 +163,11 @@ def cppo(
         span: fixed T of the weight equation; None takes each response's own length.
         reverse: gives each response its weights in reverse order, the lightest first.
         permutation: [B, T] reorders each response's weights, see `weights.shuffled_weights`; None keeps them.
-        ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see `truncation`; they do not affect the
+        ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see above; they do not affect the
         masks.
 
     Raises:
-        ValueError: a constant out of range, no divergence, or arguments as in `output.tokens`.
+        ValueError: a constant out of range, no divergence, or arguments as in `tokens.tokens`.
     """
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     weights = position_weights(batch.valid, w_min, span, reverse=reverse, dtype=batch.logp.dtype)
@@ -153,3 +214,305 @@ def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tenso
     if math.isinf(delta_b):
         return {}
     return {"delta_b": torch.where(row_counts(batch.valid) > 0, rate, 0.0).sum()}
+
+
+# CPPO with a soft weight instead of a 0/1 mask.
+#
+#     keep_t = g(x_t) where A_t (rho_t - 1) > 0, else 1,     objective = keep_t rho_t A_t
+#     x_t = max(w_t D_t / delta,  S_t / (delta + delta_b W_{t-1}))
+#
+# x <= 1 exactly where the hard mask keeps the token. A gate g is admissible if 0 <= g(x) <= min(1, 1/x): then
+# the weighted divergence g(x) w D never exceeds delta, nor g(x) S the budget, as under the hard mask.
+
+
+Gate = Callable[[Tensor], Tensor]
+
+
+def inverse(score: Tensor) -> Tensor:
+    """g(x) = min(1, 1/x): the largest admissible gate."""
+    return 1 / score.clamp_min(1)
+
+
+def sapo(score: Tensor) -> Tensor:
+    """SAPO's gate: 4 s (1 - s), s = sigmoid(x - 1), where x > 1. Not admissible: x g(x) reaches 1.575."""
+    sigmoid = torch.sigmoid(score.clamp_min(1) - 1)
+    return 4 * sigmoid * (1 - sigmoid)
+
+
+def sapo_admissible(score: Tensor) -> Tensor:
+    """min(SAPO's gate, 1/x): the admissible part of SAPO's gate."""
+    return torch.minimum(sapo(score), inverse(score))
+
+
+GATES: dict[str, Gate] = {"inverse": inverse, "sapo_admissible": sapo_admissible}
+
+
+def admissible_gate(gate: str | Gate) -> Gate:
+    """The gate of this name, or the given function after probing it on x in [0, 10^4].
+
+    Raises:
+        ValueError: unknown name, or a gate that leaves [0, min(1, 1/x)] at a probed score, or is NaN there.
+    """
+    if isinstance(gate, str):
+        one_of("gate", gate, GATES)
+        return GATES[gate]
+    score = torch.cat(
+        [torch.linspace(0, 1, 257, dtype=torch.float64), torch.logspace(0, 4, 4097, dtype=torch.float64)]
+    )
+    value = gate(score)
+    bad = ~((value >= 0) & (value <= inverse(score) * (1 + 1e-9)))  # negated, so that NaN is bad
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(
+            f"gate={getattr(gate, '__name__', gate)!r} is not admissible: g({float(score[first]):.6g}) = "
+            f"{float(value[first]):.6g} exceeds [0, min(1, 1/x)]: use min(g(x), 1/x) or one of {list(GATES)}"
+        )
+    return gate
+
+
+def cppo_soft(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+    delta_b: float,
+    w_min: float,
+    delta_b_mode: str,
+    gate: str | Gate = "inverse",
+    delta_b_cap: float = CAP,
+    delta_b_quantile: float = QUANTILE,
+    delta_b_scale: float = SCALE,
+    span: int | None = None,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """CPPO with the weight g(x_t). Constants as `masks.cppo`, and `gate`, see `admissible_gate`.
+
+    `masked` statistics are sums of the removed weight 1 - g.
+
+    Raises:
+        ValueError: as `masks.cppo`, or a gate that is unknown or not admissible.
+    """
+    positive("delta", delta)
+    weigh = admissible_gate(gate)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    d = batch.required_divergence("cppo_soft")
+    weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
+    rate = effective_delta_b(
+        d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+    )
+    score = violation_score(d, weights, batch.valid, delta, rate)
+    away = batch.moves_away
+    keep = torch.where(away, weigh(score).to(score.dtype).clamp(0, 1), 1.0) * batch.valid
+    tests = threshold_tests(d, weights, batch.valid, delta, rate)
+    removed = 1 - keep
+    stats = common_stats(batch, keep) | budget_stats(batch, rate, delta_b)
+    stats["masked_by_token"] = (removed * (away & tests.token_fails)).sum()
+    stats["masked_by_prefix"] = (removed * (away & tests.prefix_fails & ~tests.token_fails)).sum()
+    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
+    fails = {"threshold": away & tests.token_fails, "budget": away & tests.prefix_fails}
+    return RuleOutput(objective, keep, stats | truncated, fails)
+
+
+@torch.no_grad()
+def violation_score(
+    divergence: Tensor, weights: Tensor, valid: Tensor, delta: float, delta_b: Tensor
+) -> Tensor:
+    """x_t [B, T]: how far the token or its prefix exceeds its limit; <= 1 where the hard mask keeps it.
+
+    Args:
+        divergence, weights: [B, T].
+        valid: [B, T] bool.
+        delta: token threshold.
+        delta_b: [B] budget rate per response; inf means no budget.
+    """
+    tests = threshold_tests(divergence, weights, valid, delta, delta_b)
+    unlimited = torch.isinf(delta_b)[:, None]
+    capacity = delta + torch.where(unlimited, 0.0, delta_b[:, None]) * prefix_weight(weights)
+    # S_t / capacity = 1 + (S_t - capacity) / capacity, where the numerator is the hard mask's running sum.
+    prefix = (1 + (tests.excess + tests.weighted - delta) / capacity).masked_fill(unlimited, 0.0)
+    return torch.maximum(tests.weighted / delta, prefix) * valid
+
+
+# Token masks that ignore the sign of A: IcePop, IPO and KPop.
+#
+#     IcePop:  M_t = [ ratio_low <= rho_t <= ratio_high ]
+#     IPO:     M_t = [ |pi(y_t) - mu(y_t)| <= delta ]
+#     KPop:    M_t = [ KL_B(mu, pi) <= delta  and  KL_B(pi, mu) <= delta ]
+#              KL_B(p, q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q))
+#
+#     objective_t = M_t rho_t A_t   (IPO: - kl_tau (log rho_t)^2, at every token, masked or not, whatever A is)
+#
+# DPPO and CPPO keep every token that moves back toward mu; these rules drop it like any other token beyond the bound.
+# The probabilities are those of the sampled token, so no divergence is needed; one that is passed only enters the
+# statistics. A tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
+#
+# Source: IcePop, arXiv 2510.18855, in the form of prime-rl's `icepop` loss (with bounds 0.2 and 5) and of verl's
+# `rollout_corr_helper.py` with bounds "0.5_5.0"; those of rule/icepop.yaml are 0.5 and 5. There rho is a constant
+# factor of log pi; its gradient, M rho A, is the one here. slime's IcePop (`backends/megatron_utils/loss.py`) is
+# another loss: PPO's clipped loss, weighted by the ratio of the trainer's old policy to the rollout policy where that
+# ratio is within the bounds. IPO, prime-rl `trainer/rl/loss.py` (its penalty: Kimi K2.5, arXiv 2602.02276). KPop, the
+# blog ringtech.notion.site/kpop (AReaL `utils/functional/functional.py`, prime-rl pull request 3283, which adds IPO's
+# penalty; not here).
+
+
+# Probabilities are clipped to [FLOOR, 1 - FLOOR] before KPop's logarithms, as in prime-rl: float32 cannot represent 1 -
+# 1e-8.
+FLOOR = 1e-6
+
+
+def icepop(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    ratio_low: float,
+    ratio_high: float,
+) -> RuleOutput:
+    """IcePop: keep iff ratio_low <= rho <= ratio_high. 0 and math.inf leave a side open.
+
+    Raises:
+        ValueError: bounds that do not enclose 1, or as in `tokens.tokens`.
+    """
+    ratio_bounds(ratio_low, ratio_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    ratio = batch.log_ratio.detach().exp()
+    return _kept(batch, (ratio >= ratio_low) & (ratio <= ratio_high), "ratio bounds")
+
+
+def ipo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+    kl_tau: float,
+) -> RuleOutput:
+    """IPO: keep iff |pi - mu| <= delta; minus kl_tau (log rho)^2 at every token, which also pulls masked ones back.
+
+    Raises:
+        ValueError: delta <= 0, kl_tau < 0, or as in `tokens.tokens`.
+    """
+    positive("delta", delta)
+    non_negative("kl_tau", kl_tau)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    shift = (batch.logp.detach().exp() - _rollout(batch, rollout_logp).exp()).abs()
+    output = _kept(batch, shift <= delta, "probability shift")
+    return output._replace(objective=output.objective - kl_tau * batch.log_ratio.square())
+
+
+def kpop(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+) -> RuleOutput:
+    """KPop: keep iff the binary KL is at most delta in both directions.
+
+    Raises:
+        ValueError: delta <= 0, or as in `tokens.tokens`.
+    """
+    positive("delta", delta)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    forth = back = torch.zeros_like(batch.logp.detach())
+    for pi, mu in zip(_cells(batch.logp.detach()), _cells(_rollout(batch, rollout_logp)), strict=True):
+        log_ratio = pi.log() - mu.log()
+        forth, back = forth + pi * log_ratio, back - mu * log_ratio
+    return _kept(batch, torch.maximum(forth, back) <= delta, "binary KL")
+
+
+def _kept(batch: Tokens, within: Tensor, test: str) -> RuleOutput:
+    keep = (batch.valid & within).to(batch.logp.dtype)
+    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), {test: ~within})
+
+
+def _rollout(batch: Tokens, rollout_logp: Tensor) -> Tensor:
+    """log mu(y_t) without gradient, 0 at padding."""
+    return torch.where(batch.valid, rollout_logp.detach().to(batch.logp.dtype), 0.0)
+
+
+def _cells(logp: Tensor) -> tuple[Tensor, Tensor]:
+    """p and 1 - p of log p [B, T], each at least FLOOR; -expm1 keeps the digits of 1 - p near p = 1."""
+    return logp.exp().clamp(FLOOR, 1 - FLOOR), torch.expm1(logp).neg_().clamp(FLOOR, 1 - FLOOR)
+
+
+# A rule's decision on each token, and the test behind it. Shapes: [B, T] in, [N] out: the valid tokens row by row.
+
+
+OTHER_TEST = "rule"  # the reason if a rule does not name its tests
+
+
+class Decisions(NamedTuple):
+    """keep [N]: the mask or weight. reason [N] uint8: 0 if no test masked or reduced the token, else 1 + the index in
+    `tests` of the first that did.
+    """
+
+    tests: tuple[str, ...]
+    keep: Tensor
+    reason: Tensor
+
+
+@torch.no_grad()
+def decisions(output: RuleOutput, valid: Tensor) -> Decisions:
+    """The decisions in a rule's output on the tokens of `valid` [B, T] bool."""
+    keep = output.keep[valid].detach()
+    tests = {name: failed[valid] for name, failed in output.tests.items()}
+    if not tests:
+        tests = {OTHER_TEST: keep < 1}
+    reason = torch.zeros(len(keep), dtype=torch.uint8, device=keep.device)
+    for number, failed in reversed(list(enumerate(tests.values(), 1))):
+        reason[failed] = number
+    return Decisions(tuple(tests), keep, reason)
+
+
+class BudgetTerms(NamedTuple):
+    """What CPPO's tests compare at each token, [B, T], 0 at padding: w_t, S_{t-1} = sum_{j<t} w_j D_j, and the limit
+    c_t = min(delta, delta + delta_b W_{t-1} - S_{t-1}) of w_t D_t.
+    """
+
+    weight: Tensor
+    prefix_sum: Tensor
+    limit: Tensor
+
+
+@torch.no_grad()
+def budget_terms(
+    divergence: Tensor,
+    valid: Tensor,
+    *,
+    delta: float,
+    delta_b: float,
+    w_min: float,
+    delta_b_mode: str,
+    delta_b_cap: float = CAP,
+    delta_b_quantile: float = QUANTILE,
+    delta_b_scale: float = SCALE,
+    span: int | None = None,
+    reverse: bool = False,
+    permutation: Tensor | None = None,
+) -> BudgetTerms:
+    """The terms of `masks.cppo` with the same constants, for `divergence` [B, T] of the tokens `valid` [B, T].
+
+    Raises ValueError for a constant out of range.
+    """
+    weight = position_weights(valid, w_min, span, reverse=reverse, dtype=divergence.dtype)
+    if permutation is not None:
+        weight = shuffled_weights(weight, valid, permutation)
+    rate = effective_delta_b(
+        divergence, valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+    )
+    excess = prefix_excess(weight, divergence, valid, rate)
+    nothing_allowed = torch.zeros_like(rate)
+    prefix_sum = prefix_excess(weight, divergence, valid, nothing_allowed)
+    limit = (delta - excess).clamp_max(delta).masked_fill(~valid, 0.0)
+    return BudgetTerms(weight, prefix_sum, limit)

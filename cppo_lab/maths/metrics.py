@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, same_shape
+from cppo_lab.maths.tokens import compute_dtype, same_shape
 
 # summary name -> (numerator, denominator) among the sums
 SHARES: dict[str, tuple[str, str]] = {

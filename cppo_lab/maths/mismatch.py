@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.maths.checks import same_shape
-from cppo_lab.maths.output import LARGEST_EXPONENT
+from cppo_lab.maths.tokens import LARGEST_EXPONENT, same_shape
 
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
 THIRDS = len(schema.THIRDS)

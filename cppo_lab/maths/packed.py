@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths import aggregation
-from cppo_lab.maths.checks import finite, same_shape, token_mask
 from cppo_lab.maths.metrics import merge
-from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import RuleOutput, finite, same_shape, token_mask
 from cppo_lab.rules import MINIBATCH, RULES
 
 

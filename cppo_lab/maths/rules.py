@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from cppo_lab import rules
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput
 
 __all__ = ["RULES", "RuleOutput", "get_rule"]
 

@@ -20,10 +20,7 @@ from cppo_lab.rules.colours import (
 from cppo_lab.rules.record import DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
 
 CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
-_MASKS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.sequence_masks"
-_CLIPS, _COEFFICIENTS = "cppo_lab.maths.surrogates", "cppo_lab.maths.importance"
-_MEANS = "cppo_lab.maths.sequence_ratio"
-_SYMMETRIC, _WEIGHTS = "cppo_lab.maths.symmetric", "cppo_lab.maths.sequence_weights"
+_MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cppo_lab.maths.responses"
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
 _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 
@@ -48,7 +45,7 @@ BUILT_IN = (
         row=Row("ratio", beyond="clipped"),
     ),
     # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
-    # standard deviation (`advantages.group_advantages`), and of each response by its length (`aggregation`).
+    # standard deviation (`aggregation.group_advantages`), and of each response by its length (`aggregation`).
     Rule(
         name="dr_grpo",
         function=f"{_CLIPS}:grpo",
@@ -126,7 +123,7 @@ BUILT_IN = (
     ),
     Rule(
         name="cppo_soft",
-        function="cppo_lab.maths.soft:cppo_soft",
+        function=f"{_MASKS}:cppo_soft",
         title="CPPO soft gate",
         paper=CPPO_PAPER,
         needs=_BUDGET,
@@ -168,7 +165,7 @@ BUILT_IN = (
     ),
     Rule(
         name="cispo",
-        function=f"{_COEFFICIENTS}:cispo",
+        function=f"{_CLIPS}:cispo",
         title="CISPO",
         paper="2506.13585",
         row=Row("ratio", beyond="capped"),
@@ -178,7 +175,7 @@ BUILT_IN = (
     ),
     Rule(
         name="minpro",
-        function=f"{_COEFFICIENTS}:minpro",
+        function=f"{_CLIPS}:minpro",
         title="MinPRO",
         paper="2601.22718",
         needs=frozenset({RESPONSE}),
@@ -189,7 +186,7 @@ BUILT_IN = (
     ),
     Rule(
         name="gspo",
-        function=f"{_MEANS}:gspo",
+        function=f"{_RESPONSES}:gspo",
         title="GSPO",
         paper="2507.18071",
         needs=frozenset({RESPONSE}),
@@ -197,7 +194,7 @@ BUILT_IN = (
     ),
     Rule(
         name="geo_mean",
-        function=f"{_MEANS}:geo_mean",
+        function=f"{_RESPONSES}:geo_mean",
         title="GMPO",
         paper="2507.20673",
         needs=frozenset({RESPONSE}),
@@ -205,14 +202,14 @@ BUILT_IN = (
     ),
     Rule(
         name="sapo",
-        function="cppo_lab.maths.soft_clip:sapo",
+        function=f"{_CLIPS}:sapo",
         title="SAPO",
         paper="2511.20347",
         row=Row("ratio", beyond="weighed less"),
     ),
     Rule(
         name="icepop",
-        function=f"{_SYMMETRIC}:icepop",
+        function=f"{_MASKS}:icepop",
         title="IcePop",
         paper="2510.18855",
         row=Row("ratio, both directions"),
@@ -220,27 +217,27 @@ BUILT_IN = (
     # prime-rl's loss, without a paper.
     Rule(
         name="ipo",
-        function=f"{_SYMMETRIC}:ipo",
+        function=f"{_MASKS}:ipo",
         title="IPO",
         row=Row("probability, both directions", beyond="masked, pulled back"),
     ),
     # From a blog: ringtech.notion.site/kpop.
     Rule(
         name="kpop",
-        function=f"{_SYMMETRIC}:kpop",
+        function=f"{_MASKS}:kpop",
         title="KPop",
         row=Row("KL both ways, both directions"),
     ),
     Rule(
         name="drpo",
-        function="cppo_lab.maths.drpo:drpo",
+        function=f"{_CLIPS}:drpo",
         title="DRPO",
         paper="2606.09821",
         row=Row("probability", beyond="weighed less, pulled back"),
     ),
     Rule(
         name="m2po",
-        function="cppo_lab.maths.m2po:m2po",
+        function=f"{_RESPONSES}:m2po",
         title="M2PO",
         paper="2510.01161",
         needs=frozenset({MINIBATCH, RESPONSE}),
@@ -249,28 +246,28 @@ BUILT_IN = (
     # These three are from a blog: richardli.xyz/rl-collapse.
     Rule(
         name="seq_tis",
-        function=f"{_WEIGHTS}:seq_tis",
+        function=f"{_RESPONSES}:seq_tis",
         title="Seq-TIS",
         needs=frozenset({RESPONSE}),
         row=Row("product of ratios", per="response", beyond="capped"),
     ),
     Rule(
         name="seq_mis",
-        function=f"{_WEIGHTS}:seq_mis",
+        function=f"{_RESPONSES}:seq_mis",
         title="Seq-MIS",
         needs=frozenset({RESPONSE}),
         row=Row("product of ratios", per="response"),
     ),
     Rule(
         name="geo_mask",
-        function=f"{_WEIGHTS}:geo_mask",
+        function=f"{_RESPONSES}:geo_mask",
         title="Geo-Mask",
         needs=frozenset({RESPONSE}),
         row=Row("mean ratio", per="response"),
     ),
     Rule(
         name="opsm",
-        function="cppo_lab.maths.opsm:opsm",
+        function=f"{_RESPONSES}:opsm",
         title="Off-policy sequence mask",
         paper="2512.02556",
         needs=frozenset({RESPONSE}),
@@ -278,7 +275,7 @@ BUILT_IN = (
     ),
     Rule(
         name="vespo",
-        function=f"{_WEIGHTS}:vespo",
+        function=f"{_RESPONSES}:vespo",
         title="VESPO",
         paper="2602.10693",
         needs=frozenset({RESPONSE}),
@@ -286,7 +283,7 @@ BUILT_IN = (
     ),
     Rule(
         name="vaco",
-        function="cppo_lab.maths.vaco:vaco",
+        function=f"{_RESPONSES}:vaco",
         title="VACO",
         paper="2603.01365",
         needs=frozenset({RESPONSE}),

@@ -89,7 +89,7 @@ class Rule(Variant):
 
     function: `package.module:name`, or the function itself: `fn(logp, rollout_logp, advantages, valid,
         divergence=None, *, <constants>) -> RuleOutput`, all tensors [B, T], constants as plain keyword scalars
-        (cppo_lab.maths.output).
+        (cppo_lab.maths.tokens).
     needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.

@@ -25,7 +25,7 @@ from torch import Tensor
 from cppo_lab.maths import packed
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.rules import DIVERGENCE, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 

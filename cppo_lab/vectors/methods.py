@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cppo_lab.maths.output import RuleOutput, common_stats, importance_objective, tokens
+from cppo_lab.maths.tokens import RuleOutput, common_stats, importance_objective, tokens
 
 Constants = Callable[[str], Any]  # name of a hyper-parameter -> its value
 UNMASKED = "unmasked"

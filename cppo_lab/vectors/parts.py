@@ -7,15 +7,12 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import MODES, aggregate
-from cppo_lab.maths.budget import effective_delta_b
-from cppo_lab.maths.masks import ThresholdTests, threshold_tests
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
+from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
+from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.soft import sapo as sapo_gate
-from cppo_lab.maths.soft import violation_score
-from cppo_lab.maths.weights import position_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights
 from cppo_lab.vectors import theory
 from cppo_lab.vectors.archive import Vectors
 from cppo_lab.vectors.methods import NUMBER

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.vectors.archive import Vectors
 from cppo_lab.vectors.methods import SHUFFLED, UNMASKED, capped, capped_logp, find_method, unmasked
 

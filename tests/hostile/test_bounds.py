@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
-from cppo_lab.maths.surrogates import grpo
+from cppo_lab.maths.clips import grpo
 from cppo_lab.spec.run import BatchSpec, RuleSpec, _divisors
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Sweep, load_sweep

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.budget import effective_delta_b
+from cppo_lab.maths.aggregation import aggregate, group_advantages
+from cppo_lab.maths.masks import sapo
 from cppo_lab.maths.metrics import merge
 from cppo_lab.maths.rules import RULES, get_rule
-from cppo_lab.maths.soft import sapo
-from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, shuffled_weights
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
 from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE, random_batch

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.rules import RULES, get_rule
 from tests.maths.maths_batches import PULL_BACK, constants, random_batch
 

@@ -6,8 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
 from tests.maths.maths_batches import STATISTICS, WITHOUT_DIVERGENCE, constants, random_batch

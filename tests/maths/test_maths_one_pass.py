@@ -5,9 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from cppo_lab.maths.budget import masked_quantile
-from cppo_lab.maths.checks import row_counts
-from cppo_lab.maths.output import tokens
+from cppo_lab.maths.tokens import row_counts, tokens
+from cppo_lab.maths.weights import masked_quantile
 from tests.maths.maths_batches import random_batch
 from tests.maths.maths_cases import check_all
 

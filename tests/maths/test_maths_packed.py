@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import aggregation, packed
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.budget import effective_delta_b
+from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
-from cppo_lab.maths.weights import position_weights, prefix_excess, prefix_weight
+from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, distributions, random_batch

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.weights import position_weights, prefix_excess, prefix_weight
+from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
 from tests.maths.maths_batches import TokenBatch
 
 LENGTH, ROWS = 16384, 8

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate
-from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.weights import effective_delta_b
 from tests.maths.maths_batches import distributions, random_batch
 from tests.oracles import loops
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.maths import budget
+from cppo_lab.maths import weights as budget
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import RULES
-from cppo_lab.maths.weights import position_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.compose import compose

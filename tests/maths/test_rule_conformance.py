@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.rules import DIVERGENCE, RESPONSE, RULES, Rule
 from cppo_lab.testing import RuleTests, check_rule
 from tests.maths.maths_batches import CONSTANTS, PULL_BACK, WITHOUT_DIVERGENCE

@@ -1,8 +1,7 @@
 """What another package brings: DPPO on punished responses alone (docs/architecture.md). Shapes: [B, T]."""
 
-from cppo_lab.maths.checks import positive
 from cppo_lab.maths.masks import masked
-from cppo_lab.maths.output import tokens
+from cppo_lab.maths.tokens import positive, tokens
 
 
 def one_sided(logp, rollout_logp, advantages, valid, divergence=None, *, delta, slack=0.0):

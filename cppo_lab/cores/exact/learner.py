@@ -22,7 +22,7 @@ from cppo_lab.cores.rule_loss import (
     own_permutation,
     recorded_tokens,
 )
-from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.spec import ExactRun
 

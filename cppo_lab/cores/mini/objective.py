@@ -13,7 +13,7 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.mismatch import LogRatios, log_ratios
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.spec import MiniRun
 
 

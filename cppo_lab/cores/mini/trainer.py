@@ -28,7 +28,7 @@ from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.maths import mismatch
-from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.spec import MiniRun
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cppo_lab.cores.diagnostics import ObservedTokens
-from cppo_lab.maths.decisions import decisions
-from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.masks import decisions
+from cppo_lab.maths.tokens import RuleOutput
 
 PLACE = "kept_place"  # int64 [1]: index of the row among the kept responses of the step
 

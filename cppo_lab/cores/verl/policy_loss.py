@@ -27,10 +27,9 @@ from cppo_lab.cores.verl.loss_config import NAME, TrustRegionLossConfig
 from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report, report_mismatch
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths import aggregation, divergence
-from cppo_lab.maths.checks import compute_dtype
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from cppo_lab.maths.output import RuleOutput, common_stats, tokens
+from cppo_lab.maths.tokens import RuleOutput, common_stats, compute_dtype, tokens
 from cppo_lab.rules import PERMUTATION
 
 

@@ -39,7 +39,7 @@ from cppo_lab.cores.verl.transfer_queue import (
 from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.files import replace_file
-from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec

@@ -16,12 +16,11 @@ from verl.workers.config import PolicyLossConfig
 from cppo_lab import rules as records
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
-from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.rules import MINIBATCH
 from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_batch, random_permutation

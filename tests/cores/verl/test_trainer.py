@@ -24,7 +24,7 @@ from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.cores.verl.worker import WATCHED_STEP
-from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
@@ -378,7 +378,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, norm: float)
 def all_sums() -> dict[str, float]:
     """Sums as verl reduces them, of a batch in which nothing is masked."""
     from cppo_lab.cores.verl.loss_metrics import diagnostic_sums
-    from cppo_lab.maths.output import common_stats, tokens
+    from cppo_lab.maths.tokens import common_stats, tokens
 
     one = torch.full((1, 4), -0.5)
     valid = torch.ones(1, 4, dtype=torch.bool)

@@ -1,0 +1,236 @@
+"""Rules that clip or bend the ratio: PPO, GRPO, Dr. GRPO, SAPO, CISPO, MinPRO and DRPO. Shapes: [B, T].
+
+Ratio-clipping rules: rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
+
+The rules need no divergence; one that is passed only enters the statistics.
+
+Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
+2503.20783.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cppo_lab.maths.tokens import (
+    RuleOutput,
+    Tokens,
+    common_stats,
+    importance_objective,
+    non_negative,
+    positive,
+    row_counts,
+    tokens,
+)
+
+
+def grpo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> RuleOutput:
+    """Clipped surrogate: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A).
+
+    `dual_clip` = c bounds it from below where A < 0: max(., c A), so that rho > c adds no gradient.
+    clip_high > clip_low is GRPO's Clip-Higher, clip_high = clip_low is PPO.
+
+    `keep` is 1 where the unclipped branch, which carries the gradient, is taken (a tie keeps the token).
+
+    Raises:
+        ValueError: clip_low outside [0, 1], clip_high < 0, dual_clip <= 1, or as in `tokens.tokens`.
+    """
+    check_clips(clip_low, clip_high)
+    if dual_clip is not None and not 1 < dual_clip < math.inf:
+        raise ValueError(f"dual_clip={dual_clip!r} must be above 1 and finite: pass None to switch it off")
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    clipped, bound = clip(batch, clip_low, clip_high, dual_clip)
+    keep = (batch.valid & ~clipped).to(batch.logp.dtype)
+    # One branch by selection: torch.minimum would halve the gradient at a tie.
+    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
+    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    return RuleOutput(objective, keep, stats, {"ratio clip": clipped})
+
+
+def check_clips(clip_low: float, clip_high: float) -> None:
+    """Raise ValueError unless 0 <= clip_low <= 1 and clip_high is finite and >= 0."""
+    non_negative("clip_high", clip_high)
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
+
+
+def clip(
+    batch: Tokens, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """[B, T] bool, where the clipped branch is taken; and the ratio's bound there."""
+    ratio = batch.log_ratio.detach().exp()
+    above = (batch.advantages > 0) & (ratio > 1 + clip_high)
+    below = (batch.advantages < 0) & (ratio < 1 - clip_low)
+    bound = torch.full_like(ratio, 1 - clip_low).masked_fill(above, 1 + clip_high)
+    if dual_clip is not None:
+        dual = (batch.advantages < 0) & (ratio > dual_clip)
+        bound = bound.masked_fill(dual, dual_clip)
+        below = below | dual
+    return above | below, bound
+
+
+# SAPO: a sigmoid of the ratio in place of a clip.
+#
+#     objective_t = 4 / tau sigmoid(tau (rho_t - 1)) A_t,   tau = tau_positive where A_t > 0, else tau_negative
+#
+# Its gradient in log pi(y_t) is keep_t rho_t A_t with keep_t = 4 p (1 - p), p = sigmoid(tau (rho_t - 1)): 1 on policy,
+# falling to 0 on both sides, faster for a larger tau. The paper takes tau_negative > tau_positive, because a negative
+# advantage raises the logits of all the tokens that were not sampled.
+#
+# Source: SAPO, arXiv 2511.20347; tau_positive = 1.0, tau_negative = 1.05. On policy the objective is 2 A / tau, not A.
+# The rule needs no divergence; one that is passed only enters the statistics.
+
+
+def sapo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    tau_positive: float,
+    tau_negative: float,
+) -> RuleOutput:
+    """SAPO's soft clip; `keep` is the weight 4 p (1 - p), and 1 where A = 0.
+
+    `masked` statistics are sums of the removed weight 1 - keep.
+
+    Raises:
+        ValueError: a temperature that is not positive, or as in `tokens.tokens`.
+    """
+    positive("tau_positive", tau_positive)
+    positive("tau_negative", tau_negative)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    tau = torch.full_like(batch.advantages, tau_negative).masked_fill(batch.advantages > 0, tau_positive)
+    # The gate saturates long before rho overflows; without the clamp its gradient would be 0 * inf.
+    largest = math.log(torch.finfo(batch.logp.dtype).max) / 2
+    p = torch.sigmoid(tau * torch.expm1(batch.log_ratio.clamp_max(largest)))
+    weight = 4 * p.detach() * (1 - p.detach())
+    keep = torch.where(batch.active, weight, 1.0) * batch.valid
+    return RuleOutput(
+        4 / tau * p * batch.advantages, keep, common_stats(batch, keep), {"soft clip": keep < 1}
+    )
+
+
+# Rules that weight log pi by a clipped importance coefficient and mask nothing.
+#
+#     objective_t = stopgrad(clip(coefficient_t, 1 - clip_low, 1 + clip_high)) A_t log pi(y_t)
+#     CISPO:   coefficient_t = rho_t
+#     MinPRO:  coefficient_t = rho_t min_{i<t} rho_i,   the empty prefix counts as 1
+#
+# Every token keeps a gradient; clipping bounds its size. `clip_low=None` leaves the lower side open.
+# PAPER: the clips are not disclosed. Ours, for both: a cap of 5.0 (clip_high = 4), the lower side open.
+#
+# Source: CISPO, arXiv 2506.13585; MinPRO, arXiv 2601.22718.
+
+
+def cispo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    clip_high: float,
+    clip_low: float | None = None,
+) -> RuleOutput:
+    """CISPO: the clipped ratio as a constant weight of the policy gradient. `divergence` is for statistics only.
+
+    Raises:
+        ValueError: clip_high < 0, clip_low outside [0, 1], or as in `tokens.tokens`.
+    """
+    _check_clips(clip_low, clip_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    return _weighted_logp(batch, batch.log_ratio.detach().exp(), clip_low, clip_high)
+
+
+def minpro(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    clip_high: float,
+    clip_low: float | None = None,
+) -> RuleOutput:
+    """MinPRO: the ratio times the smallest ratio of the prefix, clipped. `divergence` is for statistics only.
+
+    Raises:
+        ValueError: as `cispo`.
+    """
+    _check_clips(clip_low, clip_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    log_ratio = batch.log_ratio.detach()
+    prefix = torch.zeros_like(log_ratio)  # log 1 for the empty prefix, which does not enter longer prefixes
+    if log_ratio.shape[1] > 1:
+        prefix[:, 1:] = log_ratio[:, :-1].cummin(1).values
+    return _weighted_logp(batch, (log_ratio + prefix).exp(), clip_low, clip_high)
+
+
+def _weighted_logp(
+    batch: Tokens, coefficient: Tensor, clip_low: float | None, clip_high: float
+) -> RuleOutput:
+    clipped = coefficient.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
+    keep = batch.valid.to(batch.logp.dtype)
+    stats = common_stats(batch, keep)
+    beyond = (clipped != coefficient) & batch.active
+    stats["clipped"] = row_counts(beyond).sum().to(keep.dtype)
+    return RuleOutput(clipped * batch.advantages * batch.logp, keep, stats, {"coefficient clip": beyond})
+
+
+def _check_clips(clip_low: float | None, clip_high: float) -> None:
+    non_negative("clip_high", clip_high)
+    if clip_low is not None and not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1], or be None for no lower clip")
+
+
+# DRPO: a quadratic penalty on the probability's shift in place of a mask.
+#
+#     objective_t = rho_t A_t - |A_t| mu(y_t) (rho_t - 1)^2 / (2 delta)
+#
+# Its gradient in log pi(y_t) is g_t rho_t A_t with g_t = 1 - sign(A_t (rho_t - 1)) |pi(y_t) - mu(y_t)| / delta: below 1
+# where the token moves away, negative beyond delta, above 1 where it moves back. With delta >= 1 no token turns around.
+#
+# Source: DRPO, arXiv 2606.09821, Eq. (8); UniRL `unirl/algorithms/drpo.py`, which clamps log rho to [-20, 20], while
+# here a ratio that overflows is an error. The paper's delta is 12.5. The rule needs no divergence; one that is passed
+# only enters the statistics.
+
+
+def drpo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+) -> RuleOutput:
+    """DRPO; `keep` is g clipped to [0, 1], and 1 where A = 0.
+
+    `masked` statistics are sums of the removed weight 1 - keep.
+
+    Raises:
+        ValueError: delta <= 0, a ratio that overflows, or as in `tokens.tokens`.
+    """
+    positive("delta", delta)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    surrogate = importance_objective(batch, batch.valid.to(batch.logp.dtype))
+    mu = torch.where(batch.valid, rollout_logp.detach().to(batch.logp.dtype), 0.0).clamp_max(0).exp()
+    change = torch.expm1(batch.log_ratio)
+    shift = mu * change  # pi - mu, which cannot overflow: its square over mu could
+    gate = 1 - (batch.advantages.sign() * shift.detach() / delta).clamp(0, 1)
+    keep = gate * batch.valid
+    objective = surrogate - batch.advantages.abs() * (shift * change) / (2 * delta)
+    return RuleOutput(objective, keep, common_stats(batch, keep), {"probability shift": keep < 1})

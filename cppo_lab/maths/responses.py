@@ -1,0 +1,515 @@
+"""Rules that decide or weigh by the whole response: TRM, GSPO, GMPO, Seq-TIS and others. Shapes: [B, T].
+
+Trust-region masking of whole responses (TRM):
+
+    trm_max:      response kept iff max_t D_t <= delta_max
+    trm_avg:      response kept iff mean_t D_t <= delta_avg
+    trm_max_avg:  both
+
+D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A, or its truncated form
+(`ratio_cap`, `log_ratio_clamp`: see `masks`); a rejected response has objective 0 and stays in the denominators
+of `aggregate`. A tie keeps the response.
+
+Source: TRM, arXiv 2512.23075.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cppo_lab.maths.clips import check_clips, clip
+from cppo_lab.maths.masks import objective_and_stats
+from cppo_lab.maths.tokens import (
+    RuleOutput,
+    Tokens,
+    common_stats,
+    importance_objective,
+    non_negative,
+    positive,
+    ratio_bounds,
+    row_counts,
+    tokens,
+)
+
+
+def trm_max(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_max: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """Keep a response iff its largest divergence is at most delta_max.
+
+    Raises:
+        ValueError: delta_max <= 0, no divergence, or as in `tokens.tokens`.
+    """
+    positive("delta_max", delta_max)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    fails = {"largest divergence": _largest(batch.required_divergence("trm_max")) > delta_max}
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+
+
+def trm_avg(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_avg: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """Keep a response iff its mean divergence is at most delta_avg.
+
+    Raises:
+        ValueError: delta_avg <= 0, no divergence, or as in `tokens.tokens`.
+    """
+    positive("delta_avg", delta_avg)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    fails = {"mean divergence": _mean(batch.required_divergence("trm_avg"), batch.valid) > delta_avg}
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+
+
+def trm_max_avg(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_max: float,
+    delta_avg: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """Keep a response iff both its largest and its mean divergence are within their limits.
+
+    Raises:
+        ValueError: delta_max or delta_avg <= 0, no divergence, or as in `tokens.tokens`.
+    """
+    positive("delta_max", delta_max)
+    positive("delta_avg", delta_avg)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    d = batch.required_divergence("trm_max_avg")
+    fails = {
+        "largest divergence": _largest(d) > delta_max,
+        "mean divergence": _mean(d, batch.valid) > delta_avg,
+    }
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+
+
+def _largest(divergence: Tensor) -> Tensor:
+    """[B, T] -> [B]; padding holds 0, the smallest possible divergence."""
+    return divergence.amax(1) if divergence.shape[1] else divergence.sum(1)
+
+
+def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
+    """[B, T] -> [B] over valid tokens; 0 for an empty response."""
+    return divergence.sum(1) / row_counts(valid).clamp_min(1)
+
+
+def _responses(
+    batch: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
+) -> RuleOutput:
+    """`fails` holds [B] bool for each test of a response."""
+    # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
+    tests = {name: failed[:, None].expand_as(batch.valid) for name, failed in fails.items()}
+    keep = (batch.valid & ~torch.stack(list(fails.values())).any(0)[:, None]).to(batch.logp.dtype)
+    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
+    return RuleOutput(objective, keep, common_stats(batch, keep) | truncated, tests)
+
+
+# Rules on the geometric mean of a response's token ratios.
+#
+#     GSPO:  min(s_i A, clip(s_i, 1 - clip_low, 1 + clip_high) A),   s_i = exp(1/T_i sum_t log rho_t)
+#     GMPO:  g_i A,   g_i = exp(1/T_i sum_t l_t),   l_t = min(log rho_t, log_clip_high)   where A > 0
+#                                                   l_t = max(log rho_t, -log_clip_low)   where A < 0
+#
+# GSPO drops a response whose mean ratio left the clip range; GMPO clips token by token before it takes the mean.
+# Both are objectives of a response. Token t carries the response's value with the gradient of its own log pi
+# (GSPO-token: sg[s_i] pi_t / sg[pi_t]), so that a sum over tokens divided by T_i (seq-mean-token-mean, the mode of both
+# papers) has the value and, if A is the same at every token, the gradient of the response's objective. Per-token
+# advantages remain meaningful.
+#
+# Source: GSPO, arXiv 2507.18071, objective Eq. (5), with its GSPO-token form; GMPO, arXiv 2507.20673, whose clips are
+# one-sided by the sign of A and are stated in log space.
+# The rules need no divergence; one that is passed only enters the statistics.
+
+
+def gspo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> RuleOutput:
+    """GSPO: PPO's clip on the response's geometric-mean ratio; `keep` is 1 where it is not clipped.
+
+    The clips are two orders of magnitude below PPO's, since a mean over T tokens moves that much less than a single
+    ratio.
+
+    Raises:
+        ValueError: clip_low outside [0, 1], clip_high < 0, or as in `tokens.tokens`.
+    """
+    non_negative("clip_high", clip_high)
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    mean = _mean_log_ratio(batch.log_ratio.detach(), batch.valid)
+    ratio = mean.exp()
+    above = (batch.advantages > 0) & (ratio > 1 + clip_high)
+    below = (batch.advantages < 0) & (ratio < 1 - clip_low)
+    keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
+    bound = torch.full_like(ratio, 1 - clip_low).masked_fill(above, 1 + clip_high)
+    kept = importance_objective(_with_log_ratio(batch, mean), keep)
+    return _output(batch, torch.where(above | below, bound * batch.advantages, kept), keep, "mean ratio clip")
+
+
+def geo_mean(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    log_clip_low: float,
+    log_clip_high: float,
+) -> RuleOutput:
+    """GMPO: the geometric mean of clipped token ratios; `keep` is 1 where the token's ratio is not clipped.
+
+    A clipped token has no gradient and enters the mean with its bound.
+
+    Args:
+        log_clip_low, log_clip_high: clips of log rho, in nats: rho is held in [e^-low, e^high].
+
+    Raises:
+        ValueError: a clip that is negative or not finite, or as in `tokens.tokens`.
+    """
+    non_negative("log_clip_low", log_clip_low)
+    non_negative("log_clip_high", log_clip_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    log_ratio = batch.log_ratio.detach()
+    above = (batch.advantages > 0) & (log_ratio > log_clip_high)
+    below = (batch.advantages < 0) & (log_ratio < -log_clip_low)
+    mean = _mean_log_ratio(
+        log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low), batch.valid
+    )
+    keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
+    kept = importance_objective(_with_log_ratio(batch, mean), keep)
+    return _output(batch, torch.where(above | below, mean.exp() * batch.advantages, kept), keep, "ratio clip")
+
+
+def _mean_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
+    """Mean over each response's tokens at every token, [B, T] -> [B, T]; 0 for an empty response."""
+    mean = log_ratio.sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp_min(1)
+    return mean.expand_as(log_ratio)
+
+
+def _with_log_ratio(batch: Tokens, value: Tensor) -> Tokens:
+    """The batch with log-ratios of this value, and the gradient of each token's own log pi."""
+    return batch._replace(log_ratio=value + (batch.logp - batch.logp.detach()))
+
+
+def _output(batch: Tokens, objective: Tensor, keep: Tensor, test: str) -> RuleOutput:
+    clipped = keep == 0
+    count = (batch.valid & clipped).sum().to(keep.dtype)
+    return RuleOutput(objective, keep, common_stats(batch, keep) | {"clipped": count}, {test: clipped})
+
+
+# Rules that weight log pi by one number per response.
+#
+#     objective_t = stopgrad(f_i) A_t log pi(y_t),   w_i = prod_t rho_t
+#
+#     Seq-TIS:   f = min(w, ratio_high)
+#     Seq-MIS:   f = w [ ratio_low <= w <= ratio_high ]
+#     Geo-Mask:  f = [ ratio_low <= w^(1/T_i) <= ratio_high ]
+#     VESPO:     f = e^lambda w^k e^(-lambda w),   k and lambda by the sign of A_t
+#
+# Seq-TIS truncates the response's ratio, and Seq-MIS drops the response instead. Geo-Mask only filters: its bound does
+# not depend on the length, and kept responses are not reweighted. VESPO is smooth: 1 at w = 1, largest at w = k /
+# lambda. A tie keeps the response. A dropped response has objective 0 and stays in the denominators of `aggregate`.
+#
+# Source: the blog "When Speed Kills Stability", richardli.xyz/rl-collapse, by authors of TRM (arXiv 2512.23075); verl
+# `docs/algo/rollout_corr_math.md` 3.3 with the presets of `trainer/config/algorithm.py`: Seq-TIS 2.0, Seq-MIS 0.5 to
+# 2.0 (inclusive, in log space), Geo-Mask 0.999 to 1.001. verl's code bounds the inverse ratio, its documentation the
+# ratio, as here; they differ where one bound is not the other's inverse. prime-rl's Seq-MIS (pull request 3384) has the
+# filter of Geo-Mask and the weight w; it is not implemented here. VESPO, arXiv 2602.10693; TRL
+# `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is clipped to
+# [-20, 20], log w to [log 1e-8, 20]. The rules need no divergence; one that is passed only enters the statistics.
+
+
+LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
+
+
+def seq_tis(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    ratio_high: float,
+) -> RuleOutput:
+    """Seq-TIS: the response's ratio, truncated at ratio_high, as a constant weight of its policy gradient.
+
+    Raises:
+        ValueError: ratio_high < 1, a weight that overflows, or as in `tokens.tokens`.
+    """
+    ratio_bounds(0.0, ratio_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    weight = _log_weight(batch).exp()
+    keep = batch.valid.to(batch.logp.dtype)
+    clipped = batch.active & (weight > ratio_high)
+    output = _weighted(batch, weight.clamp_max(ratio_high), keep, {"response ratio": clipped})
+    output.stats["clipped"] = row_counts(clipped).sum().to(keep.dtype)
+    return output
+
+
+def seq_mis(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    ratio_low: float,
+    ratio_high: float,
+) -> RuleOutput:
+    """Seq-MIS: the response's ratio as a constant weight; the response is dropped if that is outside the bounds.
+
+    Raises:
+        ValueError: bounds that do not enclose 1, a weight that overflows, or as in `tokens.tokens`.
+    """
+    ratio_bounds(ratio_low, ratio_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    weight = _log_weight(batch)
+    keep = (batch.valid & _within(weight, ratio_low, ratio_high)).to(batch.logp.dtype)
+    tests = {"response ratio": keep == 0}
+    return _weighted(batch, torch.where(keep > 0, weight, -math.inf).exp(), keep, tests)
+
+
+def geo_mask(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    ratio_low: float,
+    ratio_high: float,
+) -> RuleOutput:
+    """Geo-Mask: the plain policy gradient of the responses whose geometric-mean ratio is within the bounds.
+
+    Raises:
+        ValueError: bounds that do not enclose 1, or as in `tokens.tokens`.
+    """
+    ratio_bounds(ratio_low, ratio_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    mean = _log_weight(batch) / row_counts(batch.valid).clamp_min(1)[:, None]
+    keep = (batch.valid & _within(mean, ratio_low, ratio_high)).to(batch.logp.dtype)
+    return _weighted(batch, keep, keep, {"mean ratio": keep == 0})
+
+
+def vespo(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    k_positive: float,
+    lambda_positive: float,
+    k_negative: float,
+    lambda_negative: float,
+) -> RuleOutput:
+    """VESPO: a gamma kernel on the response's ratio; `keep` is the kernel clipped to [0, 1], and 1 where A = 0.
+
+    `masked` statistics are sums of the removed weight 1 - keep.
+
+    Raises:
+        ValueError: k < 0, lambda <= 0, or as in `tokens.tokens`.
+    """
+    non_negative("k_positive", k_positive)
+    non_negative("k_negative", k_negative)
+    positive("lambda_positive", lambda_positive)
+    positive("lambda_negative", lambda_negative)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    held = batch.log_ratio.detach().clamp(-LARGEST_LOG, LARGEST_LOG)
+    log_w = held.sum(1, keepdim=True).clamp(LEAST_LOG_W, LARGEST_LOG).expand_as(held)
+    negative = batch.advantages < 0
+    k = torch.full_like(held, k_positive).masked_fill(negative, k_negative)
+    rate = torch.full_like(held, lambda_positive).masked_fill(negative, lambda_negative)
+    kernel = (k * log_w - rate * log_w.expm1()).exp()
+    keep = torch.where(batch.active, kernel.clamp_max(1), 1.0) * batch.valid
+    return _weighted(batch, kernel, keep, {"response ratio": keep < 1})
+
+
+def _log_weight(batch: Tokens) -> Tensor:
+    """log w at every token, [B, T]; 0 for an empty response."""
+    return batch.log_ratio.detach().sum(1, keepdim=True).expand_as(batch.log_ratio)
+
+
+def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    """Whether the ratio is within its bounds, compared in log space, since a ratio may overflow."""
+    return (log_ratio >= (math.log(low) if low else -math.inf)) & (log_ratio <= math.log(high))
+
+
+def _weighted(batch: Tokens, weight: Tensor, keep: Tensor, tests: dict[str, Tensor]) -> RuleOutput:
+    """stopgrad(weight) A log pi. Raises ValueError if the weight of a token with A != 0 overflows."""
+    coefficient = torch.where(batch.active, weight, 0.0) * batch.advantages
+    if bool((bad := ~coefficient.isfinite()).any()):
+        row = int(bad.nonzero()[0, 0])
+        total = float(batch.log_ratio.detach()[row].sum())
+        raise ValueError(
+            f"the weight of response {row} overflows (its log-ratios add up to {total:g}): see logp and rollout_logp "
+            "there, or pass constants that bound it"
+        )
+    return RuleOutput(coefficient * batch.logp, keep, common_stats(batch, keep), tests)
+
+
+# M2PO: a bound on the second moment of a whole minibatch.
+#
+#     H = { t of any response: A_t (rho_t - 1) > 0 },   v_t = (log rho_t)^2
+#     drop the largest v_t of H one by one, until the mean of v over the rest of H is at most m2
+#     objective_t = M_t rho_t A_t
+#
+# A token that moves pi back toward mu is always kept. Among tokens with equal v, the last ones of the batch are dropped
+# first. Unlike for every other rule, a decision depends on all responses of the minibatch, so the rule cannot be
+# applied to micro-batches separately.
+#
+# Source: M2PO, arXiv 2510.01161, m2 = 0.04; H as in the authors' code (github.com/Infini-AI-Lab/M2PO,
+# `verl/trainer/ppo/core_algos.py`). Public implementations bound different means: the authors' code bounds the mean of
+# min(v, tau^2) over all of H and clips at tau; AReaL `trainer/ppo/actor.py` drops until the mean of the rest is within
+# the limit, as here, but H has all tokens, whatever A is. Both use one micro-batch. The rule needs no divergence; one
+# that is passed only enters the statistics.
+
+
+def m2po(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    m2: float,
+) -> RuleOutput:
+    """M2PO on a whole minibatch.
+
+    Args:
+        m2: largest mean of (log rho)^2 over the kept tokens that move away; math.inf drops none.
+
+    Raises:
+        ValueError: m2 <= 0, or as in `tokens.tokens`.
+    """
+    positive("m2", m2, allow_inf=True)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    dropped = _outliers(batch.log_ratio.detach().square(), batch.moves_away, m2)
+    keep = (batch.valid & ~dropped).to(batch.logp.dtype)
+    tests = {"second moment": dropped}
+    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), tests)
+
+
+def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
+    """[B, T] bool: the fewest of the largest `values` of `among` without which the mean of the rest is <= limit."""
+    ascending, order = values[among].double().sort(stable=True)
+    # The mean of the n smallest values increases with n, so all n with a mean within the limit come first.
+    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=values.device)
+    dropped = torch.zeros_like(order, dtype=torch.bool)
+    dropped[order] = means > limit
+    return torch.zeros_like(among).masked_scatter(among, dropped)
+
+
+# VACO's directional filter on the divergence of a whole response.
+#
+#     D_i = 1/T_i sum_t abs(rho_t - 1)
+#     M_t = 0  if  D_i > delta  and  A_t log(rho_t) > 0,  else 1
+#     objective_t = M_t rho_t A_t
+#
+# D_i estimates twice the mean total variation between pi and mu over the response. Beyond delta a response keeps the
+# tokens whose gradient moves pi back towards mu. A tie keeps the token. It is TRM-Avg with DPPO's directional test.
+#
+# Source: VACO, arXiv 2603.01365, as implemented for language models in open-instruct (`grpo_utils.py`,
+# `rho_mask_tv_divergence`, pull request 1681). PAPER: open-instruct has no default for delta, and we have not looked up
+# the paper's value for language models; 0.2 is our choice. open-instruct bounds log rho to [-10, 10] and caps the
+# weight at 2; here rho is not limited. The rule needs no divergence; one that is passed only enters the statistics.
+
+
+def vaco(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+) -> RuleOutput:
+    """Mask the tokens that move a response further from mu if its mean abs(rho - 1) exceeds delta; math.inf masks
+    nothing.
+
+    Raises:
+        ValueError: delta <= 0, or as in `tokens.tokens`.
+    """
+    positive("delta", delta, allow_inf=True)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    distance = batch.log_ratio.detach().expm1().abs().sum(1) / row_counts(batch.valid).clamp_min(1)
+    masked = batch.moves_away & (distance > delta)[:, None]
+    keep = (batch.valid & ~masked).to(batch.logp.dtype)
+    return RuleOutput(
+        importance_objective(batch, keep), keep, common_stats(batch, keep), {"mean distance": masked}
+    )
+
+
+# The off-policy sequence mask of DeepSeek-V3.2 on GRPO's clip.
+#
+#     M_t = 0  if  A_t < 0  and  1/T_i sum_t log(mu(y_t) / pi(y_t)) > delta,  else 1
+#     objective_t = M_t min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
+#
+# Only responses with a negative advantage are dropped, and only those that are less likely under pi than under mu. A
+# tie keeps the response. A dropped one has objective 0 and stays in the denominators of `aggregate`.
+#
+# Source: DeepSeek-V3.2, arXiv 2512.02556, Eq. (9); slime `utils/ppo_utils.py` (`compute_opsm_mask`), TRL
+# `trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed. For delta, slime's
+# default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. The rule needs no divergence; one that is passed
+# only enters the statistics.
+
+
+def opsm(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta: float,
+    clip_low: float,
+    clip_high: float,
+) -> RuleOutput:
+    """GRPO's clipped surrogate without off-policy responses of negative advantage; delta = math.inf drops none.
+
+    `keep` is 1 where the response is kept and the unclipped branch is taken; `clipped` counts only tokens of kept
+    responses.
+
+    Raises:
+        ValueError: delta <= 0, clip_low outside [0, 1], clip_high < 0, or as in `tokens.tokens`.
+    """
+    positive("delta", delta, allow_inf=True)
+    check_clips(clip_low, clip_high)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    drift = -batch.log_ratio.detach().sum(1) / row_counts(batch.valid).clamp_min(1)
+    dropped = (batch.advantages < 0) & (drift > delta)[:, None]
+    clipped, bound = clip(batch, clip_low, clip_high)
+    clipped = clipped & ~dropped
+    keep = (batch.valid & ~clipped & ~dropped).to(batch.logp.dtype)
+    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
+    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    return RuleOutput(objective, keep, stats, {"mean log-ratio": dropped, "ratio clip": clipped})
