@@ -95,7 +95,7 @@ def variants() -> dict[str, tuple[Callable[..., Any], dict[str, bool]]]:
     from verl.workers.config import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from cppo_lab.cores.verl.policy_loss import trust_region_loss
+    from cppo_lab.cores.verl.loss import trust_region_loss
     from tests.cores.verl.recorded import actor, plain_actor
 
     theirs = partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla")))
@@ -116,7 +116,8 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
     """
     from verl.utils import tensordict_utils as tu
 
-    from cppo_lab.cores.verl import loss_metrics, policy_loss
+    from cppo_lab.cores.verl import loss as loss_metrics
+    from cppo_lab.cores.verl import loss as policy_loss
     from tests.cores.verl.cpu_engine import join, make_worker
 
     clock, shares = Clock(), []

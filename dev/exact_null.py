@@ -22,7 +22,7 @@ from cppo_lab.analysis.exact_study import (
     slope_estimate,
 )
 from cppo_lab.analysis.statistics.estimate import Estimate
-from cppo_lab.cores.exact.trainer import train_together
+from cppo_lab.cores.exact.trainer import histories_together
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -62,7 +62,7 @@ def trained(model: str, horizon: int, count: int) -> Curves:
         f"seed={seeds}",
     ]
     specs = [run.spec for run in make_plan(load_sweep("exact"), asked).runs]
-    histories = train_together([spec for spec in specs if isinstance(spec, ExactRun)])
+    histories = histories_together([spec for spec in specs if isinstance(spec, ExactRun)])
     tables = {
         metric: np.array([[row[metric] for step, row in rows if step] for _, rows in histories])
         for metric in (*METRICS.values(), *POSITIONS)

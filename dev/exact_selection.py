@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cppo_lab.cores.exact.trainer import train_together
+from cppo_lab.cores.exact.trainer import histories_together
 from cppo_lab.errors import UserError
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import Sweep, load_sweep
@@ -123,7 +123,7 @@ def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> list[Tr
 
 
 def _measured(variant: str, model: str, horizon: int, specs: list[ExactRun]) -> Tried:
-    rows = [row for _, history in train_together(specs) for step, row in history if step]
+    rows = [row for _, history in histories_together(specs) for step, row in history if step]
 
     def mean(metric: str) -> float:
         return float(np.mean([row[metric] for row in rows if metric in row] or [math.nan]))

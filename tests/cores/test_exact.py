@@ -14,12 +14,17 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.exact import trainer as trainer_module
-from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
-from cppo_lab.cores.exact.loop import train
-from cppo_lab.cores.exact.policy import FREEDOM, starting_parameters, student
-from cppo_lab.cores.exact.process import compare, returns_by_start, state_probabilities
-from cppo_lab.cores.exact.trainer import ExactTrainer, train_together
+from cppo_lab.cores.exact.process import (
+    FREEDOM,
+    compare,
+    datasets,
+    returns_by_start,
+    starting_parameters,
+    state_probabilities,
+    student,
+)
+from cppo_lab.cores.exact.trainer import ExactTrainer, histories_together, train
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import UserError
 from cppo_lab.maths.divergence import exact
@@ -184,7 +189,7 @@ def test_runs_together_have_the_numbers_that_they_have_alone(
 ) -> None:
     """To the bit, whatever the company."""
     specs = [exact_run(rule=rule, seed=seed, **changes) for seed in (3, 0, 7)]
-    together = train_together(specs)
+    together = histories_together(specs)
     for spec, (reason, rows) in zip(specs, together, strict=True):
         assert not reason
         assert numbers(rows) == history(spec)
@@ -192,7 +197,7 @@ def test_runs_together_have_the_numbers_that_they_have_alone(
 
 def test_runs_of_two_kinds_are_not_trained_together() -> None:
     with pytest.raises(ValueError, match="must differ only in the seed"):
-        train_together([exact_run(), exact_run(rule=DPPO)])
+        histories_together([exact_run(), exact_run(rule=DPPO)])
 
 
 def test_a_run_that_breaks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +215,7 @@ def test_a_run_that_breaks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "_descend", broken)
         patch.setattr(Learner, "steps_left", steps_left, raising=False)
-        whole, broke = train_together(specs)
+        whole, broke = histories_together(specs)
     assert numbers(whole[1]) == history(specs[0])
     assert "is inf" in broke[0] or "is nan" in broke[0]
     assert 1 < len(broke[1]) < len(whole[1])
@@ -357,7 +362,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
 
 def test_runs_that_have_all_ended_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = failing(monkeypatch, NotFinite("a gradient is infinite"))
-    for reason, rows in train_together([exact_run(), exact_run(seed=1)]):
+    for reason, rows in histories_together([exact_run(), exact_run(seed=1)]):
         assert reason == "a gradient is infinite at step 1"
         assert [step for step, _ in rows] == [0]
     assert tried == [1]
@@ -366,7 +371,7 @@ def test_runs_that_have_all_ended_are_not_trained_on(monkeypatch: pytest.MonkeyP
 def test_an_error_that_is_no_collapse_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, ZeroDivisionError("no collapse"))
     with pytest.raises(ZeroDivisionError, match="no collapse"):
-        train_together([exact_run()])
+        histories_together([exact_run()])
     trainer = ExactTrainer(exact_run())
     with pytest.raises(ZeroDivisionError, match="no collapse"):
         trainer.step()

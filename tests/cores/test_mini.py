@@ -12,11 +12,10 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.model import Transformer, rope_tables, rotate
 from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks.base import make_task
-from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.cores.mini.warm_start import (
     TEST_EVERY,
     NotLearned,

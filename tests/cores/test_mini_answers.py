@@ -14,8 +14,8 @@ from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.mini.checkpoint import load_checkpoint
-from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+from cppo_lab.cores.mini.trainer import train
 from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY

@@ -14,8 +14,7 @@ from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
-from cppo_lab.cores.mini.loop import train
-from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.schema import Outcome

@@ -139,8 +139,7 @@ def test_ruff_finds_the_others() -> None:
 LISTENERS = {
     "cppo_lab/cli/ui.py": "`cppo ui --host`, 127.0.0.1 by default",
     "cppo_lab/tracking/ui.py": "`cppo ui`; asks whether a port is free",
-    "cppo_lab/cores/verl/ray_nodes.py": "Ray among the machines of an allocation, with a token; asks for a free port",
-    "cppo_lab/cores/verl/ray_local.py": "Ray on this machine alone: 127.0.0.1, with a token",
+    "cppo_lab/cores/verl/cluster.py": "Ray on 127.0.0.1 or among the machines of an allocation, with a token",
     "cppo_lab/cores/verl/platform_cpu.py": "names ray.init, and starts nothing",
     "cppo_lab/rules/record.py": "binds the arguments of a rule, and listens to nothing",
     "dev/servers/faulty_proxy.py": "127.0.0.1",

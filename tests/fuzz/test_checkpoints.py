@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
-from cppo_lab.cores.mini.loop import train
-from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.schema import DONE
 from cppo_lab.spec import MiniRun

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.parser import parse
-from cppo_lab.cores.verl.ray_local import private_token
+from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.recorder import Recorder

@@ -15,7 +15,7 @@ from cppo_lab.cli.answer import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner
-from cppo_lab.cores.exact.loop import train
+from cppo_lab.cores.exact.trainer import train
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.monitor.cancel import _end_process
 from cppo_lab.runs.attempt import Attempt, groups
@@ -233,7 +233,7 @@ def test_a_signal_ends_all_runs_of_a_batch_in_order(workspace: Path, monkeypatch
 
     step_together = trainer.step_together
     with monkeypatch.context() as patch:
-        patch.setattr("cppo_lab.cores.exact.loop.step_together", interrupting)
+        patch.setattr("cppo_lab.cores.exact.trainer.step_together", interrupting)
         assert main(["launch", *ONE, "launcher=inline"]) != 0
     assert {run.info.status for run in stored()} == {"KILLED"}
     assert {run.data.tags[schema.TAG_STEP] for run in stored()} == {"2"}

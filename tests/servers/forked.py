@@ -27,7 +27,7 @@ _PRELOADED = (
     "torch",
     "optuna",
     "cppo_lab.cli",
-    "cppo_lab.cores.mini.loop",
+    "cppo_lab.cores.mini.trainer",
     "cppo_lab.search.tune",
     "cppo_lab.tracking.upload",
     "tests.servers.trainer",

@@ -51,7 +51,7 @@ class RayJob:
         return self.layout.nodes
 
     def run(self) -> None:
-        from cppo_lab.cores.verl import ray_nodes
+        from cppo_lab.cores.verl import cluster as ray_nodes
         from cppo_lab.cores.verl.core import own_ray
 
         assert self.allocation is not None
@@ -119,7 +119,7 @@ def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
             return float(value)
 
         def port(self) -> int:
-            from cppo_lab.cores.verl.ray_nodes import free_port
+            from cppo_lab.cores.verl.cluster import free_port
 
             return free_port(self.address())
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores.verl.ray_folder import remove_abandoned
+from cppo_lab.cores.verl.cluster import remove_abandoned
 from cppo_lab.launch.slurm.queue import ACTIVE, WAITING
 from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster

@@ -13,8 +13,7 @@ from torch import Tensor
 from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.cores.exact.policy import PolicyTables, starting_parameters, student
-from cppo_lab.cores.exact.process import BRANCH, Process
+from cppo_lab.cores.exact.process import BRANCH, PolicyTables, Process, starting_parameters, student
 from cppo_lab.cores.rule_loss import (
     Recorded,
     RuleLoss,

@@ -9,10 +9,10 @@ EXACT = CoreRecord(
     "sampled responses. Expected rewards, the surrogate, its error and the bounds are computed, not estimated; "
     "validation scores are expectations. They are no evidence for or against the paper's scores.",
     settings="cppo_lab.spec.run:ExactRun",
-    train="cppo_lab.cores.exact.loop:train",
-    train_together="cppo_lab.cores.exact.loop:train_together",
+    train="cppo_lab.cores.exact.trainer:train",
+    train_together="cppo_lab.cores.exact.trainer:train_together",
     most_together=40,
-    datasets="cppo_lab.cores.exact.datasets:datasets",
+    datasets="cppo_lab.cores.exact.process:datasets",
     own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
     seed_fixes_start=True,
     doctor="cppo_lab.doctor.packages:MINI",

@@ -9,7 +9,7 @@ MINI = CoreRecord(
     "long additions. Their results are **miniature**: they are no evidence for or against the paper's claims, and "
     "never share a table with its numbers.",
     settings="cppo_lab.spec.run:MiniRun",
-    train="cppo_lab.cores.mini.loop:train",
+    train="cppo_lab.cores.mini.trainer:train",
     datasets="cppo_lab.cores.mini.datasets:datasets",
     exporter="cppo_lab.cores.verl.export_synthetic:export",  # the room that knows transformers
     doctor="cppo_lab.doctor.packages:MINI",

@@ -14,15 +14,15 @@ from torch import Tensor
 from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.cores.adamw import AdamW
-from cppo_lab.cores.base import Resources
+from cppo_lab.cores.base import MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.loop import run
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
-from cppo_lab.cores.mini.policy import RolloutPolicy
-from cppo_lab.cores.mini.sampler import Rollout, sample
+from cppo_lab.cores.mini.sampler import Rollout, RolloutPolicy, sample
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
@@ -30,6 +30,7 @@ from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.maths import mismatch
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun
 
 
@@ -293,3 +294,12 @@ def _device(name: str) -> torch.device:
 def _stream(seed: int, stream: int) -> int:
     """The seed of one of a run's independent random streams; no two runs share one."""
     return seed * 1000 + stream
+
+
+# A run of the embedded trainer.
+
+
+def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
+    """Train `spec` to its last step or to its collapse, see `cores.loop.run`."""
+    torch.set_num_threads(resources.threads)
+    return run(Trainer(spec, resources), spec, sink, resources)

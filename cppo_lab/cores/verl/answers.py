@@ -1,14 +1,15 @@
-"""The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
+"""What a verl run keeps of its answers, in validation and in training.
 
-Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
-and the chosen groups of a training batch are fetched, so that little data moves between machines.
+Reads the question and true answer of a data row, and the answer of a response, for mathematics and our tasks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from numpy.typing import NDArray
 from transfer_queue import KVBatchMeta
@@ -17,10 +18,160 @@ from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import TRAINING, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
-from cppo_lab.cores.verl.held_out import Graded, counted, draw_of, graded, held_out
+from cppo_lab.cores.mini.tasks.base import Task, make_task
 from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
-from cppo_lab.cores.verl.wording import Row, wording_of
-from cppo_lab.spec import AnswersSpec, VerlRun
+from cppo_lab.data.answers import answer_of
+from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
+
+Row = Mapping[str, Any]  # of verl's data set
+
+
+class Wording(Protocol):
+    """How the rows of a data set, and the responses to them, are read."""
+
+    def asked(self, row: Row) -> str:
+        """The text that identifies a problem in every run: the input of `problem_ids`."""
+        ...
+
+    def truth(self, row: Row) -> str:
+        """The true answer."""
+        ...
+
+    def answer(self, ids: list[int], text: str) -> str | None:
+        """The answer that the grader extracts from a response with these ids and this text; None if there is none."""
+        ...
+
+
+def wording_of(data: MathData | TaskData) -> Wording:
+    """The wording of a run's data."""
+    return OfTask(make_task(data)) if isinstance(data, TaskData) else OfMathematics()
+
+
+class OfMathematics:
+    """Mathematics, with answers extracted as in `data.grading`."""
+
+    def asked(self, row: Row) -> str:
+        """The prompt, without the text that a chat template adds."""
+        return "\n\n".join(str(message["content"]) for message in row["raw_prompt"])
+
+    def truth(self, row: Row) -> str:
+        return str(row["reward_model"]["ground_truth"])
+
+    def answer(self, ids: list[int], text: str) -> str | None:
+        found = answer_of(text)
+        return None if found is None else found.text
+
+
+class OfTask:
+    """Our tasks, with problems and answers as in the embedded core, so that their ids are the same in both cores."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def asked(self, row: Row) -> str:
+        """The numbers and operators that define the problem."""
+        return str(tuple(_values(row)))
+
+    def truth(self, row: Row) -> str:
+        problem = self.task.write(torch.tensor([_values(row)]), torch.Generator().manual_seed(0))
+        return " ".join(map(str, problem.answers[0].tolist()))
+
+    def answer(self, ids: list[int], text: str) -> str | None:
+        return self.task.answer(ids)
+
+
+def _values(row: Row) -> list[int]:
+    values: list[int] = json.loads(row["reward_model"]["ground_truth"])
+    return values
+
+
+# The validation problems of a run and the grades of their answers, from verl's data and queue.
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """P problems in the order of the data; those of benchmarks that the run does not have are left out.
+
+    problems: their ids. benchmark_of: the index of each one in `benchmarks`. truths: the true answers.
+    """
+
+    benchmarks: tuple[str, ...]
+    problems: tuple[str, ...]
+    benchmark_of: tuple[int, ...]
+    truths: tuple[str, ...]
+    places: Mapping[tuple[str, int], int]  # (benchmark, index of the row within its file) -> place
+
+
+def held_out(rows: Iterable[Row], benchmarks: Sequence[str], wording: Wording) -> HeldOut:
+    """The problems of verl's validation data `rows`.
+
+    Raises ValueError if two rows of a benchmark have the same index: their answers would be indistinguishable.
+    """
+    own = [row for row in rows if row["data_source"] in benchmarks]
+    keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in own]
+    if len(set(keys)) < len(keys):
+        raise ValueError("two rows of the validation data have the same data_source and extra_info.index")
+    sources = [source for source, _ in keys]
+    return HeldOut(
+        tuple(benchmarks),
+        problem_ids(sources, [wording.asked(row) for row in own]),
+        tuple(benchmarks.index(source) for source in sources),
+        tuple(wording.truth(row) for row in own),
+        {key: place for place, key in enumerate(keys)},
+    )
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens."""
+
+    key: str  # in the queue
+    place: int
+    draw: int
+    right: bool
+    length: int
+
+
+def graded(batch: KVBatchMeta, problems: HeldOut) -> list[Graded]:
+    """The responses of a validation batch that is still in the queue, by problem and draw. No text is fetched."""
+    fields = ["data_source", "extra_info", "extra_fields"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    columns = (data.pop(name).tolist() for name in fields)
+    found = []
+    for key, tag, source, info, extra in zip(batch.keys, batch.tags, *columns, strict=True):
+        place = problems.places.get((str(source), int(info["index"])))
+        if place is not None:
+            right = float(extra["reward_extra_info"]["acc"]) > 0.5
+            found.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
+    return sorted(found, key=lambda one: (one.place, one.draw))
+
+
+def draw_of(key: str) -> int:
+    """The number of a response among those to its prompt, from its key in the queue: prompt_draw_turn."""
+    return int(key.rsplit("_", 2)[1])
+
+
+def counted(
+    responses: Iterable[Graded], problems: int, longest: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Right answers, answers cut off at `longest` tokens, and mean length of every problem, each [P].
+
+    Failed responses are missing and count as wrong, as in verl's mean.
+    """
+    right, cut_off, count, tokens = (np.zeros(problems, np.int64) for _ in range(4))
+    for one in responses:
+        right[one.place] += one.right
+        cut_off[one.place] += one.length >= longest
+        count[one.place] += 1
+        tokens[one.place] += one.length
+    return right, cut_off, tokens / np.maximum(count, 1)
+
+
+# The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
+#
+# Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
+# and the chosen groups of a training batch are fetched, so that little data moves between machines.
+
 
 Decode = Callable[[list[int]], str]
 

@@ -14,22 +14,23 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
-from cppo_lab.cores.verl import checkpoints, steps
-from cppo_lab.cores.verl.ray_folder import own_folder
-from cppo_lab.cores.verl.ray_local import (
+from cppo_lab.cores.verl import checkpoints
+from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl.checkpoints import score_name
+from cppo_lab.cores.verl.cluster import (
+    head,
     local_ray_settings,
     logical_cpus,
     longer_start_timeout,
     object_store_bytes,
+    own_folder,
     own_handlers,
     plugin_environment,
     shut_down_after,
     without_working_folder,
 )
-from cppo_lab.cores.verl.ray_nodes import head
 from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.staged import HandOver
-from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
 from cppo_lab.schema import Outcome
@@ -101,8 +102,7 @@ def _train_on(
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         resources.doing("importing verl")
         # Imported here: Ray and verl read the environment when they are loaded.
-        from cppo_lab.cores.verl.checks import check_config
-        from cppo_lab.cores.verl.config import set_answers, set_mismatch, verl_config
+        from cppo_lab.cores.verl.config import check_config, set_answers, set_mismatch, verl_config
         from cppo_lab.cores.verl.files import planned_files, require_files
 
         resume = None if step is None else steps.checkpoint_folder(folder, step)

@@ -2,7 +2,7 @@
 
 verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and propagates their
 errors; those of entry points in the group `verl.plugins` would be swallowed. The
-core puts `ray_local.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are imported
+core puts `cluster.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are imported
 when verl looks them up by name, so no process imports one that it does not run.
 
 verl chooses the device itself unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
@@ -24,13 +24,13 @@ finally:
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry  # noqa: E402
 
 from cppo_lab.cores.verl import check_api  # noqa: E402
-from cppo_lab.cores.verl.ray_local import DEVICE_VARIABLE  # noqa: E402
+from cppo_lab.cores.verl.cluster import DEVICE_VARIABLE  # noqa: E402
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT  # noqa: E402
 from cppo_lab.errors import unknown  # noqa: E402
 
 
 def _cpu_replica() -> type[RolloutReplica]:
-    from cppo_lab.cores.verl.rollout.cpu_replica import CpuReplica
+    from cppo_lab.cores.verl.rollout.cpu import CpuReplica
 
     return CpuReplica
 
@@ -57,9 +57,7 @@ def _register() -> None:
     _choose_device()  # first: verl's engines read the device when they are imported
     RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
     RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's own, which it extends
-    check_api.register_rollout_adapter(
-        CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu_replica.CpuServerAdapter"
-    )
+    check_api.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter")
     from cppo_lab.cores.verl.rollout import agent_loop  # noqa: F401  (verl's decorator registers it by name)
 
 

@@ -18,7 +18,7 @@ class TaskRewardManager(RewardManagerBase):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         data = lab_settings(config).spec.data
-        assert isinstance(data, TaskData)  # `run_settings` selects this class for tasks only
+        assert isinstance(data, TaskData)  # `config` selects this class for tasks only
         self.task = make_task(data)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:

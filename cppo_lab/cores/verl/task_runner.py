@@ -16,8 +16,8 @@ class TaskRunner:
         import transfer_queue
         from verl.utils.import_utils import load_class_from_fqn
 
+        from cppo_lab.cores.verl.checkpoints import writing
         from cppo_lab.cores.verl.config import lab_settings
-        from cppo_lab.cores.verl.steps import writing
         from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
 
         config.transfer_queue.enable = True

@@ -1,10 +1,17 @@
-"""verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
+"""verl's trainer with our advantages, minibatches, metrics and answers.
 
-Everything else is verl's. The overridden methods are listed in `api_contract`.
+Assigns responses to minibatches and ranks: whole groups, in the order of the data.
+
+verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
+holds the groups of its own prompts; a group without reward variance is dropped and not replaced, so that its minibatch
+is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
+padding rows (`None`).
 """
 
 import json
 import time
+import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,34 +22,143 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import AutoConfig
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
 from cppo_lab.cores import phases
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
-from cppo_lab.cores.verl.checkpoints import keep_best, seal
-from cppo_lab.cores.verl.config import lab_settings
-from cppo_lab.cores.verl.loss_metrics import rule_metrics
-from cppo_lab.cores.verl.minibatches import arrange, by_rank
-from cppo_lab.cores.verl.run_settings import top_k
+from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
+from cppo_lab.cores.verl.config import lab_settings, top_k
+from cppo_lab.cores.verl.kept_responses import PLACE
+from cppo_lab.cores.verl.loss import rule_metrics
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.staged import stage
-from cppo_lab.cores.verl.transfer_queue import (
-    clear,
-    mark_kept,
-    padding_rows,
-    write_minibatch_responses,
-    write_permutations,
-)
-from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.files import replace_file
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
+
+Arrangement = list[list[list[int | None]]]  # [minibatch][rank][row]: index of a response, or None for padding
+
+
+def arrange(
+    groups: Sequence[int],
+    lengths: Sequence[int],
+    keep: Sequence[bool],
+    *,
+    groups_per_minibatch: int,
+    ranks: int,
+    rows: int,
+) -> Arrangement:
+    """The responses of every minibatch by rank.
+
+    Args:
+        groups: index of each response's prompt within the batch, from 0.
+        lengths: number of tokens of each response, prompt included.
+        keep: whether the group of each response has a learning signal.
+        groups_per_minibatch: prompts per update.
+        ranks: data-parallel ranks.
+        rows: responses per full minibatch, a multiple of `ranks`.
+
+    Raises:
+        ValueError: `rows` is not a multiple of `ranks`, or a minibatch has more responses than rows.
+    """
+    if rows % ranks:
+        raise ValueError(f"a minibatch of {rows} responses cannot be shared equally by {ranks} ranks")
+    members: dict[int, list[int]] = {}
+    for index, (group, kept) in enumerate(zip(groups, keep, strict=True)):
+        if kept:
+            members.setdefault(group // groups_per_minibatch, []).append(index)
+    return [_balance(members[number], lengths, ranks, rows // ranks) for number in sorted(members)]
+
+
+def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int) -> list[list[int | None]]:
+    """Distribute `members`, longest first, each to the rank with the fewest tokens that has a free row."""
+    if len(members) > ranks * places:
+        raise ValueError(f"a minibatch has {len(members)} responses, but {ranks} x {places} rows")
+    shares: list[list[int | None]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for index in sorted(members, key=lambda member: (-lengths[member], member)):
+        rank = min((r for r in range(ranks) if len(shares[r]) < places), key=lambda r: (tokens[r], r))
+        shares[rank].append(index)
+        tokens[rank] += lengths[index]
+    return [share + [None] * (places - len(share)) for share in shares]
+
+
+def by_rank(arrangement: Arrangement) -> list[int | None]:
+    """All rows in verl's order: first those of rank 0, and so on; within a rank by minibatch."""
+    ranks = len(arrangement[0]) if arrangement else 0
+    return [row for rank in range(ranks) for minibatch in arrangement for row in minibatch[rank]]
+
+
+# Adds rows and columns to a training batch in TransferQueue, between verl's rollout and its update.
+
+
+def padding_rows(
+    partition: str, key: str, tag: dict[str, Any], count: int, eos: int
+) -> list[tuple[str, dict[str, Any]]]:
+    """(key, tag) of `count` padding rows, which train nothing, modelled on the row `key`.
+
+    They are verl's own synthetic rows: one response token `eos`, with mask, rewards and log-probabilities 0.
+    """
+    if not count:
+        return []
+    source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
+    row, row_tag = construct_minimal_padding_template(source, tag, eos)
+    for name in (TOPK_IDS, TOPK_LOGP):  # verl fills only its own columns
+        if name in row:
+            row[name] = torch.zeros_like(row[name][:1])
+    row["uid"] = f"pad{uuid.uuid4().hex}"
+    keys = [f"{row['uid']}_{place}_0" for place in range(count)]
+    tags = [dict(row_tag) for _ in keys]
+    rows = [row | {"session_id": place} for place in range(count)]
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+    return list(zip(keys, tags, strict=True))
+
+
+def clear(partition: str, keys: Sequence[str]) -> None:
+    """Remove rows; unlike TransferQueue, accepts an empty list."""
+    if keys:
+        tq.kv_clear(keys=list(keys), partition_id=partition)
+
+
+def write_minibatch_responses(batch: KVBatchMeta, counts: Sequence[int]) -> None:
+    """Column `minibatch_responses` [1] float32: the responses, without padding, in each row's minibatch."""
+    _put(batch, {"minibatch_responses": torch.tensor(counts, dtype=torch.float32)[:, None]})
+
+
+def mark_kept(batch: KVBatchMeta, keys: Sequence[str]) -> None:
+    """Column `kept_place` [1] int64: the place of each row's key in `keys`, -1 for all others."""
+    places = {key: place for place, key in enumerate(keys)}
+    _put(batch, {PLACE: torch.tensor([places.get(key, -1) for key in batch.keys])[:, None]})
+
+
+def write_permutations(batch: KVBatchMeta, seed: int, step: int) -> None:
+    """Column `weight_permutation` [R] int32: a fresh order per rollout, kept for all its minibatches.
+
+    It depends on the run's seed and the step only, so that a resumed run draws the same as an uninterrupted one.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    orders = [torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags]
+    _put(batch, {"weight_permutation": torch.nested.as_nested_tensor(orders, layout=torch.jagged)})
+
+
+def _put(batch: KVBatchMeta, columns: dict[str, Any]) -> None:
+    fields = TensorDict(columns, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+# verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
+#
+# Everything else is verl's. The overridden methods are listed in `api_contract`.
+
 
 TRACES = "verl_traces.pt"
 

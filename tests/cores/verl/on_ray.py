@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
+from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
-from cppo_lab.cores.verl.ray_local import longer_start_timeout
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
 from tests.cores.verl.story import OVERRIDES
@@ -317,8 +317,7 @@ class Job:
         with own_ray(one.layout) as ray_init:
             from verl.trainer.main_ppo import run_ppo
 
-            from cppo_lab.cores.verl.checks import check_config
-            from cppo_lab.cores.verl.config import set_answers, verl_config
+            from cppo_lab.cores.verl.config import check_config, set_answers, verl_config
             from cppo_lab.cores.verl.files import planned_files, require_files
 
             self.files = planned_files(one.run, one.paths, self.shared, self.folder)

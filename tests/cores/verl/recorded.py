@@ -8,7 +8,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 
-from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
+from cppo_lab.cores.verl.loss import TrustRegionLossConfig
 
 
 def actor(

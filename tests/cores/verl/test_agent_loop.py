@@ -15,8 +15,12 @@ from verl.utils import tensordict_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, TopKAgentLoop, TopKAgentLoopOutput
-from cppo_lab.cores.verl.rollout.dispatch import MarkedAgentLoopManager
+from cppo_lab.cores.verl.rollout.agent_loop import (
+    VALIDATE,
+    MarkedAgentLoopManager,
+    TopKAgentLoop,
+    TopKAgentLoopOutput,
+)
 from cppo_lab.cores.verl.rollout.settings import RolloutSettings
 from cppo_lab.errors import UserError
 

@@ -12,12 +12,10 @@ from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import TRAINING, VALIDATION
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
-from cppo_lab.cores.verl.answers import VerlAnswerRecorder
+from cppo_lab.cores.verl.answers import OfMathematics, VerlAnswerRecorder, held_out, wording_of
+from cppo_lab.cores.verl.checkpoints import validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
-from cppo_lab.cores.verl.held_out import held_out
 from cppo_lab.cores.verl.kept_responses import KeptResponse
-from cppo_lab.cores.verl.validation import validation_metrics
-from cppo_lab.cores.verl.wording import OfMathematics, wording_of
 from cppo_lab.data.layout import read_rows
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose

@@ -187,9 +187,12 @@ def test_the_plugin_is_loud(imported: dict[str, Done]) -> None:
 
 def test_the_table_has_every_method_that_we_override() -> None:
     from cppo_lab.cores.verl.replay import LabReplayBuffer
-    from cppo_lab.cores.verl.rollout.agent_loop import TopKAgentLoop, TopKAgentLoopOutput
-    from cppo_lab.cores.verl.rollout.cpu_replica import CpuReplica, CpuServerAdapter
-    from cppo_lab.cores.verl.rollout.dispatch import MarkedAgentLoopManager
+    from cppo_lab.cores.verl.rollout.agent_loop import (
+        MarkedAgentLoopManager,
+        TopKAgentLoop,
+        TopKAgentLoopOutput,
+    )
+    from cppo_lab.cores.verl.rollout.cpu import CpuReplica, CpuServerAdapter
     from cppo_lab.cores.verl.task_reward import TaskRewardManager
     from cppo_lab.cores.verl.trainer import LabTrainer
     from cppo_lab.cores.verl.worker import TrustRegionWorker

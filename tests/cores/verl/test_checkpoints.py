@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from cppo_lab.cores.base import CHECKPOINTS
-from cppo_lab.cores.verl import checkpoints, steps
+from cppo_lab.cores.verl import checkpoints
+from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.checkpoints import (
     best_step,
     drop_others,

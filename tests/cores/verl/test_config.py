@@ -11,11 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from cppo_lab.cores.verl import check_api
-from cppo_lab.cores.verl.checks import check_config
-from cppo_lab.cores.verl.config import _verl_tree, lab_settings, plain_config, verl_config
+from cppo_lab.cores.verl.config import (
+    _verl_tree,
+    check_config,
+    lab_settings,
+    plain_config,
+    settings,
+    verl_config,
+)
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
-from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
 from cppo_lab.maths.rules import RULES

@@ -21,7 +21,7 @@ from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay

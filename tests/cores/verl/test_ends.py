@@ -10,9 +10,10 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS, MetricSink, Resources
-from cppo_lab.cores.verl import checkpoints, core, steps
+from cppo_lab.cores.verl import checkpoints, core
+from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl.checkpoints import score_name
 from cppo_lab.cores.verl.staged import HandOver
-from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, VerlRun
 from cppo_lab.sweep.compose import Composed, compose

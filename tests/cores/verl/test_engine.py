@@ -22,7 +22,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3
-from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
+from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -145,7 +145,7 @@ def through_verl(case: Case, rank: int, folder: Path, batches: list[dict[str, Te
     from verl.utils.metric import reduce_metrics
     from verl.utils.py_functional import rename_dict
 
-    from cppo_lab.cores.verl.policy_loss import trust_region_loss
+    from cppo_lab.cores.verl.loss import trust_region_loss
     from tests.cores.verl.cpu_engine import make_worker, weights
 
     spec = spec_of(case.aggregation)

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
 from cppo_lab.cores.base import BEST_MODEL, Resources
-from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.trainer import train
 from cppo_lab.export.folder import appearing, require_free
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import MiniRun

@@ -10,7 +10,7 @@ pytest.importorskip("verl")
 
 from cppo_lab import rules as records
 from cppo_lab.cores.verl.kept_responses import PLACE, Decided, KeptResponse, in_places, kept_responses
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.rules import MINIBATCH
 from tests.cores.verl.recorded import actor, micro_batch, nested, packed_output

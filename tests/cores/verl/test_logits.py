@@ -13,7 +13,7 @@ from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab.cores.verl.logits import packed_columns, predicting_rows
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from tests.cores.verl.recorded import actor, nested

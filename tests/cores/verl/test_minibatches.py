@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from cppo_lab.cores.verl.minibatches import Arrangement, arrange, by_rank
+from cppo_lab.cores.verl.trainer import Arrangement, arrange, by_rank
 
 pytestmark = pytest.mark.verl
 

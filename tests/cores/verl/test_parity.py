@@ -14,8 +14,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
-from cppo_lab.cores.verl.loss_metrics import rule_metrics
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import rule_metrics, trust_region_loss
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise

@@ -16,9 +16,12 @@ from verl.workers.utils.losses import ppo_loss
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import ObservedTokens
-from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
-from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import (
+    TrustRegionLossConfig,
+    rule_metrics,
+    summarise_mismatch,
+    trust_region_loss,
+)
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.aggregation import aggregate
@@ -77,7 +80,7 @@ class TestConfig:
         """As verl's worker does, from a config node with `_target_`."""
         node = OmegaConf.create(
             {
-                "_target_": "cppo_lab.cores.verl.policy_loss.TrustRegionLossConfig",
+                "_target_": "cppo_lab.cores.verl.loss.TrustRegionLossConfig",
                 "rule": "cppo",
                 "constants": CPPO,
                 **TOPK,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cppo_lab.cores.verl import ray_local
-from cppo_lab.cores.verl.ray_local import LONGEST_FOLDER, local_ray_settings
+from cppo_lab.cores.verl import cluster as ray_local
+from cppo_lab.cores.verl.cluster import LONGEST_FOLDER, local_ray_settings
 from cppo_lab.errors import UserError
 from tests.cores.verl.conftest import OnRay
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.base import Allocation, Resources
-from cppo_lab.cores.verl import ray_folder, ray_nodes
-from cppo_lab.cores.verl.ray_local import object_store_bytes
+from cppo_lab.cores.verl import cluster as ray_folder
+from cppo_lab.cores.verl import cluster as ray_nodes
+from cppo_lab.cores.verl.cluster import object_store_bytes
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 

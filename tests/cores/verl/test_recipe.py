@@ -12,8 +12,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.files import planned_files
-from cppo_lab.cores.verl.loss_metrics import rule_metrics
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import rule_metrics, trust_region_loss
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import RULES

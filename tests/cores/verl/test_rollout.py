@@ -10,10 +10,18 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout.cpu_replica import end_tokens
-from cppo_lab.cores.verl.rollout.cpu_server import CpuServer, Limits, load_named_tensors
-from cppo_lab.cores.verl.rollout.decode import Request, decode
-from cppo_lab.cores.verl.rollout.sampling import SamplingRule, draw, log_policy, truncate
+from cppo_lab.cores.verl.rollout.cpu import (
+    CpuServer,
+    Limits,
+    Request,
+    SamplingRule,
+    decode,
+    draw,
+    end_tokens,
+    load_named_tensors,
+    log_policy,
+    truncate,
+)
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, RolloutSettings
 from cppo_lab.errors import UserError
 from tests.cores.verl.conftest import EOS

@@ -20,10 +20,9 @@ from torch import Tensor
 from verl.utils import ulysses
 from verl.workers.config import McoreActorConfig
 
-from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.logits import logp_and_entropy
+from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
-from cppo_lab.cores.verl.vocab_parallel import logp_and_entropy
 from cppo_lab.errors import UserError
 from tests.cores.verl import topk_processes
 from tests.cores.verl.megatron_packing import stand_in

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cppo_lab.cores.verl import core
-from cppo_lab.cores.verl.ray_folder import remove_abandoned
+from cppo_lab.cores.verl.cluster import remove_abandoned
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
 

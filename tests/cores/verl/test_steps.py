@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 

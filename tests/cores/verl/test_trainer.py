@@ -17,12 +17,11 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.answers import Chosen
-from cppo_lab.cores.verl.checkpoints import best_step
+from cppo_lab.cores.verl.checkpoints import best_step, score_name
 from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
-from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.cores.verl.worker import WATCHED_STEP
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.schema import Outcome
@@ -377,7 +376,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, norm: float)
 
 def all_sums() -> dict[str, float]:
     """Sums as verl reduces them, of a batch in which nothing is masked."""
-    from cppo_lab.cores.verl.loss_metrics import diagnostic_sums
+    from cppo_lab.cores.verl.loss import diagnostic_sums
     from cppo_lab.maths.tokens import common_stats, tokens
 
     one = torch.full((1, 4), -0.5)

@@ -6,7 +6,7 @@ import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from cppo_lab import schema
-from cppo_lab.cores.verl.validation import score_name, validation_metrics
+from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 

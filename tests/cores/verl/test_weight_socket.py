@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cppo_lab.cores.verl import core
-from cppo_lab.cores.verl.ray_local import plugin_environment
+from cppo_lab.cores.verl.cluster import plugin_environment
 from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl import stand_in_vllm

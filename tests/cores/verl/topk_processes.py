@@ -13,7 +13,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils import transferqueue_utils as bridge
 
-from cppo_lab.cores.verl import topk_once as module
+from cppo_lab.cores.verl import worker as module
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 
 PROCESSES = 4

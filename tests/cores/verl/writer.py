@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints as steps
 
 EVERY = 5  # a checkpoint
 

@@ -1,7 +1,7 @@
 """verl's single-turn agent loop with a seed per request and mu's Top-K carried to TransferQueue.
 
 Selected with `rollout.agent.default_agent_loop=cppo_single_turn`, together with
-`rollout.agent.agent_loop_manager_class` (see `dispatch`), which marks training and validation rows.
+`rollout.agent.agent_loop_manager_class` (see below), which marks training and validation rows.
 """
 
 from typing import Any
@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+from verl.utils import tensordict_utils
 
 from cppo_lab.cores.verl.rollout.settings import (
     ENGINE_KEY,
@@ -80,7 +83,7 @@ def _validates(row: dict[str, Any]) -> bool:
     if VALIDATE not in row:
         raise UserError(
             f"agent loop {AGENT_LOOP_NAME} cannot tell training rows from validation rows: set rollout.agent."
-            "agent_loop_manager_class=cppo_lab.cores.verl.rollout.dispatch.MarkedAgentLoopManager"
+            "agent_loop_manager_class=cppo_lab.cores.verl.rollout.agent_loop.MarkedAgentLoopManager"
         )
     return bool(row[VALIDATE])
 
@@ -118,3 +121,18 @@ def _response_rows(
         )
     # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
     return ids[:length].copy(), logp[:length].copy()
+
+
+# verl's agent loop manager for TransferQueue, which also marks every row as training or validation.
+#
+# Selected with `rollout.agent.agent_loop_manager_class=cppo_lab.cores.verl.rollout.agent_loop.MarkedAgentLoopManager`.
+
+
+class MarkedAgentLoopManager(AgentLoopManagerTQ):
+    """Sends prompts to the agent loop workers, each with a column `VALIDATE`."""
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Dispatches `prompts`; verl marks a validation batch with `validate`, which its workers take out again."""
+        validate = bool(tensordict_utils.get_non_tensor_data(prompts, "validate", default=False))
+        tensordict_utils.assign_non_tensor_data(prompts, VALIDATE, validate)
+        super().generate_sequences(prompts)

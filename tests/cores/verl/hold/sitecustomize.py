@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODULE = "cppo_lab.cores.verl.steps"
+MODULE = "cppo_lab.cores.verl.checkpoints"
 
 
 def hold(steps: Any) -> None:

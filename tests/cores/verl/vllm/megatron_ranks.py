@@ -17,8 +17,7 @@ import verl
 from torch import Tensor
 from verl.workers.config import McoreActorConfig
 
-from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from tests.cores.verl.test_logits import K, V, recorded
 
 RANKS, MEASURE = 2, "tv"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from tests.cores.verl.test_logits import K, V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import MEASURE, RANKS
 from tests.requirement import VLLM, VLLM_PYTHON

@@ -1,0 +1,550 @@
+"""Rollouts on CPUs: one decoding step, batched decoding, the server, and the replica that starts it.
+
+One decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import get_max_position_embeddings
+
+from cppo_lab.cores.verl.rollout.settings import (
+    CPU_ROLLOUT,
+    TOPK_DTYPE_REQUEST,
+    TOPK_IDS,
+    TOPK_LOGP,
+    TOPK_REQUEST,
+)
+from cppo_lab.errors import UserError
+
+# verl always sends these; at their neutral value they change nothing, and no other value is implemented here.
+_NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+@dataclass(frozen=True)
+class SamplingRule:
+    """How tokens are drawn; requests with the same rule are decoded together."""
+
+    temperature: float = 1.0  # 0: the most likely token
+    top_p: float = 1.0
+    top_k: int = -1  # -1 or 0: all tokens
+
+    @classmethod
+    def take(cls, parameters: dict[str, Any]) -> "SamplingRule":
+        """Removes the sampling keys from verl's `sampling_params` and checks them.
+
+        Raises UserError for a value outside its range or a processor of logits that this server does not have.
+        """
+        rule = cls(
+            float(parameters.pop("temperature", 1.0)),
+            float(parameters.pop("top_p", 1.0)),
+            int(parameters.pop("top_k", -1)),
+        )
+        if rule.temperature < 0 or not 0 < rule.top_p <= 1 or rule.top_k < -1:
+            raise UserError(
+                f"{rule} cannot be sampled: temperature >= 0, 0 < top_p <= 1, top_k >= 1 (or -1 for all)"
+            )
+        for name, neutral in _NEUTRAL.items():
+            value = parameters.pop(name, neutral)
+            if value != neutral:
+                raise UserError(
+                    f"{name}={value} is not implemented by the CPU rollout server: leave it at {neutral}"
+                )
+        return rule
+
+
+def log_policy(logits: Tensor, rule: SamplingRule) -> Tensor:
+    """log mu of every token, float32 [B, V]: log-softmax of the logits [B, V] at the sampling temperature.
+
+    mu is the *untruncated* softmax: under top_p < 1 or top_k >= 1 a drawn token's probability under the truncated
+    distribution is higher by the mass cut off. Training samples untruncated, so there the two are the same; with
+    truncation (validation) the number is the model's probability, not the frequency of draws. With
+    temperature 0 it is the softmax at temperature 1. vLLM's `processed_logprobs` differ under truncation only.
+    """
+    return torch.log_softmax(logits.float() / (rule.temperature or 1.0), -1)
+
+
+def truncate(probabilities: Tensor, rule: SamplingRule) -> Tensor:
+    """`probabilities` [B, V] with 0 outside the top_k most likely tokens and the smallest set of mass >= top_p.
+
+    The most likely token always stays. Not renormalised. Ties at the edge are cut by token id.
+    """
+    vocabulary = probabilities.shape[-1]
+    if rule.top_p == 1 and not 0 < rule.top_k < vocabulary:
+        return probabilities
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    if 0 < rule.top_k < vocabulary:
+        ordered[:, rule.top_k :] = 0
+    before = ordered.cumsum(-1) - ordered
+    ordered = ordered.masked_fill(before >= rule.top_p * ordered.sum(-1, keepdim=True), 0)
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered)
+
+
+def draw(log_mu: Tensor, rule: SamplingRule, uniforms: Tensor) -> Tensor:
+    """One token per row [B] for `uniforms` [B] in [0, 1), by inversion of the cumulative distribution, in float64.
+
+    A row's token depends on that row alone, so a request's sample does not depend on its batch (up to rounding of
+    the logits). Tokens of probability 0 are never drawn.
+    """
+    if rule.temperature == 0:
+        return log_mu.argmax(-1)
+    cumulative = truncate(log_mu.double().exp(), rule).cumsum(-1)
+    total = cumulative[:, -1:]
+    # uniform * total < total, so the first entry above it exists and belongs to a token of positive probability.
+    return torch.searchsorted(cumulative, uniforms.double()[:, None] * total, right=True).squeeze(-1)
+
+
+def unused(parameters: Mapping[str, Any]) -> None:
+    """Raises UserError if `parameters` has unused keys: ignoring them would sample from another distribution."""
+    if parameters:
+        names = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+        raise UserError(
+            f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
+        )
+
+
+# Batched decoding with a key-value cache; finished rows leave the batch.
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    stop: frozenset[int]  # the response ends with the first of these tokens, which is part of it
+    seed: int | None = None  # None: a fresh one
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response of n tokens; row t of `topk_*` is mu's Top-K in the state that produced token t."""
+
+    tokens: list[int]
+    logp: list[float]  # log mu of the tokens; of the untruncated softmax at the sampling temperature
+    topk_ids: NDArray[np.int32] | None  # [n, K], descending in probability
+    topk_logp: NDArray[np.float32] | None  # [n, K]
+
+
+class _Record:
+    """What was drawn so far: one column per step for the rows still in the batch."""
+
+    def __init__(self, rows: int, steps: int, topk: int) -> None:
+        self.length = np.zeros(rows, np.int64)
+        self.tokens = np.zeros((rows, steps), np.int64)
+        self.logp = np.zeros((rows, steps), np.float32)
+        self.topk_ids = np.zeros((rows, steps, topk), np.int32)
+        self.topk_logp = np.zeros((rows, steps, topk), np.float32)
+
+    def add(self, rows: NDArray[np.int64], step: int, tokens: Tensor, log_mu: Tensor) -> None:
+        self.length[rows] = step + 1
+        self.tokens[rows, step] = tokens.cpu().numpy()
+        logp = log_mu.gather(-1, tokens[:, None]).squeeze(-1).cpu().numpy()
+        if not np.isfinite(logp).all():
+            raise FloatingPointError(
+                f"the model gave log-probabilities {logp} at step {step}: its weights diverged"
+            )
+        self.logp[rows, step] = logp
+        topk = self.topk_ids.shape[-1]
+        if topk:
+            values, ids = log_mu.topk(topk, -1)
+            self.topk_ids[rows, step] = ids.cpu().numpy()
+            self.topk_logp[rows, step] = values.cpu().numpy()
+
+    def generation(self, row: int) -> Generation:
+        n, topk = self.length[row], self.topk_ids.shape[-1]
+        return Generation(
+            self.tokens[row, :n].tolist(),
+            self.logp[row, :n].tolist(),
+            self.topk_ids[row, :n].copy() if topk else None,
+            self.topk_logp[row, :n].copy() if topk else None,
+        )
+
+
+def _left_padded(requests: Sequence[Request], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as [B, P] token ids (0 where padded) and their mask [B, P]."""
+    width = max(len(request.prompt) for request in requests)
+    ids = torch.zeros(len(requests), width, dtype=torch.long)
+    mask = torch.zeros(len(requests), width, dtype=torch.long)
+    for row, request in enumerate(requests):
+        ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
+        mask[row, width - len(request.prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def _uniforms(requests: Sequence[Request]) -> list[NDArray[np.float64]]:
+    """The random numbers of every request, drawn from a generator of its own."""
+    return [np.random.default_rng(request.seed).random(request.max_tokens) for request in requests]
+
+
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel, requests: Sequence[Request], rule: SamplingRule, topk: int
+) -> list[Generation]:
+    """Continues every prompt until a stop token or its own `max_tokens`.
+
+    `topk`: tokens of mu kept per step, 0 for none, the vocabulary's size for all. Probabilities are float32 whatever
+    the model's type.
+
+    Raises ValueError for an empty prompt or a limit below one token, FloatingPointError when the model's
+    probabilities are not finite.
+    """
+    if any(not request.prompt or request.max_tokens < 1 for request in requests):
+        raise ValueError("every request needs a prompt of at least one token and max_tokens >= 1")
+    uniforms = _uniforms(requests)
+    limits = np.array([request.max_tokens for request in requests])
+    stops = torch.zeros(len(requests), model.config.vocab_size, dtype=torch.bool)
+    for row, request in enumerate(requests):
+        stops[row, list(request.stop)] = True
+    record = _Record(len(requests), int(limits.max()), topk)
+    ids, mask = _left_padded(requests, model.device)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    rows = np.arange(len(requests))
+    cache = DynamicCache(config=model.config)
+    for step in range(int(limits.max())):
+        logits = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        log_mu = log_policy(logits, rule)
+        if not log_mu.amax(-1).isfinite().all():
+            raise FloatingPointError("the model's probabilities are not finite: its weights diverged")
+        tokens = draw(log_mu, rule, torch.tensor([uniforms[row][step] for row in rows], device=logits.device))
+        record.add(rows, step, tokens, log_mu)
+        running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])
+        if not running.any():
+            break
+        positions = positions[:, -1:] + 1
+        if not running.all():
+            keep = torch.from_numpy(running.nonzero()[0]).to(logits.device)
+            cache.batch_select_indices(keep)
+            rows, tokens, mask, positions = rows[running], tokens[keep], mask[keep], positions[keep]
+        ids, mask = tokens[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+    return [record.generation(row) for row in range(len(requests))]
+
+
+# A rollout server for CPUs that decodes with transformers and records mu.
+#
+# It implements the part of the interface of verl's vLLM server
+# (verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the synchronous trainer uses; `CpuReplica` starts it.
+
+
+# A batch starts when no request has arrived for this long, since those of one step arrive one by one over Ray.
+GATHER_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lengths in tokens, under verl's names."""
+
+    prompt_length: int
+    response_length: int
+    max_model_len: int
+    max_num_seqs: int  # rows of one batch
+
+    def max_tokens(self, prompt: int, parameters: dict[str, Any]) -> int:
+        """Tokens a request may generate, with verl's defaults for vLLM; removes the limit from `parameters`.
+
+        Raises UserError when the prompt leaves no room in the model's context.
+        """
+        room = self.max_model_len - prompt
+        if room < 1:
+            raise UserError(
+                f"a prompt of {prompt} tokens leaves no room in max_model_len={self.max_model_len}: raise "
+                "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
+            )
+        default = min(self.response_length, self.prompt_length + self.response_length - prompt)
+        asked = parameters.pop("max_new_tokens", default)
+        return max(1, min(int(parameters.pop("max_tokens", asked)), room))
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    request: Request
+    rule: SamplingRule
+    topk: int
+    # Resolved, when the request's batch starts, with that batch and the request's place in it.
+    batch: "asyncio.Future[tuple[asyncio.Future[list[Generation]], int]]"
+
+
+class CpuServer:
+    """Decodes queued requests in batches: those with the same sampling rule and Top-K together.
+
+    Weights change only between batches, so a response comes from one policy.
+    """
+
+    def __init__(self, model: PreTrainedModel, limits: Limits, end_tokens: Iterable[int]) -> None:
+        self.model = model.eval()
+        self.limits = limits
+        self.end_tokens = frozenset(end_tokens)
+        self.global_steps: int | None = None  # training step of the weights, as verl's servers report it
+        self._queue: list[_Waiting] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._model_in_use = asyncio.Lock()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+    ) -> TokenOutput:
+        """One response. Fails with the batch's own exception when decoding fails.
+
+        Raises UserError for what this server cannot do: images, unknown sampling parameters, too long a prompt.
+        """
+        if image_data or video_data:
+            raise UserError("the CPU rollout server reads text only: use data without images and videos")
+        parameters = dict(sampling_params)
+        topk = int(parameters.pop(TOPK_REQUEST, 0))
+        if topk > self.model.config.vocab_size:
+            raise UserError(
+                f"engine_kwargs.cppo_lab.topk={topk} exceeds the vocabulary of {self.model.config.vocab_size} tokens: "
+                "the exact divergence needs no more than that"
+            )
+        dtype = np.dtype(parameters.pop(TOPK_DTYPE_REQUEST, "float32"))
+        with_logp = parameters.pop("logprobs", False)
+        rule = SamplingRule.take(parameters)
+        prompt = [int(token) for token in prompt_ids]
+        request = Request(
+            prompt,
+            self.limits.max_tokens(len(prompt), parameters),
+            self._stop(parameters),
+            parameters.pop("seed", None),
+        )
+        unused(parameters)
+        made = await self._decoded(request, rule, topk)
+        extra: dict[str, Any] = {"global_steps": self.global_steps}
+        if made.topk_ids is not None and made.topk_logp is not None:
+            extra[TOPK_IDS], extra[TOPK_LOGP] = made.topk_ids, made.topk_logp.astype(dtype)
+        return TokenOutput(
+            token_ids=made.tokens,
+            log_probs=made.logp if with_logp else None,
+            stop_reason="completed",  # verl's word for an end token and for the length limit alike
+            extra_fields=extra,
+        )
+
+    def _stop(self, parameters: dict[str, Any]) -> frozenset[int]:
+        extra = frozenset(parameters.pop("stop_token_ids", None) or ())
+        return extra if parameters.pop("ignore_eos", False) else extra | self.end_tokens
+
+    async def _decoded(self, request: Request, rule: SamplingRule, topk: int) -> Generation:
+        waiting = _Waiting(request, rule, topk, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        # Shielded: a client that gives up must not cancel the batch of the others.
+        batch, place = await waiting.batch
+        return (await asyncio.shield(batch))[place]
+
+    async def _serve(self) -> None:
+        """Runs batches until the queue is empty."""
+        while self._queue:
+            await self._gather()
+            first = self._queue[0]
+            alike = [item for item in self._queue if (item.rule, item.topk) == (first.rule, first.topk)]
+            members = alike[: self.limits.max_num_seqs]
+            taken = set(members)
+            self._queue = [item for item in self._queue if item not in taken]
+            async with self._model_in_use:
+                requests = [item.request for item in members]
+                batch = asyncio.ensure_future(
+                    asyncio.to_thread(decode, self.model, requests, first.rule, first.topk)
+                )
+                for place, item in enumerate(members):
+                    if not item.batch.done():  # its client may have gone
+                        item.batch.set_result((batch, place))
+                # A failure is raised where each request awaits the batch; it must not end the server.
+                await asyncio.wait([batch])
+
+    async def _gather(self) -> None:
+        """Waits until no more requests come, or a batch is full."""
+        seen = -1
+        while seen < len(self._queue) < self.limits.max_num_seqs:
+            seen = len(self._queue)
+            await asyncio.sleep(GATHER_SECONDS)
+
+    async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Replaces the model's weights by the actor's, under its names, after the running batch.
+
+        Raises UserError that lists the names when they are not exactly the model's. A tied output head may be
+        missing (it is the embedding), or sent as well.
+        """
+        async with self._model_in_use:
+            await asyncio.to_thread(load_named_tensors, self.model, weights)
+            if global_steps is not None:
+                self.global_steps = global_steps
+
+    # There is no memory to release and no cache that outlives a batch: verl's life-cycle calls have nothing to do.
+    async def wake_up(self) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **options: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+    async def resume_generation(self) -> None: ...
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Raises UserError: interrupted responses belong to verl's asynchronous trainers."""
+        raise UserError(
+            "the CPU rollout server cannot interrupt a response: use a synchronous trainer (trainer.v1.trainer_mode) "
+            "or rollout.name=vllm"
+        )
+
+
+def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
+    """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
+    own = model.state_dict(keep_vars=True)
+    unexpected = sorted(weights.keys() - own.keys())
+    given = {id(own[name]) for name in weights.keys() & own.keys()}
+    # Names that share one tensor are tied: one of them is enough.
+    missing = sorted(name for name, tensor in own.items() if name not in weights and id(tensor) not in given)
+    wrong = sorted(
+        f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
+        for name in weights.keys() & own.keys()
+        if weights[name].shape != own[name].shape
+    )
+    if unexpected or missing or wrong:
+        raise UserError(
+            f"the actor's weights are not those of {type(model).__name__}: missing {missing or 'none'}, unexpected "
+            f"{unexpected or 'none'}, wrong shape {wrong or 'none'}: actor_rollout_ref.model.path must name the same "
+            "model for the actor and the rollout, without LoRA adapters"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
+
+
+# The CPU rollout server inside verl: Ray actor, replica, and transfer of the actor's weights.
+#
+# Selected with `rollout.name=cppo_cpu`.
+
+
+def end_tokens(tokenizer_eos: int, generation: GenerationConfig | None) -> set[int]:
+    """The tokens that end a response: the tokenizer's and, as in vLLM, all of the generation config's."""
+    configured = generation.eos_token_id if generation is not None else None
+    more = configured if isinstance(configured, list) else [configured]
+    return {tokenizer_eos, *(token for token in more if token is not None)}
+
+
+class CpuServerActor(CpuServer):
+    """The server in a separate Ray process, with the model of verl's configs in float32."""
+
+    def __init__(self, config: RolloutConfig, model_config: Any) -> None:
+        named: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        model = AutoModelForCausalLM.from_pretrained(
+            named.local_path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=named.trust_remote_code,
+        )
+        limits = Limits(
+            config.prompt_length,
+            config.response_length,
+            config.max_model_len or get_max_position_embeddings(named.hf_config),
+            config.max_num_seqs,
+        )
+        super().__init__(model, limits, end_tokens(named.tokenizer.eos_token_id, named.generation_config))
+
+    async def ready(self) -> None:
+        """Returns when the model is loaded."""
+
+
+def server_name(replica: int, suffix: str = "") -> str:
+    """Name of a replica's Ray actor."""
+    return f"{CPU_ROLLOUT}_server_{replica}_0{suffix}"
+
+
+class CpuReplica(RolloutReplica):
+    """One server per replica; several replicas share the requests through verl's load balancer."""
+
+    async def launch_servers(self) -> None:
+        """Starts the server and waits until its model is loaded.
+
+        Raises UserError for a replica over several ranks, since there is no tensor parallelism.
+        """
+        if self.world_size != 1:
+            raise UserError(
+                f"rollout.name={CPU_ROLLOUT} serves a whole model per rank, not {self.world_size} ranks per replica: "
+                "set rollout.tensor_model_parallel_size, data_parallel_size and pipeline_model_parallel_size to 1"
+            )
+        server = (
+            ray.remote(CpuServerActor)
+            .options(
+                name=server_name(self.replica_rank, self.name_suffix),
+                num_cpus=1,
+                max_concurrency=self.max_concurrency,
+            )
+            .remote(self.config, self.model_config)
+        )
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = server_name(
+            self.replica_rank, self.name_suffix
+        )  # not a socket: a name to route by
+
+
+class CpuServerAdapter(BaseRollout):
+    """Lives in the training worker and pushes its weights to the server of the same rank."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.is_leader_rank = True
+        self._server: Any = None
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """There is nothing to release."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        base_sync_done: bool = True,
+    ) -> None:
+        """Sends the actor's named tensors, gathered to full size by the engine, to the server.
+
+        Raises UserError for weights in another form (deltas, LoRA adapters).
+        """
+        if wire_format != "named_tensors" or peft_config is not None:
+            raise UserError(
+                f"rollout.name={CPU_ROLLOUT} takes full weights, not wire_format={wire_format!r} with "
+                f"peft_config={peft_config}: set checkpoint_engine.backend=naive and model.lora.merge=true"
+            )
+        # Copied: the engine may reuse a tensor's memory while Ray still reads it.
+        sent = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        if self._server is None:  # the server starts after this worker
+            self._server = ray.get_actor(server_name(self.replica_rank))
+        await self._server.load_weights.remote(sent, global_steps)
