@@ -17,8 +17,11 @@ from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
-from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, requirement, slurm, verl
-from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.doctor import Check, examine, lines, machine, ready, slurm, verl
+from cppo_lab.doctor import check as requirement
+from cppo_lab.doctor import machine as inputs
+from cppo_lab.doctor import machine as packages
+from cppo_lab.doctor.check import Requirement
 from cppo_lab.installed import install_extra
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
@@ -492,7 +495,7 @@ def test_data_that_cannot_be_read_names_what_to_install(
     workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("cppo_lab.data.manifest", "cppo_lab.data.layout"):
+    for name in ("cppo_lab.data.manifest", "cppo_lab.data.manifest"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     check = found(PAPER, workspace)["data"]
     assert (check.status, check.found) == ("missing", "cannot be checked without pyarrow")

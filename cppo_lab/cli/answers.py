@@ -68,7 +68,7 @@ def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[s
 
 def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
-    from cppo_lab.answers import comparison
+    from cppo_lab.answers import replay as comparison
     from cppo_lab.answers.reading import read_tokens
     from cppo_lab.answers.replay import replay as replayed
 

@@ -1,16 +1,157 @@
 """Training and validation sets in verl's layout, written once and the same every time."""
 
 import filecmp
+import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
-from cppo_lab.data.deduplicate import distinct_problems
-from cppo_lab.data.layout import content_sha256, row_of, write_rows
-from cppo_lab.data.manifest import MANIFEST, FileRecord, manifest_text
+import pyarrow
+import pyarrow.parquet
+
+from cppo_lab.data.answers import canonical
+from cppo_lab.data.manifest import MANIFEST, FileRecord, content_sha256, manifest_text, row_of, write_rows
+from cppo_lab.data.problem import Problem, problem_of
 from cppo_lab.data.sources import BENCHMARKS, SPLITS, Source, sha256_of, sources_of
 from cppo_lab.errors import UserError
+
+MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
+BATCH = 4096  # rows of parquet in memory at a time
+# Only these columns of a parquet file are read, so that others can do no harm.
+COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem", "answer")
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (its place, row) for every row of the file.
+
+    Raises:
+        UserError: the file's suffix is unknown, or a row cannot be read.
+    """
+    if path.suffix == ".jsonl":
+        return _jsonl_rows(path)
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    raise UserError(f"{path} is neither .jsonl nor .parquet: convert it to one of them, or correct its name")
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open("rb") as lines:
+        number = 0
+        # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
+        while line := lines.readline(MAX_LINE + 1):
+            number += 1
+            where = f"{path}, line {number}"
+            if len(line) > MAX_LINE:
+                raise UserError(
+                    f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
+                )
+            if line.strip():
+                yield where, _json_row(line, where)
+
+
+def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): save the file as UTF-8"
+        ) from None
+    except RecursionError:
+        raise UserError(f"{where} is nested too deeply to be a row: fix or drop it") from None
+    except ValueError as error:  # broken JSON, NaN, an integer of more digits than Python reads
+        raise UserError(f"{where} is not a row in JSON ({error}): fix or drop it") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is {type(row).__name__}, not an object: write one {{...}} per line")
+    return row
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"the value {name} is not a JSON number")
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            known = [name for name in file.schema_arrow.names if name in COLUMNS]
+            if not known:
+                raise UserError(
+                    f"{path} has the columns {file.schema_arrow.names}: each row needs `problem` and `answer`, "
+                    "or verl's `prompt` and `reward_model`"
+                )
+            for batch in file.iter_batches(batch_size=BATCH, columns=known):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path} cannot be read as parquet after row {number} ({reason[:200]}): fetch or write it again"
+        ) from error
+
+
+REPORT_EVERY = 250_000  # rows
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The problems of a file, each once, in the order of their first rows, and what was left out.
+
+    `rows_read` is the number of problems plus `duplicates` plus `conflicting_rows`.
+    """
+
+    problems: list[Problem]
+    rows_read: int
+    duplicates: int
+    conflicting_rows: int
+    # Prompts with more than one answer: id of the first row, and the answers.
+    conflicts: list[tuple[str, list[str]]]
+
+
+def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], None]) -> Distinct:
+    """Read a file and keep one row per prompt.
+
+    DAPO-Math-17k holds every prompt a hundred times, and AIME-2024 32 times. A few of DAPO's prompts come with two
+    different answers (seven, by a count on the hub). Which one is right is unknown, and a wrong one
+    would reward wrong responses: such a prompt is dropped from the training set and listed. In a benchmark it is an
+    error, since the set of problems is fixed.
+
+    Raises:
+        UserError: a row cannot be used, or a benchmark has a prompt with two answers.
+    """
+    first: dict[str, Problem] = {}
+    rows: Counter[str] = Counter()
+    answers: dict[str, list[str]] = {}
+    for read, (where, row) in enumerate(rows_of(path), start=1):
+        problem = problem_of(row, where, benchmark, len(first))
+        rows[problem.prompt] += 1
+        if read % REPORT_EVERY == 0:
+            say(f"{path.name}: {read} rows read, {len(first)} prompts")
+        known = first.setdefault(problem.prompt, problem)
+        if canonical(known.answer) == canonical(problem.answer):
+            continue
+        if benchmark:
+            raise UserError(
+                f"{where}: a prompt of {benchmark} has the answers {known.answer!r} and {problem.answer!r}: "
+                "keep the right one"
+            )
+        seen = answers.setdefault(problem.prompt, [known.answer])
+        if canonical(problem.answer) not in map(canonical, seen):
+            seen.append(problem.answer)
+    problems = [problem for prompt, problem in first.items() if prompt not in answers]
+    conflicting = sum(rows[prompt] for prompt in answers)
+    return Distinct(
+        problems=problems,
+        rows_read=rows.total(),
+        duplicates=rows.total() - len(problems) - conflicting,
+        conflicting_rows=conflicting,
+        conflicts=[(first[prompt].id, found) for prompt, found in answers.items()],
+    )
+
 
 PROBLEMS_OF_AIME = 30  # AIME I and II of a year
 

@@ -1,4 +1,4 @@
-"""One problem, checked: the common form of a row of any accepted file."""
+"""One problem, checked: the common form of a row of any accepted file; and the prompt it is given in."""
 
 import math
 import reprlib
@@ -6,8 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cppo_lab.data.prompts import is_wrapped, wrap
 from cppo_lab.errors import UserError
+
+# Taken letter by letter from the rows of BytedTsinghua-SIA/DAPO-Math-17k; a test compares it with such rows.
+# PAPER: the validation prompt is not given. DAPO's own AIME-2024 file wraps its problems in this text, so
+# all three benchmarks get it: a policy is validated on the form that it is trained on.
+BEFORE = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+def wrap(problem: str) -> str:
+    """The user message that asks for the solution of `problem`."""
+    return f"{BEFORE}{problem}{AFTER}"
+
+
+def is_wrapped(prompt: str) -> bool:
+    """Whether a user message has the form that `wrap` gives, around a problem that is not empty."""
+    return prompt.startswith(BEFORE) and prompt.endswith(AFTER) and len(prompt) > len(BEFORE) + len(AFTER)
+
 
 # Longer than anything published by far (DAPO's longest prompt has some thousand characters, its answers are
 # integers): a longer one is a broken row, and would exceed the prompt length of every run anyway.

@@ -4,7 +4,7 @@ Guarantees of this package:
 
 - Each line has a verdict and, if something is missing, the remedy (`check.py`).
 - Nothing is written or downloaded, and a missing package is a finding, not an error.
-- What a core or a launcher needs is checked by its own list (`core_checks.py`, `slurm.py`, `container.py`, `verl.py`).
+- What a core or a launcher needs is checked by its own list (`check.py`, `slurm.py`, `verl.py`).
 
 Begin with `check.py` and `machine.py`. docs/verl.md shows an example.
 """
@@ -12,11 +12,16 @@ Begin with `check.py` and `machine.py`. docs/verl.md shows an example.
 from collections.abc import Sequence
 from pathlib import Path
 
-from cppo_lab.doctor.check import MISSING, Check
-from cppo_lab.doctor.core_checks import checks_of
-from cppo_lab.doctor.inputs import check_data, check_model, check_store
-from cppo_lab.doctor.machine import check_devices, check_machine
-from cppo_lab.doctor.packages import check_launcher, check_packages
+from cppo_lab.doctor.check import MISSING, Check, checks_of
+from cppo_lab.doctor.machine import (
+    check_data,
+    check_devices,
+    check_launcher,
+    check_machine,
+    check_model,
+    check_packages,
+    check_store,
+)
 from cppo_lab.errors import printable
 from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.sweep.compose import Composed

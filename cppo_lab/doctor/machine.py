@@ -1,17 +1,156 @@
-"""Checks of GPUs and disk."""
+"""Checks of Python and packages, of prepared data, models and the tracking store, of GPUs and disk."""
 
 import os
+import platform
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
+
+from packaging.specifiers import SpecifierSet
 
 from cppo_lab.core_records import core_of
-from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
-from cppo_lab.doctor.core_checks import checks_of
+from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check, CoreChecks, Requirement, checks_of
+from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
-from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
+from cppo_lab.hub import lacking, snapshot
+from cppo_lab.installed import install_extra
+from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, RunSpec
+from cppo_lab.tracking import address
+
+
+def check_launcher(launcher: str) -> Iterator[Check]:
+    """Check the package that starts runs in separate processes."""
+    needed = f"launcher={launcher}" if launcher_of(launcher).submitit else ""
+    yield Requirement("submitit", ">=1.5.2,<2", needed, extra="train").check()
+
+
+def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """Check Python, then every package of the run's core."""
+    checks = checks_of(run.core)
+    python = platform.python_version()
+    if SpecifierSet(checks.python).contains(python, prereleases=True):
+        built_for = checks.gpu_python if layout.device == "cuda" else ""
+        if built_for and not python.startswith(f"{built_for}."):
+            yield Check("Python", WARNING, python, f"{checks.gpu_builds}, are for Python {built_for}")
+        else:
+            yield Check("Python", OK, python)
+    else:
+        remedy = "use a Python within it"
+        yield Check("Python", MISSING, f"{python} is outside {checks.python}", remedy)
+    for requirement in checks.requirements(run, layout):
+        yield requirement.check()
+
+
+_EMBEDDED = (
+    Requirement("torch", ">=2.4,<3", "core=mini", extra="train"),
+    Requirement("numpy", ">=1.26", "core=mini", extra="train"),
+)
+MINI = CoreChecks(requirements=lambda run, layout: _EMBEDDED)
+
+
+PATIENCE = 5.0  # seconds for a server to answer
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+TRAINING = "train.parquet"
+
+
+def check_data(run: RunSpec, paths: PathsSpec) -> Check:
+    """Prepared data is there, unchanged, and has the run's benchmarks."""
+    data = run.data
+    if not isinstance(data, MathData):
+        return Check("data", UNNEEDED, f"data={data.name} is made by the run itself")
+    try:
+        from cppo_lab.data.manifest import check_folder
+    except ModuleNotFoundError as error:
+        return Check("data", MISSING, f"cannot be checked without {error.name}", install_extra("data"))
+    folder = Path(paths.data)
+    try:
+        records = check_folder(folder)
+    except UserError as error:
+        return Check("data", MISSING, str(error))
+    lacking = [
+        name for name in (TRAINING, *(f"{one}.parquet" for one in data.benchmarks)) if name not in records
+    ]
+    if lacking:
+        remedy = "choose data.benchmarks among those prepared"
+        return Check("data", MISSING, f"{folder} has no {', '.join(lacking)}", remedy)
+    rows = records[TRAINING].rows
+    if rows < run.batch.prompts:
+        remedy = f"cppo data prepare --from hub --out {folder}"
+        return Check(
+            "data",
+            MISSING,
+            f"{folder} has {rows} training problems, a batch takes {run.batch.prompts}",
+            remedy,
+        )
+    return Check("data", OK, f"{folder}, unchanged, {rows} training problems")
+
+
+def check_model(run: RunSpec, paths: PathsSpec) -> Check:
+    """A published model is in `paths.models`, or in the hub's cache, or can be downloaded."""
+    model = run.model
+    if not isinstance(model, HubModel):
+        return Check("model", UNNEEDED, f"model={model.name} is made by the run itself")
+    if paths.models is not None:
+        folder = Path(paths.models) / model.repository
+        remedy = f"hf download {model.repository} --revision {model.revision} --local-dir {folder}"
+        return _model_folder(folder, remedy)
+    remedy = f"hf download {model.repository} --revision {model.revision}"
+    folder = snapshot(model.repository, model.revision)
+    if folder.is_dir():
+        return _model_folder(folder, remedy)
+    cache = folder.parents[1]
+    if others := sorted(path.name[:8] for path in cache.glob("snapshots/*")):
+        text = f"{cache} has {', '.join(others)}, not revision {model.revision}"
+        return Check("model", MISSING, text, remedy)
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return Check(
+            "model",
+            MISSING,
+            f"{model.repository} is not in {cache.parent}, and HF_HUB_OFFLINE is set",
+            remedy,
+        )
+    size = f"{model.parameters * 2:.0f} GB"
+    return Check(
+        "model", WARNING, f"{model.repository} ({size}) will be downloaded to {cache.parent}", remedy
+    )
+
+
+def _model_folder(folder: Path, remedy: str) -> Check:
+    """Whether a download is whole."""
+    missing = lacking(folder)
+    if not missing:
+        return Check("model", OK, str(folder))
+    named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return Check("model", MISSING, f"{folder} lacks {named}", remedy)
+
+
+def check_store(uri: str) -> Check:
+    """The tracking store can be written (a file) or answers (a server). Names no user and no password."""
+    file = address.sqlite_file(uri)
+    if file is not None:
+        place = file if file.exists() else file.parent
+        if os.access(place, os.W_OK):
+            return Check(
+                "MLflow store", OK, f"{file}{'' if file.exists() else ' (the first launch makes it)'}"
+            )
+        return Check(
+            "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
+        )
+    parts = urlsplit(uri)
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.split("+")[0]]
+    text = f"{parts.scheme}://{host}:{port}"
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE).close()
+    except OSError as error:
+        remedy = "start the server, or set MLFLOW_TRACKING_URI to another store"
+        return Check("MLflow store", MISSING, f"{text} does not answer ({error})", remedy)
+    return Check("MLflow store", OK, f"{text} answers")
+
 
 # bytes per parameter: float32 weights and AdamW's moments; Megatron keeps the bfloat16 weights as well
 CHECKPOINT = {"fsdp2": 12, "megatron": 14}

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
-from cppo_lab.doctor.core_checks import CoreChecks
-from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
 from cppo_lab.estimate import CPU_OPTIMISER
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
 

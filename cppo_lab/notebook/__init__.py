@@ -4,11 +4,11 @@ Guarantees of this package:
 
 - It reads a tracking store, or the paper's curves, and writes nothing.
 - Frames have one row for each run, for each point, for each problem, with documented columns (`results.py`).
-- Runs that a sweep declares and the store lacks are rows too, with their state: no gap is hidden (`declared.py`).
+- Runs that a sweep declares and the store lacks are rows too, with their state: no gap is hidden (`results.py`).
 - The paper's curves are read without MLflow.
 - Histories and outcomes are read when they are first asked for.
 
-Begin with `loading.py`, then `results.py`; `paper.py`: the paper's curves as runs. docs/notebook.md is for users.
+Begin with `loading.py`, then `results.py`. docs/notebook.md is for users.
 """
 
 from cppo_lab.errors import UserError

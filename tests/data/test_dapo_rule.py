@@ -2,7 +2,7 @@
 
 import pytest
 
-from cppo_lab.data.dapo_rule import follows_answer_rule
+from cppo_lab.data.grading import follows_answer_rule
 
 
 @pytest.mark.parametrize(

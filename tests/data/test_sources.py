@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.data import read, sources
+from cppo_lab.data import prepare as read
+from cppo_lab.data import sources
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from tests.data.made_files import dapo_row, read_parquet, shipped, write_jsonl, write_parquet

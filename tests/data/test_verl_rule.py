@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.data.dapo_rule import follows_answer_rule, normalise
+from cppo_lab.data.grading import follows_answer_rule, normalise
 from tests.fuzz.mangling import fuzz
 
 pytestmark = pytest.mark.verl

@@ -13,7 +13,7 @@ import cppo_lab
 from cppo_lab import schema
 from cppo_lab.analysis.run_source import StoreSource
 from cppo_lab.errors import UserError
-from cppo_lab.notebook.declared import override_text
+from cppo_lab.notebook.results import override_text
 from tests.answers import made
 
 SCORE = schema.validation_metric("mean", 16)

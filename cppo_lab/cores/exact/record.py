@@ -15,7 +15,7 @@ EXACT = CoreRecord(
     datasets="cppo_lab.cores.exact.process:datasets",
     own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
     seed_fixes_start=True,
-    doctor="cppo_lab.doctor.packages:MINI",
+    doctor="cppo_lab.doctor.machine:MINI",
     miniature="a policy of tables on a small Markov process",
     no_preflight="its runs take seconds on a CPU",
 )

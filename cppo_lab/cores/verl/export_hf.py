@@ -19,7 +19,7 @@ from cppo_lab.cores.mini.model import Block, Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.warm_start import load_warm_start
-from cppo_lab.data.layout import write_rows
+from cppo_lab.data.manifest import write_rows
 from cppo_lab.files import open_lock
 from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
 from cppo_lab.data.prepare import prepare
-from cppo_lab.data.prompts import wrap
+from cppo_lab.data.problem import wrap
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.hub import INDEX, lacking
 from cppo_lab.spec import HubModel, PathsSpec, RunSpec

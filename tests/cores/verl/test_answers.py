@@ -16,7 +16,7 @@ from cppo_lab.cores.verl.answers import OfMathematics, VerlAnswerRecorder, held_
 from cppo_lab.cores.verl.checkpoints import validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.kept_responses import KeptResponse
-from cppo_lab.data.layout import read_rows
+from cppo_lab.data.manifest import read_rows
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue

@@ -14,7 +14,7 @@ from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_task
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
-from cppo_lab.data.layout import read_rows
+from cppo_lab.data.manifest import read_rows
 from cppo_lab.errors import UserError
 from cppo_lab.spec import TaskData, VerlRun
 from cppo_lab.sweep.compose import compose

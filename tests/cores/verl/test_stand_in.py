@@ -13,7 +13,7 @@ from cppo_lab.cli import main
 from cppo_lab.cores.verl.export import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_data, make_model, weights_of
 from cppo_lab.doctor.check import OK
-from cppo_lab.doctor.inputs import check_data, check_model
+from cppo_lab.doctor.machine import check_data, check_model
 from cppo_lab.errors import UserError
 from cppo_lab.preflight import make_stand_ins
 from cppo_lab.spec import HubModel, PathsSpec
@@ -78,8 +78,8 @@ def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_prompts_are_of_the_form_that_is_trained_on(tmp_path: Path) -> None:
-    from cppo_lab.data.layout import read_rows
-    from cppo_lab.data.prompts import is_wrapped
+    from cppo_lab.data.manifest import read_rows
+    from cppo_lab.data.problem import is_wrapped
 
     make_data(tmp_path / "data", 10)
     rows = list(read_rows(tmp_path / "data" / "train.parquet"))
