@@ -16,7 +16,7 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from cppo_lab.cores.mini.checkpoint import load_whole
-from cppo_lab.cores.verl.export import CONFIG, quiet, refusing
+from cppo_lab.cores.verl.hub_folder import CONFIG, quiet, refusing
 from cppo_lab.errors import UserError
 
 Say = Callable[[str], None]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import BEST_MODEL, Exported
-from cppo_lab.cores.verl.export import quiet, require_complete
+from cppo_lab.cores.verl.hub_folder import quiet, require_complete
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_below
 from cppo_lab.installed import install_extra

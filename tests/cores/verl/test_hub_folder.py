@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cores.verl.export import copy_file, refusing
+from cppo_lab.cores.verl.hub_folder import copy_file, refusing
 from cppo_lab.errors import UserError
 
 pytestmark = pytest.mark.verl

@@ -10,7 +10,7 @@ pytest.importorskip("verl")
 from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
-from cppo_lab.cores.verl.export import require_complete
+from cppo_lab.cores.verl.hub_folder import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_data, make_model, weights_of
 from cppo_lab.doctor.check import OK
 from cppo_lab.doctor.machine import check_data, check_model
