@@ -9,5 +9,5 @@ Guarantees of this package:
 - Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
 
 Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks/`: problems and their grading;
-`policy.py`: a rollout policy that differs as rollout engines do.
+`sampler.py`: a rollout policy that differs as rollout engines do.
 """
