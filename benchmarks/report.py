@@ -1,14 +1,11 @@
-"""Time to build reports: the paper's from scratch, again, and with one new run; and a sweep of 1,000 runs.
+"""Time to build reports: the paper's, and a sweep of 1,000 runs.
 
-Every step is a new Python process in a temporary folder with empty caches, so imports and the creation of the database
-count. Times are wall seconds (the median of the repeats); `_cpu_` figures are processor seconds, which say more on a
-machine that does other work.
+Every step is a new Python process in a temporary folder, so imports and the creation of the database count. Times are
+wall seconds (the median of the repeats); `_cpu_` figures are processor seconds, which say more on a machine that does
+other work.
 
-report_seconds           `cppo report study --from paper` and `cppo report main --from paper`, from cold caches
-up_to_date_seconds       the second command again, when nothing has changed
-store_changed_seconds    the first command again: the second has written to the store since, but not to its runs
-rebuild_seconds          `cppo report study --from paper` after a newer run of one cell of the main grid
-rebuild_main_seconds     `cppo report main --from paper` after that
+report_seconds           `cppo report study --from paper`
+report_main_seconds      `cppo report main --from paper`
 scale_seconds, scale_peak_mebibytes
                          listing, histories, selection, scores, tables, verdicts and record of 1,000 runs (25 variants,
                          10 models, 4 seeds) of 60 metrics over 1,000 steps, three of them validations and 18 of the
@@ -43,30 +40,11 @@ from cppo_lab import schema  # noqa: E402
 from cppo_lab.tracking.history import History, from_columns  # noqa: E402
 
 TARGETS = {
-    "report_seconds": 20.0,
-    "up_to_date_seconds": 2.0,
-    "rebuild_seconds": 5.0,
-    "rebuild_main_seconds": 5.0,
+    "report_seconds": 15.0,
     "scale_peak_mebibytes": 2000.0,
 }
 STEPS, METRICS, SEEDS, MODELS = 1000, 60, 4, 10
 BENCHMARKS = ("aime24", "aime25", "aime26")
-NEW_RUN = """
-from mlflow import MlflowClient
-from mlflow.entities import Metric
-client = MlflowClient("sqlite:///mlflow.db")
-number = client.get_experiment_by_name("paper").experiment_id
-asked = "tags.`cppo.sweep.main` = 'cppo' and tags.`cppo.model` = 'Qwen3-1.7B-Base'"
-(old,) = client.search_runs([number], asked)
-tags = {name: value for name, value in old.data.tags.items() if name.startswith("cppo.")}
-new = client.create_run(number, tags=tags | {"cppo.run_id": "paper-again"}).info.run_id
-for name in old.data.metrics:
-    points = client.get_metric_history(old.info.run_id, name)
-    again = [Metric(name, 0.99 * one.value, one.timestamp, one.step) for one in points]
-    for start in range(0, len(again), 1000):
-        client.log_batch(new, metrics=again[start : start + 1000])
-client.set_terminated(new)
-"""
 SCALE = """
 import json, resource, sys, time
 from cppo_lab.analysis.grid import ExpectedRun
@@ -82,7 +60,6 @@ laps = {}
 def lap(name):
     laps[name] = round(time.perf_counter() - start - sum(laps.values()), 2)
 listing = list_runs(sys.argv[1], "cppo-mini")
-listing.versions({"demo": ()})
 lap("listing")
 tags = [run.tags for run in listing.runs]
 expected = [
@@ -99,7 +76,7 @@ files = {
 }
 lap("tables")
 files = {name: text.encode() for name, text in files.items()}
-size = len(record(About("sweep", "demo", "", "", "", "mini", ""), {"demo": board}, {}, files))
+size = len(record(About("sweep", "demo", "", "", "", "mini", ""), {"demo": board}, files))
 lap("record")
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({"seconds": time.perf_counter() - start, "peak": peak, "runs": len(board.runs), "laps": laps}))
@@ -121,7 +98,7 @@ def _used() -> float:
 
 
 def paper(folder: Path, quick: bool) -> dict[str, float]:
-    """One round of the paper's reports; the quick form has one of `main`, with the newer run in it."""
+    """One round of the paper's reports; the quick form has that of `main` alone."""
     cppo = ["-m", "cppo_lab.cli"]
     study, main = ([*cppo, "report", name, "--from", "paper"] for name in ("study", "main"))
     figures: dict[str, float] = {}
@@ -135,17 +112,11 @@ def paper(folder: Path, quick: bool) -> dict[str, float]:
 
     add("reference_import", timed([*cppo, "reference", "import"], folder))
     if quick:
-        timed(["-c", NEW_RUN], folder)
-        add("rebuild_main", timed(main, folder))
-        add("up_to_date", timed(main, folder))
+        add("report_main", timed(main, folder))
     else:
         add("second_import", timed([*cppo, "reference", "import"], folder))
-        add("report", timed(study, folder), timed(main, folder))
-        add("up_to_date", timed(main, folder))
-        add("store_changed", timed(study, folder))
-        timed(["-c", NEW_RUN], folder)
-        add("rebuild", timed(study, folder))
-        add("rebuild_main", timed(main, folder))
+        add("report", timed(study, folder))
+        add("report_main", timed(main, folder))
     files = [file for file in (folder / "reports" / "build").glob("*/*") if file.is_file()]
     return figures | {"report_mebibytes": sum(file.stat().st_size for file in files) / 2**20}
 

@@ -18,7 +18,7 @@ BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 # May be imported everywhere, and import no room (tests/test_direction.py): arrows to them would hide the others.
 EVERYWHERE = frozenset(
     {
-        *("core_records", "errors", "file_cache", "hub", "installed", "plugins"),
+        *("core_records", "errors", "hub", "installed", "plugins"),
         *("rules", "files", "schema", "signals"),
     }
 )

@@ -1,15 +1,15 @@
-"""`report.json`, the machine-readable record of a report: cells, runs and verdicts, and the fingerprints of figures and
-files.
+"""`report.json`, the machine-readable record of a report: cells, runs, verdicts, and digests of figures and files.
 
 It contains neither MLflow ids nor times, so that equal runs in different stores give equal records.
 """
 
+import hashlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,6 @@ from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.reached_power import ReachedPower
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
-from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.saved import FORMAT, RECORD
@@ -55,12 +54,11 @@ class About:
 def record(
     about: About,
     boards: Mapping[str, Scoreboard],
-    drawings: Mapping[str, partial[Any]],
     files: Mapping[str, bytes],
     claims: Mapping[Claim, Standing] = MappingProxyType({}),
     judged: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """The record of a report with these scored sweeps, drawings (by the name of their files) and files.
+    """The record of a report with these scored sweeps and files.
 
     `claims`: the sweeps' own hypotheses, each with its standing. `judged`: verdicts on hypotheses that are not about
     scores.
@@ -71,18 +69,23 @@ def record(
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
         "verdicts": [*map(dict, judged), *(_verdict(one, claims.get(one.claim)) for one in found)],
-        "figures": {name: _drawing(name, draw, files) for name, draw in sorted(drawings.items())},
-        "files": {name: of_bytes(data) for name, data in sorted(files.items())},
+        "figures": {
+            name.removesuffix(".svg"): _drawing(data)
+            for name, data in sorted(files.items())
+            if name.endswith(".svg")
+        },
+        "files": {name: _digest(data) for name, data in sorted(files.items())},
     }
     return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def _drawing(name: str, draw: partial[Any], files: Mapping[str, bytes]) -> str:
-    """The fingerprint of a drawing, independent of the command, which files have in their metadata."""
-    try:
-        return fingerprint(draw)
-    except Unknown:
-        return of_bytes(files[f"{name}.svg"])
+def _drawing(svg: bytes) -> str:
+    """The digest of a drawing, without its metadata, which name the command."""
+    return _digest(re.sub(rb"<metadata>.*?</metadata>", b"", svg, flags=re.DOTALL))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _sweep(name: str, board: Scoreboard) -> dict[str, Any]:

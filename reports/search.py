@@ -8,11 +8,10 @@ from pathlib import Path
 from cppo_lab.analysis.search import FAILED, SearchResult, Value, ranking
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
-from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.build import Contents
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
 from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure, inline_panels
-from cppo_lab.reports.fingerprint import fingerprint
 from cppo_lab.reports.page import PageFigure
 from cppo_lab.reports.record import About
 from cppo_lab.reports.search_tables import TrialTable, space_table, trial_table, trials_csv, trials_text
@@ -38,11 +37,10 @@ class SearchRequest:
     shipped: Mapping[str, Value] = field(default_factory=dict)
     chosen: tuple[str, ...] | None = ()
 
-    def collect(self) -> Collected:
+    def contents(self) -> Contents:
         """Raises UserError as `read_search`."""
         result = read_search(self.uri, self.experiment, self.study)
-        seeds = read_seed_values(self.uri, self.experiment, result)
-        return Collected((fingerprint((result, seeds)),), partial(search_contents, self, result, seeds))
+        return search_contents(self, result, read_seed_values(self.uri, self.experiment, result))
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequenc
         ),
         texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
         pictures=tuple(_picture(figure) for figure in figures),
-        inline=tuple(partial(inline_panels, figure) for figure in figures),
         boards={},
         template="search.html.j2",
         page=partial(

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
-from cppo_lab.analysis.reader import list_runs
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
 from cppo_lab.reports import csv_tables
 from cppo_lab.reports.answers.view import answers_view, kept_answers
-from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.build import Contents
 from cppo_lab.reports.collapse_view import collapse_view
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
@@ -26,7 +25,7 @@ from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import Hypotheses, Standing, standing, withdrawn
 from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
+from cppo_lab.reports.study_page import Ablation, StudyTables, study_core, study_page
 from cppo_lab.reports.tables import MainTable, full_table, main_table
 from cppo_lab.reports.text_tables import Table, table_files
 from cppo_lab.reports.verdict_table import verdict_table
@@ -56,19 +55,11 @@ class StudyRequest:
     palette: str = PAPER
     stated: Mapping[str, Hypotheses] = field(default_factory=dict)
 
-    def collect(self) -> Collected:
-        """Raises UserError as `list_runs`; to score it, as `read_study`."""
-        listing = list_runs(self.uri, self.experiment)
-        run_ids = {
-            sweep.name: [entry.run_id for entry in sweep.expected if entry.run_id is not None]
-            for sweep in self.sweeps
-        }
-
-        def score() -> Contents:
-            study = read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial, listing)
-            return study_contents(self, study)
-
-        return Collected(listing.versions(run_ids), score)
+    def contents(self) -> Contents:
+        """Raises UserError as `read_study`."""
+        return study_contents(
+            self, read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial)
+        )
 
 
 def paper_study_request(
@@ -119,7 +110,6 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         ),
         texts=_texts(study, tables),
         pictures=pictures,
-        inline=tuple(partial(page_figure, one) for one in pictures),
         boards=study.boards,
         template="study.html.j2",
         page=partial(study_page, study, tables, pictures, request.uri),

@@ -4,19 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.exact_study import READ
 from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
-from cppo_lab.analysis.reader import list_runs, read_sweep
+from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import csv_tables, markup
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.audit_view import AuditView, audit_view
-from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.build import Contents
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.collapse_view import CollapseView, collapse_view
 from cppo_lab.reports.discrepancies import discrepancies
@@ -78,16 +77,11 @@ class ReportRequest:
     beside: tuple[str, ...] = ()
     pairing: bool | None = None
 
-    def collect(self) -> Collected:
-        """Raises UserError as `list_runs`; to score it, as `read_sweep` and `score_sweep`."""
+    def contents(self) -> Contents:
+        """Raises UserError as `read_sweep` and `score_sweep`."""
         run_ids = [entry.run_id for entry in self.expected if entry.run_id is not None]
-        listing = list_runs(self.uri, self.experiment)
-
-        def score() -> Contents:
-            data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids, listing)
-            return sweep_contents(self, score_sweep(data, self.expected, self.partial, self.pairing))
-
-        return Collected(listing.versions({self.name: run_ids}), score)
+        data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids)
+        return sweep_contents(self, score_sweep(data, self.expected, self.partial, self.pairing))
 
 
 def paper_request(
@@ -200,12 +194,6 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         audit=audit,
         answers=answers_view(board, kept),
     )
-    inline: list[partial[Any]] = [partial(inline_curves, parts.curves)]
-    inline += [partial(inline_exact, parts.exact.info)] if parts.exact else []
-    if parts.ablation is not None:
-        inline.append(partial(inline_axes, parts.ablation))
-    if parts.collapses is not None and parts.collapses.figure is not None:
-        inline.append(partial(inline_survival, parts.collapses.figure))
     about = About(
         kind="sweep",
         name=request.name,
@@ -221,7 +209,6 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         about=about,
         texts=_texts(board, parts) | audit_texts,
         pictures=_pictures(board, parts, request.palette if of_paper else None),
-        inline=(*inline, *([partial(inline_diagnostics, parts.diagnostics)] if parts.diagnostics else [])),
         boards={request.name: board},
         template="page.html.j2",
         page=partial(_page, board, parts, request.uri),

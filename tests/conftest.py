@@ -178,14 +178,6 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Drawings are kept in a folder of the session's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cppo_lab.reports.drawings.FOLDER", tmp_path_factory.mktemp("drawings"))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _rules_of_the_product() -> Iterator[None]:
     """Rules beside a sweep file stay for the rest of a process: not for the next test."""

@@ -94,8 +94,9 @@ ANSWERS: dict[str, dict[str, str]] = {
         "text": "the result in words",
     },
     "report": {
-        **{"sweep": "name", "page": "path of index.html", "folder": "path"},
-        "rebuilt": "false if nothing had changed",
+        "sweep": "name",
+        "page": "path of index.html",
+        "folder": "path",
     },
     "compare": {
         **{"same": "whether nothing differs", "before": "report", "after": "report"},

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cppo_lab.analysis.grid import Axes, Baseline
-    from cppo_lab.reports.folder import Built
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
@@ -60,15 +59,11 @@ def _rare_collection() -> "Iterator[None]":
         gc.set_threshold(*before)
 
 
-def _answer(options: argparse.Namespace, built: "Built") -> Exit:
+def _answer(options: argparse.Namespace, page: Path) -> Exit:
     """For --json, where the report is."""
     if options.json:
-        values = {
-            "sweep": Path(options.sweep).stem,
-            "page": str(built.page),
-            "folder": str(built.page.parent),
-        }
-        answer(options, {**values, "rebuilt": built.rebuilt})
+        values = {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)}
+        answer(options, values)
     return Exit.DONE
 
 
@@ -83,25 +78,25 @@ def _watch(options: argparse.Namespace) -> int:
     if not 1 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
     gaps = {state.value for state in GAPS}
-    built: Built | None = None  # the last one
+    page, said = None, ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
-                built = _report_once(options, quiet=built is not None)
-                runs = read_record(built.page.parent).runs.values()
+                page = _report_once(options, quiet=page is not None)
+                runs = read_record(page.parent).runs.values()
                 left = sum(run.state in gaps for run in runs)
-                if built.rebuilt or not left:
-                    print(f"{len(runs) - left} of {len(runs)} runs are results", file=sys.stderr, flush=True)
+                if said != (said := f"{len(runs) - left} of {len(runs)} runs are results"):
+                    print(said, file=sys.stderr, flush=True)
                 if not left:
                     break
             except NothingScored as error:
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             except UserError as error:
-                if built is None:
+                if page is None:
                     raise
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             _pause(options.every)
-    return Exit.DONE if built is None else _answer(options, built)
+    return Exit.DONE if page is None else _answer(options, page)
 
 
 def _pause(seconds: float) -> None:
@@ -110,33 +105,28 @@ def _pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
-    """Make the report and say where it is; `quiet`: only if it is another than before."""
+def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
+    """Make the report and return its page; unless `quiet`, say where it is."""
     import shlex
 
-    from cppo_lab.cli.unchanged import asked, unchanged
-    from cppo_lab.reports.folder import PAGE, Built
     from cppo_lab.sweep.file import Search, load_sweep
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
-    said = asked(options)  # before anything is read: files may change while the report is made
-    if not options.force and unchanged(said, out):
-        built = Built(out / PAGE, rebuilt=False)
-    elif options.source == "paper":
-        built = _report_runs(options, _paper_request(options, out, command), said)
+    if options.source == "paper":
+        page = _report_runs(options, _paper_request(options, out, command))
     elif isinstance(declared := load_sweep(options.sweep), Search):
-        built = _search_report(declared, options, out)
+        page = _search_report(declared, options, out)
     elif options.study is not None:
         raise UserError(
             f"--study {options.study!r}: {options.sweep} is not a search, so it has no study; remove it"
         )
     else:
-        built = _report_runs(options, _own_request(options, out, command), said)
-    if not options.json and (built.rebuilt or not quiet):
-        print(f"report: {built.page}" + ("" if built.rebuilt else " is up to date"), flush=True)
-    return built
+        page = _report_runs(options, _own_request(options, out, command))
+    if not options.json and not quiet:
+        print(f"report: {page}", flush=True)
+    return page
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:
@@ -146,50 +136,37 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     return words if options.palette == "paper" else [*words, "--palette", options.palette]
 
 
-def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Built":
-    """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of and what was `said`."""
-    from cppo_lab.cli.unchanged import database_state, note
-    from cppo_lab.reports.build import current_inputs, make_report
-
-    request, text = wanted
-    database = address.sqlite_file(request.uri)
-    state = database_state(database) if database is not None else ()
-    built = make_report(request, options.force)
-    if options.log:
-        if not _kept_in_store(request, text, options.force and built.rebuilt):
-            return built
-        # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
-        state = database_state(database) if database is not None else ()
-    note(said, request.out, state, current_inputs(request))
-    return built
-
-
-def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
-    """Keep page, figures and verdicts with the sweep in MLflow; a store that does not take them costs a line."""
-    from cppo_lab.reports.folder import PAGE, read_marker
+def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
+    """The report of a sweep or study, kept in MLflow too; a store that does not take it costs a line."""
+    from cppo_lab.reports.build import build_report
+    from cppo_lab.reports.names import origin
     from cppo_lab.reports.saved import read_record
     from cppo_lab.tracking.parents import ReportLog, keep_report
 
-    marker, saved = read_marker(request.out), read_record(request.out)
-    files = {} if marker is None else dict(marker.files)
-    shown = next(
-        (name for name in ("figure_4.png", "figure_exact.png", "figure_curves.png") if name in files), ""
-    )
+    request, text = wanted
+    page = build_report(request)
+    if not options.log:
+        return page
+    saved = read_record(request.out)
+    shown = ("figure_4.png", "figure_exact.png", "figure_curves.png")
     log = ReportLog(
         sweep=text,
         folder=request.out,
-        files={name: files[name] for name in files if name == PAGE or name.startswith("figure_")},
+        files={
+            name: digest
+            for name, digest in saved.files.items()
+            if name == page.name or name.startswith("figure_")
+        },
         verdicts=[(one.outcome, one.text, one.reason) for one in saved.verdicts.values()],
-        origin="" if marker is None else marker.origin,
-        shown=shown,
+        origin=origin(saved.core),
+        shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",
     )
     try:
-        keep_report(request.uri, request.experiment, log, again)
+        keep_report(request.uri, request.experiment, log)
     except UserError as error:
         print(f"cppo: the report was not uploaded to MLflow: {error}", file=sys.stderr)
-        return False
-    return True
+    return page
 
 
 def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
@@ -382,10 +359,10 @@ def _registered_pairing(plan: "Plan", sweep: "Sweep", found: "Sequence[Registrat
     return None if then == now else then
 
 
-def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":
+def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:
     import shlex
 
-    from cppo_lab.reports.build import make_report
+    from cppo_lab.reports.build import build_report
     from cppo_lab.reports.search import SearchRequest
     from cppo_lab.search.space import main_overrides, resolve
 
@@ -398,7 +375,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
-    return make_report(
+    return build_report(
         SearchRequest(
             uri=address.tracking_uri(tuning.base.tracking.uri),
             experiment=schema.experiment_name(tuning.core),
@@ -408,8 +385,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
-        ),
-        options.force,
+        )
     )
 
 
@@ -483,7 +459,6 @@ def report_arguments(command: CommandParser) -> None:
     command.add_argument(
         "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
     )
-    command.add_argument("--force", action="store_true", help="rebuild everything, even if nothing changed")
     command.add_argument(
         "--no-log",
         dest="log",

@@ -5,11 +5,11 @@ address of the server. `report.json` has fingerprints of the files that contain 
 replacement.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cppo_lab.reports.fingerprint import of_bytes
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.saved import RECORD
 
@@ -28,7 +28,7 @@ def read_report(folder: Path, ids: Mapping[str, str], address: str) -> dict[str,
     }
     record = json.loads(files[RECORD])["files"]
     for name, digest in record.items():
-        new = digest.replace(of_bytes(files[name]), of_bytes(named[name]))
+        new = digest.replace(*(hashlib.sha256(side[name]).hexdigest() for side in (files, named)))
         named[RECORD] = named[RECORD].replace(digest.encode(), new.encode())
     return named
 

@@ -1,9 +1,7 @@
 """The content of the page's section on answers, as one JSON object of bounded size."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from cppo_lab.analysis.answers import RunAnswers, read_answers
@@ -15,13 +13,10 @@ from cppo_lab.reports.answers import token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.samples import shown_samples
 from cppo_lab.reports.answers.token_traces import not_replayed, token_responses
-from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.escapes import escape_json
-from cppo_lab.reports.fingerprint import replay_code
 from cppo_lab.reports.names import OURS, display_name
 
 TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
-_KIND = "tokens.json"  # of the cached responses
 MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
 
 
@@ -84,24 +79,8 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> Answer
 
 
 def _tokens(runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[list[Any], list[str]]:
-    """The responses with their decisions, as JSON values, and why some methods have none.
-
-    They are cached as drawings are: replaying a rule imports torch, which takes a second. The code of a rule of another
-    package is not part of the cache's key, so with one nothing is cached.
-    """
-    used = [(run.model, run.variant, run.seed, own.tokens[-1]) for run, own in runs if own.tokens]
-    if not used:
+    """The responses with their decisions, as JSON values, and why some methods have none."""
+    if not any(own.tokens for _, own in runs):
         return [], []
-
-    def made() -> dict[str, bytes]:
-        responses = [one.plain() for one in token_responses(runs, token_traces.MOST_BYTES)]
-        reasons = list(dict.fromkeys(not_replayed(runs).values()))
-        return {_KIND: json.dumps([responses, reasons]).encode()}
-
-    if any(tokens.rule.path for _, _, _, tokens in used):
-        content = made()
-    else:
-        asked = (replay_code(), find_spec("torch") is not None, token_traces.MOST_BYTES, used)
-        content = kept_drawings(asked, (_KIND,), made)
-    responses, reasons = json.loads(content[_KIND])
-    return responses, reasons
+    responses = [one.plain() for one in token_responses(runs, token_traces.MOST_BYTES)]
+    return responses, list(dict.fromkeys(not_replayed(runs).values()))

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.figures.saving import save
 from cppo_lab.reports.figures.style import figure_style
 
@@ -23,17 +21,7 @@ _NO_DATE: dict[str, dict[str, datetime | None]] = {
 def render(
     draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str = ""
 ) -> dict[str, bytes]:
-    """The drawing in all three formats; the run ids and the command that made it are in the metadata of each.
-
-    A cached drawing is not drawn again, see `drawings`.
-    """
-    drawn = partial(_render, draw, title, tuple(run_ids), command)
-    return kept_drawings(drawn, KINDS, drawn)
-
-
-def _render(
-    draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str
-) -> dict[str, bytes]:
+    """The drawing in all three formats; the run ids and the command that made it are in the metadata of each."""
     runs = "runs: " + " ".join(run_ids)
     made = f"made by: {command}" if command else "made by: cppo report"
     with figure_style():

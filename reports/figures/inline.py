@@ -10,7 +10,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from cppo_lab.reports.dark_drawings import adaptable
-from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.figures import axes, curves, diagnostics, survival
 from cppo_lab.reports.figures.files import lay_out_once
 from cppo_lab.reports.figures.saving import make_transparent, save
@@ -102,13 +101,6 @@ def inline_svg(
     height in inches; the page scales the drawing to the available width. `label`: its description for screen readers.
     `scale`: its colours encode numbers, so the dark scheme does not change them.
     """
-    drawn = partial(_inline_svg, draw, name, size, label)
-    return adaptable(kept_drawings(drawn, ("svg",), drawn)["svg"].decode(), scale)
-
-
-def _inline_svg(
-    draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str
-) -> dict[str, bytes]:
     with figure_style(live_text=True):
         fig = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(fig)
@@ -124,4 +116,4 @@ def _inline_svg(
     opening, rest = svg.split(">", 1)
     opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
     text = f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
-    return {"svg": text.encode()}
+    return adaptable(text, scale)

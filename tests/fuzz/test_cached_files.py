@@ -12,11 +12,8 @@ from hypothesis import example, given
 from cppo_lab.analysis import artifacts
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search_file import parse_search
-from cppo_lab.cli.unchanged import unchanged
-from cppo_lab.file_cache import FileCache
 from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
-from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
 from cppo_lab.reports.saved import read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from cppo_lab.tracking.parents import kept_files
@@ -67,14 +64,6 @@ RECORD: dict[str, Any] = {
     "figures": {"figure_curves": "ab"},
     "files": {"index.html": "cd"},
 }
-MARK = {
-    "report": "n",
-    "origin": "o",
-    "inputs": "i",
-    "files": {"index.html": "00"},
-    "asked": "a",
-    "store": ["x.db", 1],
-}
 
 
 @fuzz(200)
@@ -99,22 +88,9 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_no_plain_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "kept").mkdir()
-    for name in ("kept/x", "report.json", MARKER, "index.html", "x.db"):
-        make(tmp_path / name)
-    with within():
-        assert FileCache(Path("kept")).get(Path("x"), "v", 100) is None
-        assert read_marker(tmp_path) is None
+def test_no_plain_file(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "report.json")
     assert refused(lambda: read_record(tmp_path), str(tmp_path))
-    (tmp_path / MARKER).rename(tmp_path / "old")
-    (tmp_path / MARKER).write_bytes(as_json({**MARK, "store": [str(tmp_path / "x.db"), 1]}))
-    with within():
-        assert not is_current(tmp_path, "i")
-        assert not unchanged("a", tmp_path)
 
 
 @fuzz(100)
@@ -142,26 +118,6 @@ def test_record_of_bytes(tmp_path_factory: pytest.TempPathFactory, content: byte
     folder.mkdir(exist_ok=True)
     (folder / "report.json").write_bytes(content)
     refused(lambda: read_record(folder), str(folder / "report.json"))
-
-
-@fuzz(80)
-@given(values=altered(MARK))
-@example(values={**MARK, "files": {"../../x": "00"}})
-@example(values={**MARK, "files": {"/etc/passwd": "00"}})
-@example(values={**MARK, "files": {"a\0": "00"}})
-@example(values={**MARK, "store": ["\0", 1]})
-@example(values={**MARK, "store": ["/dev/zero"]})
-def test_marker(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
-    folder = tmp_path_factory.getbasetemp() / "marked"
-    folder.mkdir(exist_ok=True)
-    (folder / MARKER).write_bytes(as_json(values))
-    (folder / "index.html").write_text("page")
-    with within():
-        marker = read_marker(folder)
-        assert marker is None or all("/" not in name for name in marker.files)
-        assert not is_current(folder, "i")
-        assert not unchanged("a", folder)
-        require_ours(folder)
 
 
 @fuzz(60)
@@ -197,35 +153,3 @@ def test_tags(content: bytes) -> None:
     text = content.decode(errors="surrogateescape")
     with within():
         assert isinstance(kept_files({"cppo.report": text}), dict)
-
-
-@pytest.mark.parametrize("where", ["file", "folder", "top"])
-def test_what_another_account_could_have_written_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files, name = FileCache(Path("cppo-lab/some")), Path("deep", "one")
-    path = tmp_path / "cppo-lab" / "some" / name
-    before = os.umask(0o002)  # as `cppo` itself has it in a folder that a group shares
-    try:
-        files.put(name, "1", b"content")
-    finally:
-        os.umask(before)
-    assert files.get(name, "1", 100) == b"content"
-    target = {"file": path, "folder": path.parent, "top": tmp_path / "cppo-lab"}[where]
-    target.chmod(target.stat().st_mode | 0o020)
-    assert files.get(name, "1", 100) is None
-    files.put(name, "1", b"again")
-    assert files.get(name, "1", 100) == b"again"
-
-
-def test_a_link_in_place_of_a_kept_file_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files, name = FileCache(Path("cppo-lab/some")), Path("deep", "one")
-    files.put(name, "1", b"content")
-    path = tmp_path / "cppo-lab" / "some" / name
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    assert files.get(name, "1", 100) is None

@@ -80,7 +80,7 @@ REPORTS = [
     Case(["report", *RUN, "--out", "l"], f"l {NOT_OURS}", make=_link("l", "gone"), store=True),
     Case(["report", *RUN, "--out", "l"], f"l {NOT_OURS}", make=_link("l", "l"), store=True),
     Case(["report", *RUN, "--out", ""], NOT_OURS, store=True),
-    Case(["report", *RUN, "--out", "d", "--force"], f"d {NOT_OURS}", {"d/index.html": "x"}, store=True),
+    Case(["report", *RUN, "--out", "d"], f"d {NOT_OURS}", {"d/index.html": "x"}, store=True),
     Case(["report", *RUN, "--out", "d"], f"d {NOT_OURS}", make=_folders("d/.cppo-report"), store=True),
     Case(["report", "tune_cppo", "--out", "d"], f"d {NOT_OURS}", {"d/mine.txt": "x"}, store=True),
     Case(

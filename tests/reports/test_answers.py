@@ -19,7 +19,6 @@ from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.shown_text import shortened, visible
 from cppo_lab.reports.answers.token_traces import token_responses
 from cppo_lab.reports.answers.view import MOST_BYTES, answers_view, shown_runs
-from cppo_lab.reports.drawings import without_cache
 from tests.analysis.made_sweeps import MadeRun, expect, make_data
 from tests.answers import made
 from tests.reports.made_answers import HOSTILE, IDS, TOKENS, made_outcomes, made_texts, made_tokens
@@ -164,36 +163,6 @@ def test_without_torch_the_page_has_all_but_the_tokens(monkeypatch: pytest.Monke
     view = answers_view(pair(), answers())
     assert view is not None and view.maps and view.texts and not view.tokens
     assert view.not_replayed == ("package 'torch' is not installed",)
-
-
-def test_tokens_once_replayed_are_not_replayed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaying imports torch, which takes longer than the rest of a small report."""
-    before = answers_view(pair(), answers())
-    calls: list[object] = []
-    monkeypatch.setattr("cppo_lab.reports.answers.view.token_responses", lambda *_: calls.append(1) or ())
-    assert answers_view(pair(), answers()) == before
-    assert before is not None and before.tokens and not calls
-    changed = {
-        key: replace(own, tokens=(replace(own.tokens[0], logp=own.tokens[0].logp - 0.1),))
-        for key, own in answers().items()
-    }
-    assert answers_view(pair(), changed) != before
-    assert len(calls) == 1
-    with without_cache():
-        answers_view(pair(), answers())
-    assert len(calls) == 2
-
-
-def test_the_decisions_of_somebody_elses_rule_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its code is not part of the cache's key."""
-    runs = {run.variant: run for run in shown_runs(pair())}
-    theirs = made_tokens("dppo", (30,))
-    foreign = replace(theirs, rule=replace(theirs.rule, path="somebodys.module:rule"))
-    calls: list[object] = []
-    monkeypatch.setattr("cppo_lab.reports.answers.view.token_responses", lambda *_: calls.append(1) or ())
-    for _ in range(2):
-        answers_view(pair(), {runs["dppo"].mlflow_id or "": RunAnswers((), (foreign,))})
-    assert len(calls) == 2
 
 
 def test_a_response_of_the_papers_length_has_room_in_every_method() -> None:

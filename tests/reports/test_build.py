@@ -1,17 +1,21 @@
 """Building a report: what is written, when nothing is, and that the same runs give the same bytes."""
 
+import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Metric
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
@@ -87,7 +91,7 @@ def test_another_palette_changes_the_figures_alone(demo_request: ReportRequest, 
     build_report(other)
     changed = {name for name, data in contents(other.out).items() if data != usual[name]}
     figures = {name for name in usual if name.startswith("figure_") and not name.endswith(".csv")}
-    assert changed == {"index.html", "report.json", ZIP, MARKER, *figures}
+    assert changed == {"index.html", "report.json", ZIP, *figures}
     svg = (other.out / "figure_curves.svg").read_text().lower()
     assert "#0072b2" in svg
     assert "#0052d9" not in svg
@@ -127,11 +131,11 @@ def test_hostile_names_are_text_on_the_page(demo_request: ReportRequest) -> None
 def test_the_same_runs_give_the_same_bytes_in_another_process(demo_request: ReportRequest) -> None:
     build_report(demo_request)
     first = contents(demo_request.out)
-    build_report(demo_request, force=True)
+    build_report(demo_request)
     assert contents(demo_request.out) == first
     code = (
         "import pickle, sys; from cppo_lab.reports.build import build_report;"
-        "build_report(pickle.loads(sys.stdin.buffer.read()), force=True)"
+        "build_report(pickle.loads(sys.stdin.buffer.read()))"
     )
     environment = dict(os.environ, PYTHONHASHSEED="7")
     subprocess.run(
@@ -189,7 +193,7 @@ def test_an_interrupted_build_leaves_the_old_report(
 
             patched.setattr(Path, "rename", rename)
         with pytest.raises((KeyboardInterrupt, OSError)):
-            build_report(demo_request, force=True)
+            build_report(demo_request)
     assert contents(demo_request.out) == before
     assert set(demo_request.out.parent.iterdir()) == beside
     build_report(demo_request)
@@ -248,3 +252,64 @@ def test_the_zip_is_a_latex_project(demo_request: ReportRequest) -> None:
     assert shown == {"figure_curves.pdf", "figure_diagnostics.pdf"}
     assert all(files[name] == (demo_request.out / name).read_bytes() for name in (*inputs, *shown))
     assert main.rstrip().endswith(r"\end{document}")
+
+
+def copies(empty_store: Path, source: str, folder: Path, order: Sequence[int]) -> str:
+    """A store with the runs of another, under other ids, made in this order at other times."""
+    folder.mkdir()
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    old, new = MlflowClient(source), MlflowClient(uri)
+    new.create_experiment("another")  # so that the numbers of experiments differ too
+    number = new.create_experiment(schema.experiment_name("mini"))
+    found = old.search_runs(["1"], order_by=["attributes.start_time ASC"])
+    for position, index in enumerate(order):
+        run = found[index]
+        tags = {name: value for name, value in run.data.tags.items() if name.startswith("cppo.")}
+        made = new.create_run(number, start_time=10_000 + position, tags=tags).info.run_id
+        for name in sorted(run.data.metrics, reverse=bool(position % 2)):
+            history = old.get_metric_history(run.info.run_id, name)
+            if position % 2:
+                history = history[::-1]
+            new.log_batch(made, metrics=[Metric(name, one.value, one.timestamp, one.step) for one in history])
+        new.set_terminated(made)
+    return uri
+
+
+def without_ids(request: ReportRequest) -> Iterator[tuple[str, bytes]]:
+    """The files with MLflow's ids of runs as the ids of the configurations, experiments as N."""
+    ids = {run.info.run_id: run.data.tags[schema.TAG_RUN_ID] for run in found_runs(request)}
+    for name, data in contents(request.out).items():
+        for old, new in ids.items():
+            data = data.replace(old.encode(), new.encode())
+        yield name, re.sub(rb"#/experiments/\d+/", b"#/experiments/N/", data)
+
+
+def found_runs(request: ReportRequest) -> list:  # type: ignore[type-arg]
+    client = MlflowClient(request.uri)
+    experiment = client.get_experiment_by_name(request.experiment)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+@pytest.mark.parametrize("order", [(3, 1, 0, 2), (2, 3, 1, 0)])
+def test_equal_runs_give_equal_bytes_in_whatever_order_they_came(
+    demo_request: ReportRequest, empty_store: Path, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """Only MLflow's own ids differ, in the list of runs and the page; not even they do in the other files."""
+    build_report(demo_request)
+    uri = copies(empty_store, demo_request.uri, tmp_path / "other", order)
+    other = replace(demo_request, uri=uri, out=tmp_path / "other" / "report")
+    build_report(other)
+    first, second = contents(demo_request.out), contents(other.out)
+    differing = {name for name in first if first[name] != second.get(name)}
+    assert differing <= {"runs.csv", "index.html", "report.json"}  # the last has the page's fingerprint
+    records = [json.loads(files["report.json"]) for files in (first, second)]
+    for record in records:
+        record["files"] = {name: digest for name, digest in record["files"].items() if name not in differing}
+    assert records[0] == records[1]
+    sides = [
+        {name: data for name, data in without_ids(one) if name != "report.json"}
+        for one in (demo_request, other)
+    ]
+    assert sides[0] == sides[1]

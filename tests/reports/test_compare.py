@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.reports.build import make_report
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
 from cppo_lab.reports.saved import RECORD, read_record
@@ -23,13 +23,13 @@ def made(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two reports: of three runs of the sweep, and of all four with another score."""
     demo_request = request_in(tmp_path_factory.mktemp("made"), demo_store)
     first = replace(demo_request, name="main", expected=demo_request.expected[:3], partial=True)
-    make_report(replace(first, out=demo_request.out.parent / "a"))
+    build_report(replace(first, out=demo_request.out.parent / "a"))
     client = MlflowClient(demo_request.uri)
     (run,) = client.search_runs(["1"], f"tags.`{schema.TAG_RUN_ID}` = 'cppo-0'")
     for offset, name in enumerate(("chain24", "chain25", "chain26")):
         metric = schema.validation_metric(name, 8)
         client.log_metric(run.info.run_id, metric, 0.6 + 0.01 * (offset - 1), 100, 40)
-    make_report(replace(demo_request, name="main", out=demo_request.out.parent / "b"))
+    build_report(replace(demo_request, name="main", out=demo_request.out.parent / "b"))
     return demo_request.out.parent
 
 

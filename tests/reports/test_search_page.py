@@ -161,7 +161,7 @@ def test_the_tables(reported: dict[str, bytes]) -> None:
 def test_the_same_search_gives_the_same_bytes_in_another_process(made: SearchRequest) -> None:
     first = built(made, made_search())
     code = "import pickle, sys; from cppo_lab.reports.build import build_report;"
-    code += "build_report(pickle.loads(sys.stdin.buffer.read()), force=True)"
+    code += "build_report(pickle.loads(sys.stdin.buffer.read()))"
     environment = dict(os.environ, PYTHONHASHSEED="7")
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(made), check=True, env=environment)
     again = contents(made.out)

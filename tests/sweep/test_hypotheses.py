@@ -281,7 +281,7 @@ def test_settings_of_the_runs_outside_the_file_are_registered_too(workspace: Pat
         ),
     ):
         client.set_tag(one.parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
-        assert words in verdict_words(workspace, "--force")
+        assert words in verdict_words(workspace)
 
 
 def test_what_differs_between_two_statements_is_listed() -> None:
