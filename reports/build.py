@@ -15,12 +15,11 @@ from typing import Any, Protocol
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.reports import overleaf
-from cppo_lab.reports.figures.files import render
-from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.folder import PAGE, require_ours, swap_in
 from cppo_lab.reports.markup import latex_wrapper
 from cppo_lab.reports.names import origin
-from cppo_lab.reports.page import render_template
+from cppo_lab.reports.page import page_figure, render_template
 from cppo_lab.reports.record import About, listed_files, record
 from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.saved import RECORD
@@ -72,25 +71,12 @@ def build_report(request: BuildRequest) -> Path:
 
 def _files(contents: Contents) -> dict[str, bytes]:
     """All files of the report by name."""
-    drawn = _draw(contents)
+    about, pictures = contents.about, contents.pictures
+    figures = {picture.name: page_figure(picture, about.command) for picture in pictures}
+    drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
-    drawn |= {overleaf.NAME: overleaf.overleaf(texts, drawn, contents.pictures)}
+    drawn |= {overleaf.NAME: overleaf.overleaf(texts, drawn, pictures)}
     beside = listed_files([*texts, *drawn])
-    texts[PAGE] = render_template(contents.template, contents.about, contents.page(), beside)
+    texts[PAGE] = render_template(contents.template, about, contents.page(), figures, beside)
     files = {name: text.encode() for name, text in texts.items()} | drawn
-    return files | {RECORD: record(contents.about, contents.boards, files, contents.claims, contents.judged)}
-
-
-def _draw(contents: Contents) -> dict[str, bytes]:
-    """The files of every figure that can be drawn."""
-    command = contents.about.command
-    return {name: data for one in contents.pictures for name, data in _picture_files(one, command).items()}
-
-
-def _picture_files(picture: Picture, command: str) -> dict[str, bytes]:
-    if isinstance(picture.drawing, Absent):
-        return {}
-    title = f"{picture.heading} ({picture.source})"
-    drawn = render(picture.drawing, title, picture.run_ids, command)
-    files = {f"{picture.name}.{kind}": data for kind, data in drawn.items()}
-    return files | ({f"{picture.name}.csv": picture.data.encode()} if picture.data else {})
+    return files | {RECORD: record(about, contents.boards, files, contents.claims, contents.judged)}

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cppo_lab.analysis.exact_claims import ErrorClaim, ErrorComparison, ErrorVerdict, judge_errors, of_seeds
@@ -24,16 +23,13 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 from cppo_lab.reports.exact_tables import NONE, condition_table, ratio_table, shown_ratio
-from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import (
     Contrast,
     ExactInfo,
     draw_exact,
-    draw_exact_figure,
     exact_info,
 )
-from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
-from cppo_lab.reports.figures.picture import Picture
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.record import power_values
 from cppo_lab.reports.registration import Hypotheses, Standing, is_exploratory, standing
@@ -83,7 +79,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, eq=False)
 class ExactView:
-    """The section. `tables`: part of the file name -> table. `figures`: (model, its drawings). `judged`: the verdicts
+    """The section. `tables`: part of the file name -> table. `judged`: the verdicts
     as in the record.
     """
 
@@ -127,26 +123,9 @@ class ExactView:
         return {**self.tables, "hypotheses": table}
 
     @property
-    def legends(self) -> tuple[tuple[tuple[str, str], ...], ...]:
-        """(label, colour) of the rules and of the contrasts."""
-        return tuple(
-            tuple((key.label, key.stroke.colour) for key in keys)
-            for keys in (self.info.rules, self.info.contrasts)
-        )
-
-    @property
     def picture(self) -> Picture:
-        """The figure as a file."""
-        return Picture(
-            name="figure_exact",
-            label="",
-            title=self.info.title,
-            caption="",
-            drawing=partial(draw_exact, self.info),
-            source=self.info.source,
-            run_ids=self.info.run_ids,
-            data=figure_csv(self.info),
-        )
+        """The figure with its files."""
+        return Picture("figure_exact", "", self.info.title, "", self.info, draw_exact)
 
 
 def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) -> ExactView | None:
@@ -196,16 +175,6 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
             for verdict in verdicts
         ),
     )
-
-
-def inline_exact(info: ExactInfo) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
-    """(model, its drawings)."""
-    rows: dict[str, list[InlineFigure]] = {}
-    for i, panel in enumerate(info.panels):
-        label = f"{panel.label}, {panel.model}"
-        svg = inline_svg(partial(draw_exact_figure, panel), f"exact{i}", DIAGNOSTIC_INCHES, label)
-        rows.setdefault(panel.model, []).append(InlineFigure(panel.label, svg))
-    return tuple((model, tuple(figures)) for model, figures in rows.items())
 
 
 def _contrasts(

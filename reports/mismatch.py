@@ -4,7 +4,6 @@ them.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,11 +11,10 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, trace_of
-from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
-from cppo_lab.reports.figures.lines import drawn_variants
-from cppo_lab.reports.figures.mismatch import draw_mismatch
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
+from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.training import DiagnosticPanel, DiagnosticsInfo, draw, trace_of
+from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import OURS, display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
@@ -50,30 +48,26 @@ _BEFORE = schema.mismatch_metric(ERROR, before_update=True)
 
 @dataclass(frozen=True)
 class MismatchView:
-    """Everything the section shows. `tables`: part of the file name -> table; `legend`: (label, colour)."""
+    """Everything the section shows. `tables`: part of the file name -> table."""
 
     verdict: str
     suspicious: bool
     notes: tuple[str, ...]
     tables: dict[str, TextTable]
-    legend: tuple[tuple[str, str], ...]
-    figures: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
+    picture: Picture
 
 
 def mismatch_view(board: Scoreboard, title: str, palette: str = PAPER) -> MismatchView | None:
     """The section; None if no run has logged the gap between its engines (runs of older versions have not)."""
     if not len(_values(board, board.models, board.variants, _BEFORE)):
         return None
-    variants = drawn_variants(board)
-    strokes = PALETTES[palette].strokes(variants)
     verdict, suspicious = _verdict(board)
     return MismatchView(
         verdict=verdict,
         suspicious=suspicious,
         notes=_notes(board),
         tables=_tables(board, title),
-        legend=tuple((display_name(name), strokes[name].colour) for name in in_order(variants)),
-        figures=tuple(_figures(board, row, model, palette) for row, model in enumerate(board.models)),
+        picture=_picture(board, f"Sampler against trainer ({title})", palette),
     )
 
 
@@ -190,21 +184,23 @@ _SHOW: dict[str, Callable[[float], str]] = {
 }
 
 
-def _figures(board: Scoreboard, row: int, model: str, palette: str) -> tuple[str, tuple[InlineFigure, ...]]:
-    """The curves of one model: the error before the first update, and over the updates."""
+def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
+    """The curves of each model: the error before the first update, and over the updates."""
     strokes = PALETTES[palette].strokes(drawn_variants(board))
-    figures = []
-    for before, state in _STATES.items():
-        metric = schema.mismatch_metric(ERROR, before_update=before)
-        traces = [trace_of(board, (model, name), metric, stroke) for name, stroke in strokes.items()]
-        panel = DiagnosticPanel(model, metric, f"{ERROR} {state}", tuple(t for t in traces if t is not None))
-        if panel.traces:
-            name = f"mismatch{row}-{'before' if before else 'updates'}"
-            svg = inline_svg(
-                partial(draw_mismatch, panel, SUSPICIOUS if before else None),
-                name,
-                DIAGNOSTIC_INCHES,
-                f"{panel.label}, {model}",
+    panels = []
+    for model in board.models:
+        for before, state in _STATES.items():
+            metric = schema.mismatch_metric(ERROR, before_update=before)
+            traces = [trace_of(board, (model, name), metric, stroke) for name, stroke in strokes.items()]
+            shown = tuple(trace for trace in traces if trace is not None)
+            panels.append(
+                DiagnosticPanel(model, metric, f"{ERROR}\n{state}", shown, SUSPICIOUS if before else None)
             )
-            figures.append(InlineFigure(panel.label, svg))
-    return model, tuple(figures)
+    info = DiagnosticsInfo(
+        title=title,
+        source=origin(core_of(board)) + left_out_note(board),
+        panels=tuple(panels),
+        keys=tuple(Key(display_name(name), stroke) for name, stroke in strokes.items()),
+        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+    )
+    return Picture("figure_mismatch", "", title, "", info, draw)

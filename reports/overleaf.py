@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from cppo_lab.reports.escapes import escape_latex
-from cppo_lab.reports.figures.picture import Picture
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.markup import latex_wrapper
 
 NAME = "overleaf.zip"

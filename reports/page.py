@@ -2,17 +2,15 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from cppo_lab.reports.charts import Charts, charts_json
-from cppo_lab.reports.dark_drawings import dark_style
-from cppo_lab.reports.figures.inline import InlineFigure
+from cppo_lab.reports.figures.drawing import Picture, dark_style, render
 from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import About
@@ -23,21 +21,37 @@ MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete i
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure on the page, with heading and caption: its drawings, or the `reason` why there are none. `data`: the
-    name of the file with its numbers.
+    """A figure of a page with its heading and caption. `svg` is our own markup, `values` JSON with the numbers of its
+    curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
+    is the name of the one with its numbers.
     """
 
     heading: str
     caption: str
-    panels: tuple[InlineFigure, ...]
     reason: str
+    svg: str = ""
+    values: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
     data: str = ""
 
 
-def render_template(name: str, about: About, page: object, files: Sequence[str]) -> str:
-    """The HTML of `page`, rendered with the template `name`; `files` are the names of the files beside it.
+def page_figure(picture: Picture, command: str) -> PageFigure:
+    """Draw a picture; `command` is what made it."""
+    if picture.absent:
+        return PageFigure(picture.heading, picture.caption, picture.absent)
+    drawn = render(picture, command)
+    svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
+    caption = f"{picture.caption} Source: {picture.info.source}.".strip()
+    return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
 
-    Every text is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's Content-Security-Policy lets
+
+def render_template(
+    name: str, about: About, page: object, figures: Mapping[str, PageFigure], files: Sequence[str]
+) -> str:
+    """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
+    files beside it.
+
+    Every text is escaped; only drawings and the numbers of curves are markup. The page's Content-Security-Policy lets
     the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
     style sheet and script.
     """
@@ -47,15 +61,16 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
+    environment.globals.update(plain=plain, steps_text=steps_text)
     environment.globals.update(most_rows=MOST_ROWS, origin=origin, sections=sections)
-    environment.globals.update(dark_drawings=_dark_style)
+    environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
     names = ("page", "answers") if getattr(page, "answers", None) else ("page",)
     script = "\n".join(_template(f"{part}.js") for part in names)
     style = "\n".join(_template(f"{part}.css") for part in names)
     return environment.get_template(name).render(
         about=about,
         page=page,
+        figures=figures,
         files=files,
         style=Markup(style),  # noqa: S704  files of this package
         script=Markup(script),  # noqa: S704  files of this package
@@ -67,14 +82,6 @@ def sections(content: str) -> list[tuple[str, Markup]]:
     """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
     found = _SECTION.findall(content)
     return [(name, Markup(heading)) for name, heading in found]  # noqa: S704  escaped there
-
-
-def _dark_style(content: str) -> Markup:
-    return Markup(dark_style(content))  # noqa: S704  digits and letters of our own
-
-
-def _charts_json(charts: Charts) -> Markup:
-    return Markup(charts_json(charts))  # noqa: S704  escaped there
 
 
 def _template(name: str) -> str:

@@ -9,10 +9,7 @@ from cppo_lab.analysis.search import FAILED, SearchResult, Value, ranking
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
 from cppo_lab.reports.build import Contents
-from cppo_lab.reports.figures.picture import Absent, Picture
-from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
-from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure, inline_panels
-from cppo_lab.reports.page import PageFigure
+from cppo_lab.reports.figures.search_gallery import search_figures
 from cppo_lab.reports.record import About
 from cppo_lab.reports.search_tables import TrialTable, space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.search_text import certainty, finding, launch_commands, states_text, tune_command
@@ -55,7 +52,6 @@ class SearchPage:
     states: str
     finding: tuple[str, ...]
     certainty: tuple[str, ...]
-    figures: tuple[PageFigure, ...]
     space: TextTable
     trials: TrialTable
     failures: tuple[tuple[int, str], ...]
@@ -68,8 +64,6 @@ class SearchPage:
 def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequence[SeedValues]) -> Contents:
     """The report of a search."""
     space, trials = space_table(result, request.shipped), trial_table(result, seeds)
-    history, curves, importances = course_figures(result)
-    figures = (*space_figures(result, request.shipped), importances, history, curves)
     texts = table_files({"table_trials": trials_text(trials), "table_space": space})
     return Contents(
         about=About(
@@ -82,7 +76,7 @@ def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequenc
             command=request.command or f"cppo report {result.name}",
         ),
         texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
-        pictures=tuple(_picture(figure) for figure in figures),
+        pictures=search_figures(result, request.shipped),
         boards={},
         template="search.html.j2",
         page=partial(
@@ -90,17 +84,9 @@ def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequenc
             result,
             seeds,
             (space, trials),
-            figures,
             request.tune or tune_command(result),
             request.chosen,
         ),
-    )
-
-
-def _picture(figure: SearchFigure) -> Picture:
-    drawing = Absent(figure.absent) if figure.absent else partial(draw_figure, figure)
-    return Picture(
-        figure.name, "", figure.title, figure.caption, drawing, figure.source, figure.run_ids, figure.data
     )
 
 
@@ -108,7 +94,6 @@ def _page(
     result: SearchResult,
     seeds: Sequence[SeedValues],
     tables: tuple[TextTable, TrialTable],
-    figures: Sequence[SearchFigure],
     tune: str,
     chosen: Sequence[str] | None,
 ) -> SearchPage:
@@ -120,7 +105,6 @@ def _page(
         states=states_text(result),
         finding=finding(result),
         certainty=certainty(result, seeds),
-        figures=tuple(PageFigure(one.title, one.caption, inline_panels(one), one.absent) for one in figures),
         space=space,
         trials=trials,
         failures=tuple(

@@ -15,10 +15,9 @@ from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
 from cppo_lab.reports import csv_tables
 from cppo_lab.reports.answers.view import answers_view, kept_answers
 from cppo_lab.reports.build import Contents
-from cppo_lab.reports.collapse_view import collapse_view
+from cppo_lab.reports.collapses import collapse_view
 from cppo_lab.reports.configuration import configuration_table
-from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
-from cppo_lab.reports.figures.gallery import gallery
+from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import About
@@ -94,7 +93,8 @@ def paper_study_request(
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     """The report of a scored study."""
     tables = _tables(study, request)
-    pictures = gallery(study, request.palette)
+    collapses = tables.collapses.get(MAIN)
+    pictures = gallery(study, request.palette) + (collapses.pictures if collapses else ())
     return Contents(
         about=About(
             kind="study",

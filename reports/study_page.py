@@ -2,21 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, StudyResults
 from cppo_lab.reports.answers.view import AnswersView
-from cppo_lab.reports.charts import Charts, charts_of
-from cppo_lab.reports.collapse_view import CollapseView
-from cppo_lab.reports.figures.ablations import full_method
-from cppo_lab.reports.figures.curves import curves_info
-from cppo_lab.reports.figures.diagnostics import diagnostics_info
-from cppo_lab.reports.figures.inline import InlineFigure, inline_survival, inline_svg
-from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.reports.collapses import CollapseView
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.headlines import Headline, headlines
-from cppo_lab.reports.page import PageFigure
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable, core_of
 from cppo_lab.reports.text_tables import TextTable
@@ -56,9 +49,7 @@ class StudyTables:
 
 @dataclass(frozen=True)
 class StudyPage:
-    """The content of the page, apart from `About`. `anchors` and `charts` are keyed by sweep, like the statistics of
-    the tables.
-    """
+    """The content of the page, apart from `About`. `anchors` is keyed by sweep, like the statistics of the tables."""
 
     run_count: int
     sweep_count: int
@@ -66,11 +57,8 @@ class StudyPage:
     absent: tuple[str, ...]
     headlines: tuple[Headline, ...]
     tables: StudyTables
-    survival: tuple[InlineFigure, ...]
     main_absent: str
-    charts: Mapping[str, Charts]
     anchors: Mapping[str, Mapping[tuple[str, str], str]]
-    figures: tuple[PageFigure, ...]
     runs: tuple[tuple[str, tuple[RunGroup, ...]], ...]
     served: bool
     unused: tuple[str, ...]
@@ -88,7 +76,6 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
     boards = study.boards.values()
     used = {run.run_id for board in boards for run in board.runs}
     unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
-    of_main = tables.collapses.get(MAIN)
     return StudyPage(
         run_count=len({run.mlflow_id or describe_gap(run) for board in boards for run in board.runs}),
         sweep_count=len(study.sweeps),
@@ -96,31 +83,13 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
         absent=absent_parts(study, pictures),
         headlines=study_headlines(study),
         tables=tables,
-        survival=() if of_main is None or of_main.figure is None else inline_survival(of_main.figure),
         main_absent=study.why_absent(MAIN) if tables.main is None else "",
-        charts=study_charts(study, anchors),
         anchors=anchors,
-        figures=tuple(page_figure(picture) for picture in pictures),
         runs=tuple((name, run_groups(board, lists[name], uri)) for name, board in study.boards.items()),
         served=uri.startswith("http"),
         unused=tuple(sorted(unused)),
         answers=tables.answers,
     )
-
-
-def study_charts(
-    study: StudyResults, anchors: Mapping[str, Mapping[tuple[str, str], str]]
-) -> Mapping[str, Charts]:
-    """Sweep -> its curves; the main sweep also has its diagnostics. Colours are those of the figures."""
-    found = {}
-    for number, sweep in enumerate(study.sweeps):
-        board, name = sweep.board, sweep.grid.name
-        if board is None:
-            continue
-        diagnostics = diagnostics_info(board, "") if name == MAIN else None
-        shown = curves_info(board, "", aliases={} if name == MAIN else full_method(study, board))
-        found[name] = charts_of(board, str(number), anchors[name], shown, diagnostics)
-    return found
 
 
 def study_core(study: StudyResults) -> str:
@@ -132,11 +101,7 @@ def study_core(study: StudyResults) -> str:
 def absent_parts(study: StudyResults, pictures: Sequence[Picture]) -> tuple[str, ...]:
     """The sweeps and figures that cannot be shown, each with its reason."""
     sweeps = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
-    figures = [
-        f"{picture.heading}: {picture.drawing.reason}"
-        for picture in pictures
-        if isinstance(picture.drawing, Absent)
-    ]
+    figures = [f"{picture.heading}: {picture.absent}" for picture in pictures if picture.absent]
     return (*sweeps, *figures)
 
 
@@ -154,13 +119,3 @@ def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
                 Headline(f"{sweep.grid.title} ({entry.about})", entry.sentences) for entry in of_sweep
             )
     return tuple(found)
-
-
-def page_figure(picture: Picture) -> PageFigure:
-    """A figure for the page, without a title in the drawing, since the caption has it."""
-    if isinstance(picture.drawing, Absent):
-        return PageFigure(picture.heading, picture.caption, (), picture.drawing.reason)
-    draw = partial(picture.drawing, headed=False)
-    svg = inline_svg(draw, picture.name, (8.0, 4.0), picture.heading)
-    caption = f"{picture.caption} Source: {picture.source}."
-    return PageFigure(picture.heading, caption, (InlineFigure("", svg),), "", f"{picture.name}.csv")

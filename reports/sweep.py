@@ -1,9 +1,10 @@
 """The report of one sweep: its tables and figures, and its page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
@@ -16,22 +17,12 @@ from cppo_lab.reports import csv_tables, markup
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.build import Contents
-from cppo_lab.reports.charts import Charts, charts_of
-from cppo_lab.reports.collapse_view import CollapseView, collapse_view
+from cppo_lab.reports.collapses import CollapseView, collapse_view
 from cppo_lab.reports.discrepancies import discrepancies
-from cppo_lab.reports.exact_view import ExactView, exact_view, inline_exact
-from cppo_lab.reports.figures import axes, curves, diagnostics
-from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.inline import (
-    InlineFigure,
-    inline_axes,
-    inline_curves,
-    inline_diagnostics,
-    inline_survival,
-)
-from cppo_lab.reports.figures.lines import FEW
+from cppo_lab.reports.exact_view import ExactView, exact_view
+from cppo_lab.reports.figures import axes, training, validation
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.figures.picture import Picture
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
@@ -44,7 +35,6 @@ from cppo_lab.reports.text_tables import Table, TextTable, table_files
 from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 
-_Info = curves.CurvesInfo | diagnostics.DiagnosticsInfo | axes.AxesInfo
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 _LIST = "0"  # the page has one list of runs
@@ -108,7 +98,7 @@ def paper_request(
 
 def _is_shown(metric: str) -> bool:
     """Whether the report uses a metric; thousands of runs have millions of points of the others."""
-    named = metric in diagnostics.LABELS or metric in SHOWN or metric in READ
+    named = metric in training.LABELS or metric in SHOWN or metric in READ
     return named or schema.parse_validation_metric(metric) is not None
 
 
@@ -129,18 +119,9 @@ class SweepPage:
     verdicts: VerdictView
     statistics: Mapping[str, TextTable]
     collapses: CollapseView | None
-    survival: tuple[InlineFigure, ...]
-    charts: Charts
     anchors: Mapping[tuple[str, str], str]
-    legend: tuple[tuple[str, str], ...]
-    ablation: tuple[InlineFigure, ...]
-    ablation_legend: tuple[tuple[str, str], ...]
-    ablation_words: str
-    curves: tuple[InlineFigure, ...]
-    diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
     mismatch: MismatchView | None
     exact: ExactView | None
-    exact_figures: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
     audit: AuditView | None
     runs: tuple[RunGroup, ...]
     served: bool
@@ -160,8 +141,8 @@ class _Parts:
     mismatch: MismatchView | None
     exact: ExactView | None
     ablation: axes.AxesInfo | None
-    curves: curves.CurvesInfo
-    diagnostics: diagnostics.DiagnosticsInfo | None
+    curves: validation.CurvesInfo
+    diagnostics: training.DiagnosticsInfo | None
     audit: AuditView | None
     answers: AnswersView | None
 
@@ -187,8 +168,8 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         mismatch=mismatch_view(board, request.title, request.palette),
         exact=exact_view(board, request.stated, request.title, request.palette),
         ablation=axes.axes_info(board, request.axes, f"Score by setting ({request.title})", request.palette),
-        curves=curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
-        diagnostics=diagnostics.diagnostics_info(
+        curves=validation.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
+        diagnostics=training.diagnostics_info(
             board, f"Training diagnostics ({request.title})", request.palette
         ),
         audit=audit,
@@ -240,7 +221,7 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
     return SweepPage(
         run_count=len(board.runs),
         several_seeds=any(cell.expected > 1 for cell in board.cells.values()),
-        crowded=any(cell.expected > FEW for cell in board.cells.values()),
+        crowded=any(cell.expected > validation.FEW for cell in board.cells.values()),
         gap_count=len(board.gaps),
         gaps=tuple(describe_gaps(board.gaps)),
         headlines=headlines(board),
@@ -249,22 +230,9 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
         verdicts=parts.verdicts,
         statistics=parts.statistics,
         collapses=parts.collapses,
-        survival=inline_survival(parts.collapses.figure)
-        if parts.collapses is not None and parts.collapses.figure is not None
-        else (),
-        charts=charts_of(board, "main", anchors, parts.curves, parts.diagnostics),
         anchors=anchors,
-        legend=parts.curves.legend,
-        ablation=inline_axes(parts.ablation) if parts.ablation else (),
-        ablation_legend=tuple((key.label, key.stroke.colour) for key in parts.ablation.keys)
-        if parts.ablation
-        else (),
-        ablation_words=_axes_words(parts.ablation),
-        curves=inline_curves(parts.curves),
-        diagnostics=inline_diagnostics(parts.diagnostics) if parts.diagnostics else (),
         mismatch=parts.mismatch,
         exact=parts.exact,
-        exact_figures=inline_exact(parts.exact.info) if parts.exact else (),
         audit=parts.audit,
         runs=run_groups(board, _LIST, uri),
         served=uri.startswith("http"),
@@ -274,45 +242,29 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
 
 
 def _pictures(board: Scoreboard, parts: _Parts, paper_palette: str | None) -> tuple[Picture, ...]:
-    """The curves; with a `paper_palette`, the paper's Figure 4 in that palette; and the diagnostics."""
-    infos: dict[str, _Info] = {"figure_curves": parts.curves}
+    """All figures; with a `paper_palette`, also the paper's Figure 4 in that palette."""
+    pictures = [
+        *((parts.exact.picture,) if parts.exact else ()),
+        *(parts.collapses.pictures if parts.collapses else ()),
+        _picture("curves", parts.curves, validation.draw),
+    ]
     if parts.ablation is not None:
-        infos["figure_axes"] = parts.ablation
+        pictures.append(_picture("axes", parts.ablation, axes.draw, _axes_words(parts.ablation)))
     if paper_palette is not None:
-        infos["figure_4"] = curves.curves_info(
-            board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=paper_palette
-        )
+        title = "Validation curves (Figure 4)"
+        shown = validation.curves_info(board, title, FIGURE_4_MODELS, palette=paper_palette)
+        pictures.append(_picture("4", shown, validation.draw))
     if parts.diagnostics is not None:
-        infos["figure_diagnostics"] = parts.diagnostics
-    extra: tuple[Picture, ...] = () if parts.exact is None else (parts.exact.picture,)
-    extra += () if parts.collapses is None else parts.collapses.pictures
-    return extra + tuple(
-        Picture(
-            name=name,
-            label="",
-            title=info.title,
-            caption="",
-            drawing=_drawing(info),
-            source=info.source,
-            run_ids=info.run_ids,
-            data=figure_csv(info),
-        )
-        for name, info in infos.items()
-    )
+        pictures.append(_picture("diagnostics", parts.diagnostics, training.draw))
+    return (*pictures, *((parts.mismatch.picture,) if parts.mismatch else ()))
 
 
-def _drawing(info: _Info) -> partial[None]:
-    if isinstance(info, curves.CurvesInfo):
-        return partial(curves.draw, info)
-    if isinstance(info, axes.AxesInfo):
-        return partial(axes.draw, info)
-    return partial(diagnostics.draw, info)
+def _picture(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Picture:
+    return Picture(f"figure_{name}", "", info.title, caption, info, draw)
 
 
-def _axes_words(info: axes.AxesInfo | None) -> str:
+def _axes_words(info: axes.AxesInfo) -> str:
     """The caption of the figure over the axes."""
-    if info is None:
-        return ""
     keys = " and ".join(axis.key for axis in info.axes)
     several = any(max(line.runs) > 1 for panel in info.panels for line in panel.lines) or any(
         cell.runs > 1 for panel in info.panels for cell in panel.cells

@@ -10,9 +10,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from benchmarks.summary.form import Figure, Result
 from benchmarks.summary.page import number
+from cppo_lab.reports.figures.drawing import figure_style, save
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
-from cppo_lab.reports.figures.saving import save
-from cppo_lab.reports.figures.style import figure_style
 from cppo_lab.rules import METHOD_COLOURS
 
 DPI = 110
@@ -143,4 +142,4 @@ def _png(draw: Callable[[Drawing], None], inches: tuple[float, float]) -> bytes:
     with figure_style():
         fig = Drawing(figsize=inches, layout="constrained")
         draw(fig)
-        return save(fig, "png", DPI, {"Software": None})
+        return save(fig, "png", {"Software": None}, DPI)

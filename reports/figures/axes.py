@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes as Plot
 from matplotlib.figure import Figure
@@ -12,7 +12,8 @@ from cppo_lab.analysis.grid import Axes, AxisPlace
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
-from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import panel_grid, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin, value_text
 from cppo_lab.reports.tables import core_of
@@ -93,13 +94,13 @@ class AxisPanel:
 class AxesInfo:
     """Everything the figure shows."""
 
-    title: str
-    source: str
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
     y_label: str
     axes: tuple[Axis, ...]
     panels: tuple[AxisPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
     @property
     def surface(self) -> bool:
@@ -217,19 +218,14 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot, titled: bool = True) -> None:
+def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     """Draw one model; on a surface, one of its groups."""
-    if titled:
-        ax.set_title(panel_title(panel), loc="left", parse_math=False)
+    group = f": {display_name(panel.group)}" if panel.group else ""
+    ax.set_title(panel.model + group, loc="left", parse_math=False)
     if info.surface:
         _draw_surface(info, panel, ax)
     else:
         _draw_lines(info, panel, ax)
-
-
-def panel_title(panel: AxisPanel) -> str:
-    """The model, and the group shown on the surface."""
-    return f"{panel.model}: {display_name(panel.group)}" if panel.group else panel.model
 
 
 def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
@@ -244,7 +240,16 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
             continue
         # Side by side, so that no interval hides another.
         places = [axis.beside(x, APART * (order - (len(panel.lines) - 1) / 2)) for x in line.x]
-        ax.plot(places, line.mean, linewidth=1.4, zorder=3 + order, marker="o", markersize=5, **stroke.line())
+        ax.plot(
+            places,
+            line.mean,
+            linewidth=1.4,
+            zorder=3 + order,
+            marker="o",
+            markersize=5,
+            label=display_name(line.group),
+            **stroke.line(),
+        )
         for x, low, high in zip(places, line.low, line.high, strict=True):
             if low is not None and high is not None:
                 ax.vlines(x, low, high, color=stroke.colour, linewidth=1.4, zorder=3 + order)
@@ -288,16 +293,12 @@ def _scale(ax: Plot, axis: Axis) -> None:
     ax.set_xticks(places, names)
 
 
-def draw(info: AxesInfo, fig: Figure, headed: bool = True) -> None:
-    """All panels, two in a row, with title and source (if `headed`) and a legend."""
+def draw(info: AxesInfo, fig: Figure) -> None:
+    """All panels, two in a row, with title, source and a legend."""
     columns = min(2, len(info.panels))
     rows = -(-len(info.panels) // columns)
     said = "with the 95 % interval of the mean over seeds"
-    texts = (info.title, info.source, said) if headed else ()
-    surround(fig, (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows), texts, info.keys)
-    axes = fig.subplots(rows, columns, squeeze=False)
-    for index, ax in enumerate(axes.flat):
-        if index < len(info.panels):
-            draw_panel(info, info.panels[index], ax)
-        else:
-            ax.remove()
+    size = (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows)
+    surround(fig, size, (info.title, info.source, said), info.keys)
+    for panel, ax in zip(info.panels, panel_grid(fig, len(info.panels), 2), strict=True):
+        draw_panel(info, panel, ax)

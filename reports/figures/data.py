@@ -1,34 +1,33 @@
-"""Exports the numbers of a figure's info as CSV.
+"""Exports everything that a figure shows, numbers and labels, as CSV.
 
 An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples of numbers. Every such group
-of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...) come first in each row. So one
-function serves all figures, and the columns follow from the info.
+of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...) come first in each row. A part
+without tuples is a row by itself. So one function serves all figures, and the columns follow from the info.
+
+Every field is written, unless its metadata is `APPEARANCE`. A field that is neither a value, nor a tuple of values,
+nor a part, is an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cppo_lab.reports.csv_tables import csv_text
 
-# Fields of appearance, and fields that are in other files: run ids and a run's best step are in runs.csv.
-LEFT_OUT = frozenset(
-    {
-        "title",
-        "source",
-        "origin",
-        "about",
-        "palette",
-        "run_ids",
-        "keys",
-        "scores",
-        "stroke",
-        "label",
-        "heading",
-    }
-    | {"absent", "best", "top", "band"}
-)
 Scalar = str | int | float
+_KIND = "kind"
+
+
+# The metadata of a dataclass's field that the CSV leaves out: how something looks, or run ids, which are in runs.csv;
+# and of a text about the whole figure, which it has once and not in every row.
+APPEARANCE: Mapping[str, Any] = MappingProxyType({_KIND: "appearance"})
+HEADING: Mapping[str, Any] = MappingProxyType({_KIND: "heading"})
+
+
+def columns(*names: str) -> Mapping[str, Any]:
+    """The metadata of a field with points, tuples of so many values (or with one of them): rows with these columns."""
+    return {_KIND: names}
 
 
 @dataclass(frozen=True)
@@ -41,58 +40,61 @@ class DrawnLine:
 
 
 def figure_csv(info: Any) -> str:
-    """The numbers of `info`, a dataclass, in the units of the info.
+    """Everything that `info`, a dataclass, shows, in its units.
 
-    `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1.
+    `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1. Raises TypeError
+    for a field that cannot be written.
     """
-    found = list(_series(info, {}, ()))
-    names = list(dict.fromkeys(name for one in found for name in one.names))
+    lines = list(_series(info, {}, ()))
+    names = list(dict.fromkeys(name for line in lines for name in line.names))
     # A line's own tuple may share its field name with a name elsewhere in the tree.
-    columns = list(dict.fromkeys(name for one in found for name in one.values if name not in names))
-    lines = (row for one in found for row in _lines(one, names, columns))
-    return csv_text(["series", *names, "place", *columns], lines)
+    columns = list(dict.fromkeys(name for line in lines for name in line.values if name not in names))
+    rows = (row for line in lines for row in _rows(line, names, columns))
+    return csv_text(["series", *names, "place", *columns], rows)
 
 
-def _lines(series: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
+def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
     """A row for each place. There are tens of thousands, so what all of a line have is looked up once."""
-    count = len(next(iter(series.values.values())))
-    cells = {name: [_plain(one) for one in own] for name, own in series.values.items()}
+    count = len(next(iter(line.values.values()), (None,)))
+    cells = {name: [_plain(value) for value in values] for name, values in line.values.items()}
     blank: list[Scalar] = [""] * count
-    given = (
-        [series.names[name]] * count if name in series.names else cells.get(name, blank) for name in names
-    )
+    given = ([line.names[name]] * count if name in line.names else cells.get(name, blank) for name in names)
+    places: Sequence[Scalar] = range(1, count + 1) if line.values else blank
     own = (cells.get(name, blank) for name in columns)
-    rows = zip([series.path] * count, *given, range(1, count + 1), *own, strict=True)
-    return map(list, rows)
+    return map(list, zip([line.path] * count, *given, places, *own, strict=True))
 
 
 def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
-    """The lines of a dataclass: its own, then those below it."""
-    given = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in LEFT_OUT}
-    own = {**names, **{name: value for name, value in given.items() if isinstance(value, str | int | float)}}
-    for group in _groups(given):
+    """The lines of a dataclass: the texts about it, its own values, then those of its parts."""
+    own, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
+    for each in fields(node):
+        value, kind = getattr(node, each.name), each.metadata.get(_KIND)
+        if kind == "appearance" or value is None or value == ():
+            continue
+        if kind == "heading":
+            yield DrawnLine(".".join((*path, each.name)), {"text": str(value)}, {})
+        elif isinstance(kind, tuple):
+            points = value if isinstance(value[0], tuple) else (value,)
+            parts.append((each.name, dict(zip(kind, zip(*points, strict=True), strict=True))))
+        elif isinstance(value, Scalar):
+            own[each.name] = value
+        elif isinstance(value, tuple) and all(item is None or isinstance(item, Scalar) for item in value):
+            groups.setdefault(len(value), {})[each.name] = value
+        elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
+            parts += [(each.name, part) for part in below]
+        else:
+            raise TypeError(
+                f"field {each.name} of {type(node).__name__} cannot be written to the figure's CSV"
+            )
+    for group in groups.values():
         yield DrawnLine(".".join(path), own, group)
-    for name, value in given.items():
-        for below in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(below):
-                yield from _series(below, own, (*path, name))
-
-
-def _groups(given: Mapping[str, Any]) -> Iterator[dict[str, tuple[Any, ...]]]:
-    """The tuples of a dataclass grouped by length; only groups with numbers."""
-    flat = {
-        name: value
-        for name, value in given.items()
-        if isinstance(value, tuple) and value and all(_is_plain(one) for one in value)
-    }
-    for length in dict.fromkeys(len(value) for value in flat.values()):
-        group = {name: value for name, value in flat.items() if len(value) == length}
-        if any(isinstance(one, float) for value in group.values() for one in value):
-            yield group
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
+    for name, part in parts:
+        inside = (*path, name)
+        yield from (
+            [DrawnLine(".".join(inside), own, part)] if isinstance(part, dict) else _series(part, own, inside)
+        )
+    if not groups and not parts and own.keys() != names.keys():
+        yield DrawnLine(".".join(path), own, {})
 
 
 def _plain(value: Any) -> Scalar:

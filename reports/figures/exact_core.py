@@ -4,7 +4,7 @@ horizon, the position of the policy's movement, and the bounds relative to the t
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ from cppo_lab.analysis.exact_study import (
     pairs_of,
     ratio_estimates,
 )
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import surround
 from cppo_lab.reports.figures.palette import PALETTES, Key
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import Stroke
@@ -37,7 +39,7 @@ class ExactLine:
     """One series; `low` and `high` are its 95 % intervals, equal to `y` where it has none."""
 
     name: str
-    stroke: Stroke
+    stroke: Stroke = field(metadata=APPEARANCE)
     points: bool
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -67,13 +69,13 @@ class ExactInfo:
     legends.
     """
 
-    title: str
-    source: str
-    columns: int
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
+    columns: int = field(metadata=APPEARANCE)
     panels: tuple[ExactPanel, ...]
     rules: tuple[Key, ...]
     contrasts: tuple[Key, ...]
-    run_ids: tuple[str, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def contrast_name(contrast: Contrast) -> str:
@@ -192,25 +194,14 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 
 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
-    """All panels with the two legends."""
+    """All panels with one legend."""
     rows = len(info.panels) // info.columns
-    figure.set_size_inches(15, 3.0 * rows + 1.2)
-    figure.set_layout_engine("constrained")
+    surround(figure, (13, 2.8 * rows), (info.title, info.source), (*info.rules, *info.contrasts))
     for i, panel in enumerate(info.panels):
         ax = figure.add_subplot(rows, info.columns, i + 1)
         draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")
-    rules, contrasts = (
-        ([key.handle for key in keys], [key.label for key in keys]) for keys in (info.rules, info.contrasts)
-    )
-    figure.legend(*rules, loc="outside upper center", ncols=5, fontsize="small")
-    figure.legend(*contrasts, loc="outside lower center", ncols=3, fontsize="small")
-
-
-def draw_exact_figure(panel: ExactPanel, figure: Figure) -> None:
-    """Draw one panel as a separate figure."""
-    draw_exact_panel(panel, figure.subplots())
 
 
 def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:

@@ -1,26 +1,43 @@
 """The paper's Figures 1 to 11 from a study, each of them drawn or with the reason why it cannot be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.bands import FEWEST
-from cppo_lab.analysis.study import MAIN, ROLES, StudyResults, runs_of
-from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
-from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults, runs_of
+from cppo_lab.reports.figures import model_curves, schematic, tokens, training, validation
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import (
+    Absent,
+    Picture,
+    above,
+    as_they_are,
+    handle_length,
+    handles_and_labels,
+    surround,
+)
+from cppo_lab.reports.figures.palette import PAPER, Key
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.tables import core_of
 
-
-class Info(Protocol):
-    """The fields that every figure's info has."""
-
-    title: str
-    source: str
-    run_ids: tuple[str, ...]
+# The paper's two rows of panels: (sweep, heading).
+MECHANISMS = (
+    ("single_mechanism", "Single mechanism"),
+    ("position_weight_ordering", "Position-weight ordering"),
+    ("mask_vs_soft", "Mask or soft gate"),
+)
+SETTINGS = (
+    ("sensitivity", "Sensitivity to δ_b and w_min"),
+    ("kl_vs_tv", "KL or TV"),
+    ("binary_vs_topk", "Binary or Top-K"),
+)
 
 
 def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
@@ -34,16 +51,16 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             "w put on the divergence, for a response of the maximum length. Differs from the paper's figure: shown are "
             "the runs of CPPO and DPPO at validated steps; the paper shows the drift after 200 updates of GRPO, as the "
             "maximum in each bin of positions." + _seeds(study),
-            partial(gaps.gaps_info, study, palette=palette),
-            gaps.draw,
+            partial(tokens.gaps_info, study, palette=palette),
+            tokens.draw_both,
         ),
         _picture(
             3,
             "The prefix constraint on some tokens of one response",
             "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
             "leaves over. A token that moves toward μ is always kept.",
-            partial(token_window.window_info, study, palette=palette),
-            token_window.draw,
+            partial(tokens.window_info, study, palette=palette),
+            tokens.draw_tokens,
         ),
         _main_curves(study, palette),
         *(_ablations(study, palette, *row) for row in _ROWS),
@@ -53,8 +70,8 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
 
 
 _ROWS = (
-    (5, "Ablations of the mechanisms", ablations.MECHANISMS),
-    (6, "Ablations of the settings", ablations.SETTINGS),
+    (5, "Ablations of the mechanisms", MECHANISMS),
+    (6, "Ablations of the settings", SETTINGS),
 )
 
 
@@ -63,22 +80,10 @@ def _picture(
     title: str,
     caption: str,
     make: Callable[[str], Any],
-    draw: Callable[[Any, Figure, bool], None],
+    draw: Callable[[Any, Figure], None],
 ) -> Picture:
     label = f"Figure {number}"
-    info = make(f"{label}. {title}")
-    if isinstance(info, Absent):
-        return Picture(f"figure_{number}", label, title, "", info)
-    return Picture(
-        f"figure_{number}",
-        label,
-        title,
-        caption,
-        partial(draw, info),
-        info.source,
-        tuple(info.run_ids),
-        figure_csv(info),
-    )
+    return Picture(f"figure_{number}", label, title, caption, make(f"{label}. {title}"), draw)
 
 
 def _seeds(study: StudyResults) -> str:
@@ -142,11 +147,11 @@ def _schematic(study: StudyResults, palette: str) -> Picture:
 def _main_curves(study: StudyResults, palette: str) -> Picture:
     models = _base_models(study)
 
-    def info(title: str) -> curves.CurvesInfo | Absent:
+    def info(title: str) -> validation.CurvesInfo | Absent:
         board = study.board(MAIN)
         if isinstance(models, Absent) or board is None:
             return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return curves.curves_info(board, title, models, palette=palette)
+        return validation.curves_info(board, title, models, palette=palette)
 
     caption = (
         "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
@@ -154,7 +159,7 @@ def _main_curves(study: StudyResults, palette: str) -> Picture:
         + _seeds(study)
         + _left_out(study, models)
     )
-    draw = partial(curves.draw, in_row=ROLES - 1)
+    draw = partial(validation.draw, in_row=ROLES - 1)
     return _picture(4, "Validation curves of the Base models", caption, info, draw)
 
 
@@ -176,18 +181,18 @@ def _ablations(
         + _seeds(study)
         + missing
     )
-    info = partial(ablations.ablations_info, study, sweeps=sweeps, palette=palette)
-    return _picture(number, title, caption, info, ablations.draw)
+    info = partial(ablations_info, study, sweeps=sweeps, palette=palette)
+    return _picture(number, title, caption, info, draw_ablations)
 
 
 def _warmup(study: StudyResults, palette: str) -> Picture:
     models = _base_models(study)
 
-    def info(title: str) -> warmup.WarmupInfo | Absent:
+    def info(title: str) -> training.WarmupInfo | Absent:
         board = study.board(MAIN)
         if isinstance(models, Absent) or board is None:
             return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return warmup.warmup_info(board, models, title, palette)
+        return training.warmup_info(board, models, title, palette)
 
     caption = (
         "Effective budget rate δ_b, averaged over responses (top; its axis does not begin at 0), and the part of the "
@@ -195,7 +200,7 @@ def _warmup(study: StudyResults, palette: str) -> Picture:
         + _seeds(study)
         + _left_out(study, models)
     )
-    return _picture(7, "The prefix budget of CPPO during training", caption, info, warmup.draw)
+    return _picture(7, "The prefix budget of CPPO during training", caption, info, training.draw_budget)
 
 
 def _model(study: StudyResults, index: int, palette: str) -> Picture:
@@ -219,3 +224,92 @@ def _model(study: StudyResults, index: int, palette: str) -> Picture:
         )
     )
     return _picture(8 + index, f"All curves of {name}", caption, info, model_curves.draw)
+
+
+@dataclass(frozen=True)
+class AblationPanel:
+    """One sweep. If `panel` is None it cannot be drawn, and `absent` says why. `keys`: labels with scores."""
+
+    sweep: str
+    heading: str
+    panel: validation.Panel | None
+    absent: str
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class AblationsInfo:
+    """Everything the figure shows."""
+
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
+    y_label: str
+    panels: tuple[AblationPanel, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+
+
+def ablations_info(
+    study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
+) -> AblationsInfo | Absent:
+    """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
+    run_ids: set[str] = set()
+    panels, y_label, sources = [], "", []
+    for name, heading in sweeps:
+        board = study.board(name)
+        if board is None:
+            panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
+            continue
+        info = validation.curves_info(board, heading, board.models[:1], full_method(study, board), palette)
+        panel = info.panels[0]
+        panels.append(AblationPanel(name, heading, panel, "", validation.scored_keys(board, panel)))
+        run_ids.update(info.run_ids)
+        sources.append(origin(core_of(board)))
+        y_label = info.y_label
+    if not sources:
+        return Absent("; ".join(dict.fromkeys(panel.absent for panel in panels)))
+    source = "; ".join(dict.fromkeys(sources))
+    return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
+
+
+def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
+    """The variants of an ablation, under any name, whose runs are those of the main sweep's CPPO."""
+    main = study.board(MAIN)
+    if main is None:
+        return {}
+    ours = {run.mlflow_id for run in main.runs if run.variant == OURS and run.mlflow_id}
+    own: dict[str, set[str]] = {}
+    for run in board.runs:
+        if run.mlflow_id:
+            own.setdefault(run.variant, set()).add(run.mlflow_id)
+    return {variant: OURS for variant, ids in own.items() if ids <= ours}
+
+
+def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
+    """The curves of one sweep with its legend below."""
+    if entry.panel is None:
+        ax.set_title(entry.heading, loc="left")
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, "no results yet", ha="center", va="center", color="#777777")
+        return
+    validation.draw_panel(entry.panel, ax, y_label)
+    ax.set_title(f"{entry.heading}\n", loc="left")
+    ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=8, color="#555555", parse_math=False)
+    legend = ax.legend(
+        *handles_and_labels(entry.keys),
+        loc="upper left",
+        bbox_to_anchor=(-0.02, -0.17),
+        fontsize=8,
+        borderpad=0,
+        handlelength=handle_length(entry.keys),
+    )
+    as_they_are(legend)
+
+
+def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
+    """The panels in a row."""
+    bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
+    longest = max(len(panel.keys) for panel in info.panels)
+    surround(fig, (11.4, 3.4 + 0.17 * longest), above(info.title, info.source, bands), ())
+    axes = fig.subplots(1, len(info.panels), squeeze=False)[0]
+    for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
+        draw_ablation(panel, ax, info.y_label if index == 0 else "")

@@ -2,7 +2,7 @@
 error below.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
-from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
-from cppo_lab.reports.figures.frame import above, step_axis, surround
-from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import Absent, above, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
-from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, trace_of
+from cppo_lab.reports.figures.validation import Line, draw_lines, line_of
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
@@ -46,7 +46,8 @@ class RewardLine:
     """
 
     variant: str
-    stroke: Stroke
+    label: str
+    stroke: Stroke = field(metadata=APPEARANCE)
     steps: tuple[int, ...]
     raw: tuple[float, ...]
     smooth_steps: tuple[int, ...]
@@ -60,15 +61,15 @@ class RewardLine:
 class ModelInfo:
     """Everything the figure shows."""
 
-    title: str
-    source: str
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
     model: str
     y_label: str
     benchmarks: tuple[BenchmarkPanel, ...]
     rewards: tuple[RewardLine, ...]
     traces: tuple[DiagnosticPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) -> ModelInfo | Absent:
@@ -125,6 +126,7 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
     around = band(smooth)
     return RewardLine(
         variant=pair[1],
+        label=display_name(pair[1]),
         stroke=stroke,
         steps=tuple(int(step) for step in raw.index),
         raw=band(raw).mean,
@@ -178,7 +180,8 @@ def draw_reward(info: ModelInfo, ax: Axes) -> None:
         if line.band:
             colour = line.stroke.colour
             ax.fill_between(line.smooth_steps, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
-        ax.plot(line.smooth_steps, line.smooth, linewidth=1.6, zorder=3 + order, **line.stroke.marked())
+        style = line.stroke.marked()
+        ax.plot(line.smooth_steps, line.smooth, linewidth=1.6, zorder=3 + order, label=line.label, **style)
     ax.set_title("reward (fraction)", loc="left")
     step_axis(ax)
     if not info.rewards:
@@ -186,12 +189,11 @@ def draw_reward(info: ModelInfo, ax: Axes) -> None:
         ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
 
 
-def draw(info: ModelInfo, fig: Figure, headed: bool = True) -> None:
+def draw(info: ModelInfo, fig: Figure) -> None:
     """Draw benchmarks above, training metrics below, and one legend for all."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
-    texts = above(info.title, info.source, bands) if headed else ()
-    surround(fig, (3.8 * columns, 5.6), texts, info.keys)
+    surround(fig, (3.8 * columns, 5.6), above(info.title, info.source, bands), info.keys)
     axes = fig.subplots(2, columns, squeeze=False)
     for index, panel in enumerate(info.benchmarks):
         draw_benchmark(panel, axes[0, index], info.y_label if index == 0 else "")

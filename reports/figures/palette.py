@@ -3,11 +3,12 @@ in black-and-white print.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from matplotlib.lines import Line2D
 
+from cppo_lab.reports.figures.data import APPEARANCE
 from cppo_lab.rules import METHODS, NAMED, Stroke, Variant, known
 from cppo_lab.rules.colours import (
     BLACK,
@@ -27,12 +28,29 @@ from cppo_lab.rules.strokes import OTHERS, assigned
 PAPER, COLORBLIND = "paper", "colorblind"
 
 
+# The colours of drawings on a dark page: hues stay and get lighter, greys are inverted. Others are legible as they are,
+# as colour scales are.
+DARK: Mapping[str, str] = MappingProxyType(
+    {
+        "#000000": "#e4e4e4", "#0052d9": "#5d95fc", "#0072b2": "#45a0e3", "#009e73": "#2db185",
+        "#00a3a1": "#20adab", "#111111": "#dddddd", "#17699b": "#55a0d5", "#1fa2c4": "#29a8ca",
+        "#222222": "#d6d6d6", "#282828": "#d3d3d3", "#2e8b57": "#54ae77", "#555555": "#b7b7b7",
+        "#59a14f": "#65ad5a", "#5c6b73": "#9cacb5", "#777777": "#9d9d9d", "#7b4fb5": "#a97ee9",
+        "#888888": "#8f8f8f", "#8a1c1c": "#e47067", "#8a5a00": "#c08d46", "#8c8c00": "#9e9f27",
+        "#999999": "#7f7f7f", "#9c755f": "#b78e78", "#b07aa1": "#bb84ab", "#b4bac2": "#5c6269",
+        "#b5651d": "#d4813f", "#c8384a": "#f3606c", "#d3d9e0": "#3f4349", "#d55e00": "#ea7126",
+        "#e0352b": "#ff5546", "#e05759": "#ef6566", "#e4e4e4": "#373737", "#f3d9dc": "#493537",
+        "#ffffff": "#181d23",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Key:
     """An entry of a legend."""
 
     label: str
-    stroke: Stroke
+    stroke: Stroke = field(metadata=APPEARANCE)
 
     @property
     def handle(self) -> Line2D:

@@ -3,7 +3,7 @@ the best score of every method (right).
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 from matplotlib.axes import Axes
@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
+from cppo_lab.reports.figures import validation
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import as_they_are, handle_length, handles_and_labels, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
 from cppo_lab.reports.names import display_name
 
@@ -59,15 +60,15 @@ class SchematicInfo:
     legend of the curves: labels with best scores.
     """
 
-    title: str
-    source: str
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
     y_label: str
     rules: tuple[RulePanel, ...]
-    panel: curves.Panel | None
+    panel: validation.Panel | None
     absent: str
     scores: tuple[Key, ...]
-    run_ids: tuple[str, ...]
-    palette: str
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+    palette: str = field(metadata=APPEARANCE)
 
 
 def rule_panels() -> tuple[RulePanel, ...]:
@@ -95,7 +96,7 @@ def schematic_info(
         return SchematicInfo(
             title, "the rules on a made-up response", "", rule_panels(), None, absent, (), (), palette
         )
-    info = curves.curves_info(board, title, [model], palette=palette)
+    info = validation.curves_info(board, title, [model], palette=palette)
     panel = info.panels[0]
     return SchematicInfo(
         title,
@@ -104,7 +105,7 @@ def schematic_info(
         rule_panels(),
         panel,
         "",
-        curves.scored_keys(board, panel),
+        validation.scored_keys(board, panel),
         info.run_ids,
         palette,
     )
@@ -142,9 +143,9 @@ def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
     ax.grid(False)
 
 
-def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
+def draw(info: SchematicInfo, fig: Figure) -> None:
     """The rules on the left, one under the other; the curves on the right."""
-    surround(fig, (11.4, 5.4), (info.title, info.source) if headed else (), ())
+    surround(fig, (11.4, 5.4), (info.title, info.source), ())
     palette = PALETTES[info.palette]
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
@@ -164,7 +165,7 @@ def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
         ax.set_axis_off()
         ax.text(0.5, 0.5, info.absent, ha="center", va="center", wrap=True, color="#777777", parse_math=False)
         return
-    curves.draw_panel(info.panel, ax, info.y_label)
+    validation.draw_panel(info.panel, ax, info.y_label)
     keys = handles_and_labels(info.scores)
     length = handle_length(info.scores)
     as_they_are(right.legend(*keys, loc="outside lower center", ncols=3, fontsize=8, handlelength=length))

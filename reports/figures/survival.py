@@ -1,16 +1,17 @@
 """The share of runs that have not collapsed, over training steps, with one panel per model with a collapse."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse
-from cppo_lab.reports.figures.frame import step_axis, surround
-from cppo_lab.reports.figures.lines import drawn_variants, left_out_note
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import panel_grid, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
@@ -25,7 +26,8 @@ class SurvivalLine:
     """
 
     variant: str
-    stroke: Stroke
+    label: str
+    stroke: Stroke = field(metadata=APPEARANCE)
     runs: int
     steps: tuple[int, ...]
     surviving: tuple[float, ...]
@@ -44,11 +46,11 @@ class SurvivalPanel:
 class SurvivalInfo:
     """Everything the figure shows."""
 
-    title: str
-    source: str
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
     panels: tuple[SurvivalPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def survival_info(
@@ -82,30 +84,27 @@ def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
     if steps[-1] < cell.last_step:
         steps, shares, left = [*steps, cell.last_step], [*shares, shares[-1]], [*left, left[-1]]
     surviving = tuple(100 * share for share in shares)
-    return SurvivalLine(cell.variant, stroke, cell.runs, tuple(steps), surviving, tuple(left))
+    return SurvivalLine(
+        cell.variant, display_name(cell.variant), stroke, cell.runs, tuple(steps), surviving, tuple(left)
+    )
 
 
-def draw_panel(panel: SurvivalPanel, ax: Axes, titled: bool = True) -> None:
+def draw_panel(panel: SurvivalPanel, ax: Axes) -> None:
     """Draw one model. Coinciding lines are shifted slightly."""
     for order, line in enumerate(panel.lines):
         heights = [height - _APART * order for height in line.surviving]
-        ax.step(line.steps, heights, where="post", linewidth=1.4, zorder=3 + order, **line.stroke.marked())
+        style = line.stroke.marked() | {"linewidth": 1.4, "zorder": 3 + order}
+        ax.step(line.steps, heights, where="post", **style)
     ax.set_ylim(-6, 104)
     ax.set_ylabel("runs not collapsed (%)")
-    if titled:
-        ax.set_title(panel.model, loc="left", parse_math=False)
+    ax.set_title(panel.model, loc="left", parse_math=False)
     step_axis(ax)
 
 
-def draw(info: SurvivalInfo, fig: Figure, headed: bool = True) -> None:
-    """All panels, two in a row, with title and source (if `headed`) and a shared legend."""
+def draw(info: SurvivalInfo, fig: Figure) -> None:
+    """All panels, two in a row, with title and source and a shared legend."""
     columns = min(2, len(info.panels))
-    rows = -(-len(info.panels) // columns)
-    texts = (info.title, info.source) if headed else ()
-    surround(fig, (7.2 if columns == 1 else 10.8, 3.0 * rows), texts, info.keys)
-    axes = fig.subplots(rows, columns, squeeze=False)
-    for index, ax in enumerate(axes.flat):
-        if index < len(info.panels):
-            draw_panel(info.panels[index], ax)
-        else:
-            ax.remove()
+    size = (5.4 * columns, 3.3 * -(-len(info.panels) // columns))
+    surround(fig, size, (info.title, info.source), info.keys)
+    for panel, ax in zip(info.panels, panel_grid(fig, len(info.panels), 2), strict=True):
+        draw_panel(panel, ax)

@@ -54,68 +54,34 @@ def opened(browser: "Browser", address: str) -> "Iterator[Page]":
     assert watched.asked == [address]
 
 
-def middle(page: "Page", selector: str) -> tuple[float, float]:
-    """The middle of an element on the screen."""
-    found = page.locator(selector).last
-    found.scroll_into_view_if_needed()
-    box = found.bounding_box()
-    assert box is not None
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+def on_the_curve(page: "Page", name: str, step: int) -> tuple[float, float]:
+    """The place on the screen of a point of the first panel's curve."""
+    svg = page.locator("#figure_curves svg")
+    svg.scroll_into_view_if_needed()
+    x, y = svg.evaluate(
+        """(svg, [name, step]) => {
+            const [panel] = JSON.parse(svg.closest("figure").querySelector("script").textContent);
+            const [left, top, width, height] = panel.box, [x0, x1] = panel.x, [y0, y1] = panel.y;
+            const line = panel.lines.find((line) => line.name === name), value = line.y[line.x.indexOf(step)];
+            const at = new DOMPoint(left + (step - x0) / (x1 - x0) * width, top + (y1 - value) / (y1 - y0) * height);
+            const there = at.matrixTransform(svg.getScreenCTM());
+            return [there.x, there.y];
+        }""",
+        [name, step],
+    )
+    return float(x), float(y)
 
 
-def test_the_pointer_finds_values_and_a_click_the_runs(opened: "Page") -> None:
-    opened.mouse.move(*middle(opened, "circle.best"))
-    tip = opened.locator(".tip").first.inner_text()
-    best = 100 * value(0.35, 1, 200)
-    assert tip.splitlines() == ["CPPO", f"step 200: {best:.4g}", "seed 1, cppo-1"]
-    opened.mouse.down()
-    opened.mouse.up()
-    assert opened.evaluate("location.hash") == "#runs-0-1"
-    assert opened.locator("tbody:target").inner_text().count("cppo-") == 2
+def test_the_pointer_finds_the_values_of_a_curve(opened: "Page") -> None:
+    tip = opened.locator("#figure_curves .tip")
+    assert tip.is_hidden()
+    for name, base in (("CPPO", 0.35), ("DPPO", 0.25)):
+        x, y = on_the_curve(opened, name, 100)
+        opened.mouse.move(x + 1, y - 1)
+        mean = 100 * (value(base, 0, 100) + value(base, 1, 100)) / 2
+        assert tip.inner_text().splitlines() == [name, f"training step 100: {mean:.4g}"]
     opened.mouse.move(5, 5)
-    assert opened.locator(".tip").first.is_hidden()
-
-
-def test_keys_go_along_a_curve(opened: "Page") -> None:
-    opened.locator(".plot svg").first.focus()
-    opened.keyboard.press("ArrowRight")
-    opened.keyboard.press("ArrowRight")
-    first = opened.locator(".tip").first.inner_text()
-    assert first.splitlines() == ["DPPO", f"step 10: {100 * value(0.25, 0, 10):.4g}", "seed 0, dppo-0"]
-    opened.keyboard.press("ArrowDown")
-    assert "seed 1, dppo-1" in opened.locator(".tip").first.inner_text()
-
-
-def test_methods_are_switched_off_and_on(opened: "Page") -> None:
-    curves = opened.locator("path.line[data-method='1']")
-    button = opened.get_by_role("button", name="CPPO", exact=True)
-    assert (curves.count(), button.get_attribute("aria-pressed")) == (3, "true")
-    button.click()
-    assert (curves.count(), button.get_attribute("aria-pressed")) == (0, "false")
-    assert opened.locator("path.line[data-method='0']").count() == 3
-    button.click()
-    assert curves.count() == 3
-
-
-def test_smoothing_zoom_view_and_the_papers_curves(opened: "Page") -> None:
-    drawn = opened.locator("path.mean").last
-    before = drawn.get_attribute("d")
-    opened.get_by_label("Smoothing").fill("2")
-    assert opened.locator(".settings output").inner_text() == "mean of 5 points"
-    assert drawn.get_attribute("d") != before
-    assert opened.locator("path.paper").count() == 0
-    opened.get_by_label("the paper's curves (dashed)").check()
-    assert opened.locator("path.paper").count() == 2
-    opened.get_by_role("combobox").select_option("AIME25")
-    assert opened.locator("path.paper").count() == 2
-    x, y = middle(opened, ".plot svg")
-    opened.mouse.move(x - 40, y)
-    opened.mouse.down()
-    opened.mouse.move(x + 60, y)
-    opened.mouse.up()
-    whole = opened.get_by_role("button", name="Whole window")
-    whole.click()
-    assert whole.is_hidden()
+    assert tip.is_hidden()
 
 
 def test_every_number_of_the_tables_leads_to_its_runs(opened: "Page") -> None:
@@ -134,7 +100,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str
     while button.inner_text() != f"Colours: {scheme}":
         button.click()
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
-    for selector in ("body", ".quiet", ".verdict.undecided", ".plot text", "td a", ".origin"):
+    for selector in ("body", ".quiet", ".verdict.undecided", "#figure_curves text", "td a", ".origin"):
         assert contrast(opened, selector) >= 4.5, selector
 
 
@@ -181,7 +147,7 @@ def test_the_contents_stay_in_view_and_open_what_they_lead_to(opened: "Page", wi
     table.wait_for()
 
 
-def test_drawings_and_curves_are_dark_in_the_dark(opened: "Page") -> None:
+def test_drawings_are_dark_in_the_dark(opened: "Page") -> None:
     opened.emulate_media(color_scheme="dark")
     card = opened.locator("#curves .card").first
     assert card.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(24, 29, 35)"
@@ -225,11 +191,9 @@ def test_paper_has_everything_unfolded_and_in_colour(opened: "Page") -> None:
 
 
 def test_paper_has_the_drawings_and_no_controls(opened: "Page") -> None:
-    assert opened.locator(".static").first.is_hidden()
     opened.emulate_media(media="print")
-    assert opened.locator(".static").first.is_visible()
-    assert opened.locator(".legend").first.is_visible()
-    for selector in (".controls", ".plot", ".scheme"):
+    assert opened.locator("#figure_curves svg").is_visible()
+    for selector in (".scheme", ".tip"):
         assert opened.locator(selector).first.is_hidden()
 
 
@@ -238,8 +202,7 @@ def test_without_scripts_there_are_the_drawings(browser: "Browser", address: str
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(address)
-    assert page.locator(".static svg").first.is_visible()
-    assert page.locator(".controls").is_hidden()
+    assert page.locator("#figure_curves svg").is_visible()
     context.close()
 
 

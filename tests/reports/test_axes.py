@@ -13,7 +13,7 @@ from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports import markup
 from cppo_lab.reports.figures.axes import LINEAR, LOG, PLACES, AxesInfo, axes_info, draw
 from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.inline import inline_axes
+from cppo_lab.reports.figures.drawing import Picture, render
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import ABOVE, BELOW, main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
@@ -64,8 +64,7 @@ def test_one_axis_has_means_and_intervals() -> None:
         )
     assert (dppo.x, dppo.mean) == ((), pytest.approx((100 * (0.25 + sum(SEEDS) / 3),)))
     assert "0.04" in figure_csv(info)
-    (drawn,) = inline_axes(info)
-    assert drawn.caption == "chain" and "<svg" in drawn.svg
+    assert ">chain<" in render(Picture("axes", "", "Title", "", info, draw)).svg
 
 
 def test_one_run_has_no_interval() -> None:
@@ -99,7 +98,8 @@ def test_two_axes_are_a_surface() -> None:
         (a, b): pytest.approx(100 * (0.1 * a + 0.01 * b + sum(SEEDS) / 3)) for a in (1, 2) for b in (3, 4, 5)
     }
     assert [line.group for line in panel.lines] == ["dppo"]
-    assert inline_axes(info)[0].svg.count("#10103a") + inline_axes(info)[0].svg.count("#fff3b0") >= 6
+    svg = render(Picture("axes", "", "Title", "", info, draw)).inline
+    assert svg.count("#10103a") + svg.count("#fff3b0") >= 6  # on the colour scale, in the dark scheme too
 
 
 def test_no_axis_and_three_axes_have_no_such_figure() -> None:

@@ -4,25 +4,35 @@ import io
 import re
 import struct
 import zlib
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
 
-from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.figures.drawing import Picture, render
 
 RUNS = ("mini-cppo-0a1b", "mini-(dppo)-2", "ü中\\")
 COMMAND = "cppo report './my sweep.yaml' 'rule.w_min=0.6,0.8' --palette colorblind"
-TITLE = "Curves (50 % & <more>) δ"
+TITLE = "Curves (50 % & <more>) δ (a store)"
 
 
-def draw(fig: Figure) -> None:
+@dataclass(frozen=True)
+class Info:
+    source: str
+    run_ids: tuple[str, ...]
+
+
+def draw(info: Info, fig: Figure) -> None:
     fig.subplots().plot([0, 1], [1, 0])
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return render(draw, TITLE, RUNS, COMMAND)
+    files = render(
+        Picture("f", "", "Curves (50 % & <more>) δ", "", Info("a store", RUNS), draw), COMMAND
+    ).files
+    return {name.partition(".")[2]: data for name, data in files.items()}
 
 
 def png_texts(data: bytes) -> dict[str, str]:

@@ -15,12 +15,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
 from cppo_lab.analysis.statistics.estimate import mean_estimate
-from cppo_lab.reports.figures import curves, diagnostics, frame, lines, palette
-from cppo_lab.reports.figures.files import render
-from cppo_lab.reports.figures.frame import legend_columns
-from cppo_lab.reports.figures.inline import inline_svg
+from cppo_lab.reports.figures import drawing, palette, training, validation
+from cppo_lab.reports.figures.drawing import Picture, figure_style, legend_columns, render
 from cppo_lab.reports.figures.palette import PALETTES
-from cppo_lab.reports.figures.style import figure_style
 from cppo_lab.reports.sweep import FIGURE_4_MODELS
 from cppo_lab.rules import METHOD_COLOURS
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
@@ -40,7 +37,7 @@ def two_seeds() -> Scoreboard:
 
 
 def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard) -> None:
-    info = curves.curves_info(paper_board, "Figure 4")
+    info = validation.curves_info(paper_board, "Figure 4")
     assert [(panel.model, panel.t_stop, len(panel.lines)) for panel in info.panels] == [
         ("Qwen3-1.7B", 1120, 7),
         ("Qwen3-1.7B-Base", 680, 7),
@@ -54,7 +51,7 @@ def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard
         ("cppo", 420, "31.11"),
         ("cppo", 545, "54.79"),
     ]
-    assert info.legend == (
+    assert [(key.label, key.stroke.colour) for key in info.keys] == [
         ("GRPO", "#59A14F"),
         ("MinPRO", "#282828"),
         ("CISPO", "#B07AA1"),
@@ -62,7 +59,7 @@ def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard
         ("TRM-Max", "#B5651D"),
         ("TRM-Avg", "#D9A521"),
         ("CPPO", "#0052D9"),
-    )
+    ]
     assert "not trained here" in info.source
     assert len(info.run_ids) == 28
     collapsed = [
@@ -75,14 +72,14 @@ def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard
 
 
 def test_figure_4_shows_the_base_models_and_names_their_runs_alone(paper_board: Scoreboard) -> None:
-    info = curves.curves_info(paper_board, "Figure 4", FIGURE_4_MODELS)
+    info = validation.curves_info(paper_board, "Figure 4", FIGURE_4_MODELS)
     assert [panel.model for panel in info.panels] == list(FIGURE_4_MODELS)
     assert len(info.run_ids) == 21
     assert not [run_id for run_id in info.run_ids if run_id.startswith("paper-Qwen3-1.7B-cppo")]
 
 
 def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> None:
-    info = curves.curves_info(two_seeds, "Demo")
+    info = validation.curves_info(two_seeds, "Demo")
     (panel,) = info.panels
     dppo, cppo = panel.lines
     assert cppo.steps == (10, 20)  # where both seeds have a value
@@ -91,18 +88,18 @@ def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> No
     assert cppo.low == pytest.approx((20.0, 20.0))
     assert cppo.high == pytest.approx((40.0, 40.0))
     assert cppo.seeds[0].steps == (10, 20, 30)  # step 110 is outside the window
-    assert [seed.best for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
+    assert [(seed.best_step, seed.best) for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
     assert dppo.seeds[0].collapsed
     # Of equal bests the earliest step; a collapsed variant never. The text is the score of the table.
-    assert panel.top == curves.Top("cppo", 10, pytest.approx(40.0), "mean 40.00")
+    assert panel.top == validation.Top("cppo", 10, pytest.approx(40.0), "mean 40.00")
     assert "core=mini" in info.source
 
 
 def test_a_variant_without_validation_has_no_line() -> None:
     runs = [MadeRun("cppo", scores=both({10: 0.2})), MadeRun("dppo")]
-    info = curves.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
+    info = validation.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
     assert [line.variant for line in info.panels[0].lines] == ["cppo"]
-    assert info.legend == (("CPPO", "#0052D9"),)
+    assert [key.label for key in info.keys] == ["CPPO"]
 
 
 def test_an_unfinished_seed_is_drawn_but_not_in_the_mean() -> None:
@@ -110,7 +107,7 @@ def test_an_unfinished_seed_is_drawn_but_not_in_the_mean() -> None:
         MadeRun("cppo", seed=0, scores=both({10: 0.2, 20: 0.4})),
         MadeRun("cppo", seed=1, scores=both({10: 0.8}), status=schema.RUNNING),
     ]
-    info = curves.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
+    info = validation.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
     (line,) = info.panels[0].lines
     assert (line.steps, line.mean) == ((10, 20), pytest.approx((20.0, 40.0)))
     assert len(line.seeds) == 2
@@ -131,17 +128,17 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
         MadeRun("cppo", seed=1, scores=both({10: 0.2}), logged={"train/reward": dict.fromkeys(steps, 0.4)}),
         MadeRun("dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01}}),
     ]
-    info = diagnostics.diagnostics_info(board_of(*runs), "Demo")
+    info = training.diagnostics_info(board_of(*runs), "Demo")
     assert info is not None
-    assert info.metrics == ("train/reward", "rule/masked_fraction")
+    assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
     reward, masked = info.panels
     (trace,) = reward.traces
     assert trace.runs == 2
-    assert len(trace.steps) <= diagnostics.POINTS
+    assert len(trace.steps) <= training.POINTS
     for values, value in ((trace.mean, 0.3), (trace.low, 0.2), (trace.high, 0.4)):
         assert values == pytest.approx([value] * len(trace.steps))
     assert [(t.variant, t.steps, t.mean) for t in masked.traces] == [("dppo", (1.0,), (0.01,))]
-    assert diagnostics.diagnostics_info(board_of(MadeRun("cppo", scores=both({10: 0.2}))), "Demo") is None
+    assert training.diagnostics_info(board_of(MadeRun("cppo", scores=both({10: 0.2}))), "Demo") is None
 
 
 def test_colours_of_other_variants_are_distinct() -> None:
@@ -154,45 +151,72 @@ def test_colours_of_other_variants_are_distinct() -> None:
     )
 
 
+def picture(info: validation.CurvesInfo, name: str = "figure_curves", title: str = "Demo") -> Picture:
+    return Picture(name, "", title, "", info, validation.draw)
+
+
 def test_the_same_info_gives_the_same_bytes_without_dates(two_seeds: Scoreboard) -> None:
-    info = curves.curves_info(two_seeds, "Demo & <more>")
-    files = render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
-    assert files == render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
-    assert files["png"].startswith(b"\x89PNG")
-    assert files["pdf"].startswith(b"%PDF")
-    assert b"dc:date" not in files["svg"]
-    assert b"CreationDate" not in files["pdf"]
-    for data in (files["png"], files["svg"], files["pdf"]):
-        assert b"chain-cppo-1" in data  # the run ids travel in the metadata
+    info = validation.curves_info(two_seeds, "Demo & <more>")
+    files = render(picture(info)).files
+    assert files == render(picture(info)).files
+    assert files["figure_curves.png"].startswith(b"\x89PNG")
+    assert files["figure_curves.pdf"].startswith(b"%PDF")
+    assert b"dc:date" not in files["figure_curves.svg"]
+    assert b"CreationDate" not in files["figure_curves.pdf"]
+    for kind in ("png", "svg", "pdf"):
+        assert b"chain-cppo-1" in files[f"figure_curves.{kind}"]  # the run ids travel in the metadata
 
 
 def test_drawing_leaves_the_users_settings_alone(two_seeds: Scoreboard) -> None:
-    info = curves.curves_info(two_seeds, "Demo")
+    shown = picture(validation.curves_info(two_seeds, "Demo"))
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"lines.linewidth": 17.0, "axes.facecolor": "red"}):
-        odd = render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
-    assert odd == render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
+        odd = render(shown).files
+    assert odd == render(shown).files
     assert dict(matplotlib.rcParams) == before
 
 
-def test_inline_figures_share_no_ids_and_point_at_their_own(two_seeds: Scoreboard) -> None:
-    panel = curves.curves_info(two_seeds, "Demo").panels[0]
-    drawings = [
-        inline_svg(
-            lambda fig: curves.draw_panel(panel, fig.subplots()), name, (4.0, 3.0), 'a "quoted" <label>'
-        )
-        for name in ("one", "two")
-    ]
-    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawings]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    for svg, known in zip(drawings, ids, strict=True):
-        targets = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg))
+def test_drawings_of_a_page_share_no_ids_and_point_at_their_own(two_seeds: Scoreboard) -> None:
+    info = validation.curves_info(two_seeds, "Demo")
+    drawn = [render(picture(info, name, 'a "quoted" <label>')) for name in ("one", "two")]
+    ids = [set(re.findall(r'\bid="([^"]+)"', each.inline)) for each in drawn]
+    assert ids[0] and not ids[0] & ids[1]
+    for each, own in zip(drawn, ids, strict=True):
+        targets = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', each.inline))
         assert targets
-        assert {first or second for first, second in targets} <= known
-        assert "&lt;label&gt;" in svg
-        assert "<text" in svg  # live text
-        assert svg.count("<svg") == 1
+        assert {first or second for first, second in targets} <= own
+        assert "&lt;label&gt;" in each.inline
+        assert "<text" in each.inline  # live text
+        assert each.inline.count("<svg") == 1
+
+
+def test_a_page_shows_the_drawing_of_the_file_below_its_head(two_seeds: Scoreboard) -> None:
+    drawn = render(picture(validation.curves_info(two_seeds, "Demo")))
+    width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn.svg)[0])
+    top = drawing.LINE_INCHES * 72 * 3  # title, source, and what the bands are
+    assert drawn.head == pytest.approx(top, abs=8)
+    assert f'viewBox="0 {drawn.head:g} {width:g} {height - drawn.head:g}"' in drawn.inline
+    paths = re.findall(r'<path d="[^"]+"', drawn.svg)
+    assert len(paths) > 20 and paths == re.findall(r'<path d="[^"]+"', drawn.inline)
+
+
+def test_known_colours_are_variables_with_their_light_value(two_seeds: Scoreboard) -> None:
+    inline = render(picture(validation.curves_info(two_seeds, "Demo"))).inline
+    for colour in ("0052d9", "e05759", "ffffff", "222222"):
+        assert f"var(--k{colour}, #{colour})" in inline
+        assert f"--k{colour}:{palette.DARK['#' + colour]};" in drawing.dark_style()
+    assert all(line.startswith("@media screen") for line in drawing.dark_style().splitlines())
+
+
+def test_the_values_of_a_curve_lie_where_it_is_drawn(two_seeds: Scoreboard) -> None:
+    drawn = render(picture(validation.curves_info(two_seeds, "Demo")))
+    (panel,) = drawn.curves
+    assert [line["name"] for line in panel["lines"]] == ["DPPO", "CPPO"]
+    assert (panel["lines"][1]["x"], panel["lines"][1]["y"]) == ([10.0, 20.0], [30.0, 30.0])
+    (left, top, width, height), (x0, x1), (y0, y1) = panel["box"], panel["x"], panel["y"]
+    place = [left + (10 - x0) / (x1 - x0) * width, top + (y1 - 30) / (y1 - y0) * height]
+    starts = re.findall(r'<path d="M ([\d.]+) ([\d.]+) \nL', drawn.svg)
+    assert any(place == pytest.approx(list(map(float, start)), abs=0.2) for start in starts)
 
 
 def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
@@ -206,15 +230,15 @@ def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def fallen(steps: dict[str, int], last: int = 100) -> list[lines.Line]:
+def fallen(steps: dict[str, int], last: int = 100) -> list[validation.Line]:
     """A line for each variant, that collapsed at its step; and one that ran to the `last`."""
     ends = [*steps.items(), ("cppo", last)]
     return [
-        lines.Line(
+        validation.Line(
             name,
             name,
             palette.Stroke("#000000"),
-            (lines.SeedLine("r", (0, step), (30.0, 0.0), (0, 30.0), name != "cppo"),),
+            (validation.SeedLine("r", (0, step), (30.0, 0.0), 0, 30.0, name != "cppo"),),
             (0, step),
             "",
             *((30.0, 0.0),) * 3,
@@ -228,16 +252,16 @@ def fallen(steps: dict[str, int], last: int = 100) -> list[lines.Line]:
     [{"a": 50}, dict.fromkeys("abcdef", 50), {"a": 40, "b": 45, "c": 49, "d": 90}, dict.fromkeys("ab", 100)],
 )
 def test_labels_of_collapses_do_not_overlap_and_stay_inside(steps: dict[str, int]) -> None:
-    labels = lines.collapse_labels(fallen(steps))
+    labels = validation.collapse_labels(fallen(steps))
     assert {label.variant for label in labels} == set(steps)
     boxes = []
     for label in labels:
-        start = label.step / 100 - (lines.LABEL_SHARE if label.to_the_left else 0)
-        assert 0 <= start <= 1 - lines.LABEL_SHARE
+        start = label.step / 100 - (validation.LABEL_SHARE if label.to_the_left else 0)
+        assert 0 <= start <= 1 - validation.LABEL_SHARE
         boxes.append((label.level, start))
     for index, (level, start) in enumerate(boxes):
         for other, begin in boxes[:index]:
-            assert level != other or abs(start - begin) >= lines.LABEL_SHARE
+            assert level != other or abs(start - begin) >= validation.LABEL_SHARE
     assert min(level for level, _ in boxes) == 0
 
 
@@ -247,29 +271,29 @@ def test_the_word_is_no_wider_than_its_place() -> None:
         fig = Figure(figsize=(3.6, 2.6), layout="constrained")
         canvas = FigureCanvasAgg(fig)
         ax = fig.subplots()
-        lines.draw_lines(ax, fallen({"a": 40, "b": 45, "c": 97}))
-        frame.step_axis(ax)
+        validation.draw_lines(ax, fallen({"a": 40, "b": 45, "c": 97}))
+        drawing.step_axis(ax)
         fig.draw_without_rendering()
         boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.texts]
     assert len(boxes) == 3
     for index, box in enumerate(boxes):
-        assert box.width <= lines.LABEL_SHARE * ax.bbox.width
+        assert box.width <= validation.LABEL_SHARE * ax.bbox.width
         assert not any(box.overlaps(other) for other in boxes[:index])
 
 
 def test_a_figure_says_what_its_bands_are(two_seeds: Scoreboard) -> None:
-    assert frame.above("t", "s", ["", ""]) == ("t", "s")
+    assert drawing.above("t", "s", ["", ""]) == ("t", "s")
     fig = Figure()
-    curves.draw(curves.curves_info(two_seeds, "Demo"), fig)
+    validation.draw(validation.curves_info(two_seeds, "Demo"), fig)
     assert fig.get_suptitle().endswith("bands: the range of two seeds")
     assert "core=mini" in fig.get_suptitle()
-    assert "95 % interval" in frame.above("t", "s", [INTERVAL])[-1]
+    assert "95 % interval" in drawing.above("t", "s", [INTERVAL])[-1]
 
 
 def test_three_seeds_have_the_interval_of_their_mean() -> None:
     scores = (0.30, 0.34, 0.44)
     runs = [MadeRun("cppo", seed=seed, scores=both({10: score})) for seed, score in enumerate(scores)]
-    (line,) = curves.curves_info(board_of(*runs), "Demo").panels[0].lines
+    (line,) = validation.curves_info(board_of(*runs), "Demo").panels[0].lines
     expected = mean_estimate(scores)
     assert expected is not None and expected.low is not None and expected.high is not None
     assert line.band == INTERVAL

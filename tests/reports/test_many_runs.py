@@ -12,10 +12,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.points import PointsByMetric
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import page, run_list
-from cppo_lab.reports.figures.curves import CurvesInfo, curves_info
-from cppo_lab.reports.figures.diagnostics import diagnostics_info
-from cppo_lab.reports.figures.lines import FEW, MOST_VARIANTS, draw_line
-from cppo_lab.reports.page import render_template
+from cppo_lab.reports.figures.training import diagnostics_info
+from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
+from cppo_lab.reports.page import PageFigure, render_template
 from cppo_lab.reports.run_list import MANY, run_groups
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_table
@@ -45,7 +44,8 @@ def board_of(runs: Sequence[MadeRun], partial: bool = False) -> Scoreboard:
 def page_of(board: Scoreboard) -> str:
     request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
     made = sweep_contents(request, board)
-    return render_template(made.template, made.about, made.page(), ())
+    figures = {one.name: PageFigure(one.heading, "", "not drawn here") for one in made.pictures}
+    return render_template(made.template, made.about, made.page(), figures, ())
 
 
 def lines_drawn(info: CurvesInfo) -> int:

@@ -102,7 +102,7 @@ def test_median_and_worst_of_every_method(store: str, tmp_path: Path, core: str)
     )  # the worst ESS is the least
     assert "25.0% (25.0%)" in shown
     assert "It was never exceeded in the 4 runs that logged it." in shown
-    assert shown.count("<svg") == 2 and "staleness" not in shown
+    assert shown.count("<svg") == 1 and "staleness" not in shown
     table = (page.parent / "mismatch_before_update.csv").read_text()
     assert "GRPO" in table and "not logged" in table
     assert {f"mismatch_{kind}.md" for kind in ("before_update", "updates", "thirds")} <= {

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.study import StudyResults, read_study
-from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
-from cppo_lab.reports.figures.gallery import gallery
-from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.study import paper_study_request
 
 FOLDER = Path(__file__).parents[2] / "reports" / "paper"
@@ -47,9 +46,9 @@ def drawn(study: StudyResults) -> dict[str, tuple[Picture, Figure]]:
     """Every figure that the curves allow, drawn."""
     found = {}
     for picture in gallery(study):
-        if not isinstance(picture.drawing, Absent):
+        if not picture.absent:
             fig = Figure()
-            picture.drawing(fig)
+            picture.draw(picture.info, fig)
             found[picture.name] = (picture, fig)
     return found
 

@@ -20,11 +20,12 @@ from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.analysis.search_noise import read_seed_values
 from cppo_lab.errors import UserError
-from cppo_lab.reports import build
+from cppo_lab.reports import page
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import search_course as course
-from cppo_lab.reports.figures import search_space as space
-from cppo_lab.reports.figures.search_pareto import pareto_info
+from cppo_lab.reports.figures import search_values as space
+from cppo_lab.reports.figures.drawing import Drawn, Picture
+from cppo_lab.reports.figures.search_values import pareto_info
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.search import SearchRequest
 from cppo_lab.reports.search_text import certainty, finding, launch_commands, override, tune_command
@@ -47,12 +48,7 @@ def parsed(content: dict[str, Any]) -> SearchResult:
 
 
 def pictures(*names: str) -> set[str]:
-    with_data = {"history", "curves", "importances"}  # the others show columns of table_trials.csv
-    return {
-        f"figure_{name}.{kind}"
-        for name in names
-        for kind in ("png", "svg", "pdf", *(("csv",) if name in with_data else ()))
-    }
+    return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "csv")}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -70,8 +66,13 @@ def made(empty_store: Path, tmp_path: Path) -> SearchRequest:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are drawn for the page alone; their files stay empty."""
-    monkeypatch.setattr(build, "render", lambda *_: dict.fromkeys(("png", "svg", "pdf"), b""))
+    """Figures have their files, which are empty, and their numbers."""
+    svg = '<svg viewBox="0 0 1 1"></svg>'
+
+    def render(picture: Picture, _command: str) -> Drawn:
+        return Drawn(picture, svg, b"", b"", 0.0, ())
+
+    monkeypatch.setattr(page, "render", render)
 
 
 def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
@@ -114,7 +115,7 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
     exact = made_trial(22, (0, 1))["params"]["rule.delta_b"]
     assert f"cppo launch main rule.delta_b={exact!r} rule.w_min=0.7 seed=2,3" in html
     assert "cppo tune tune_made --trials 48" in html
-    assert html.count("<svg") == 4 + 2
+    assert html.count("<svg") == 5
     for name in drawn:
         if name.endswith("svg"):
             assert b"cppo report tune_made" in files[name]
@@ -122,18 +123,21 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
 
 
 def test_the_numbers_of_the_figures(reported: dict[str, bytes]) -> None:
-    def rows(name: str) -> list[dict[str, str]]:
-        return list(csv.DictReader(reported[f"{name}.csv"].decode().splitlines()))
+    def rows(name: str, column: str) -> list[dict[str, str]]:
+        return [row for row in csv.DictReader(reported[f"{name}.csv"].decode().splitlines()) if row[column]]
 
-    final = {row["trial"]: row["final_score"] for row in rows("table_trials") if row["state"] == "complete"}
-    history = rows("figure_history")
+    trials = rows("table_trials", "trial")
+    final = {row["trial"]: row["final_score"] for row in trials if row["state"] == "complete"}
+    history = rows("figure_history", "value")
     assert {row["trial"]: float(row["value"]) for row in history} == pytest.approx(
         {trial: float(value) for trial, value in final.items()}, abs=1e-4
     )
     assert float(history[-1]["best_so_far"]) == max(float(row["value"]) for row in history)
-    steps = [int(row["step"]) for row in rows("figure_curves") if row["trial"] == "22"]
+    steps = [int(row["step"]) for row in rows("figure_curves", "step") if row["trial"] == "22"]
     assert steps == sorted(set(steps))
-    assert sum(float(row["importance"]) for row in rows("figure_importances")) == pytest.approx(1)
+    assert sum(float(row["importance"]) for row in rows("figure_importances", "importance")) == pytest.approx(
+        1
+    )
 
 
 def test_the_tables(reported: dict[str, bytes]) -> None:
@@ -283,29 +287,34 @@ def test_choices_are_places_on_an_axis(made: SearchRequest) -> None:
 
 def test_history_info() -> None:
     info = course.history_info(parsed(made_search()), 0)
-    assert len(info.points) == len(info.best_so_far) == 20
+    assert len(info.points) == 20
     highest = 0.0
-    for (number, value), (same, best) in zip(info.points, info.best_so_far, strict=True):
+    for _, value, best in info.points:
         highest = max(highest, value)
-        assert (same, best) == (number, highest)
+        assert best == highest
     assert highest == pytest.approx(59.8, abs=0.05)
-    assert info.others == (("pruned", (6, 13, 20)), ("failed", (11,)))
+    assert info.others == (
+        course.UnvaluedTrials("pruned", (6, 13, 20)),
+        course.UnvaluedTrials("failed", (11,)),
+    )
 
 
 def test_curves_info_is_cut_where_a_seed_begins() -> None:
     info = course.curves_info(parsed(made_search()))
     assert (info.best, info.seeds, info.t_stop) == (22, (0, 1), 60)
-    by_number = {line.number: line for line in info.lines}
-    first, second = by_number[22].pieces
+    by_number = {line.trial: line for line in info.lines}
+    first, second = (piece.points for piece in by_number[22].pieces)
     assert (first[0][0], first[-1][0], second[0][0], second[-1][0]) == (0, 60, 70, 120)
     assert first[-1][1] == pytest.approx(59.8, abs=0.05)
-    assert [line.pieces[-1][-1][0] for line in info.lines if line.state == "pruned"] == [20, 20, 20]
-    assert by_number[11].pieces == (((0, pytest.approx(100 * made_trial(11, (0,))["curve"][0][1])),),)
+    assert [line.pieces[-1].points[-1][0] for line in info.lines if line.state == "pruned"] == [20, 20, 20]
+    ((alone,),) = (piece.points for piece in by_number[11].pieces)
+    assert alone == (0, pytest.approx(100 * made_trial(11, (0,))["curve"][0][1]))
 
 
 def test_importances_info() -> None:
     info = course.importances_info(parsed(made_search()))
-    assert info == course.ImportancesInfo(("rule.delta_b", "rule.w_min"), (("final_score", (0.7, 0.3)),))
+    shares = course.Shares("final_score", ("rule.delta_b", "rule.w_min"), (0.7, 0.3))
+    assert info == course.ImportancesInfo((shares,))
     assert course.importances_info(parsed(made_search(importances={}))) is None
 
 

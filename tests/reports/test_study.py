@@ -17,9 +17,8 @@ from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.configuration import configuration_table
-from cppo_lab.reports.figures import ablations, gaps, model_curves, schematic, token_window, warmup
-from cppo_lab.reports.figures.gallery import gallery
-from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.figures import gallery as paper
+from cppo_lab.reports.figures import model_curves, schematic, tokens, training
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.names import METHOD_ORDER
 from cppo_lab.reports.rule_comparison import comparison_table
@@ -28,7 +27,9 @@ from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
 
 MADE = MadeStudy()
-FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf", "csv")}
+FIGURES = {
+    f"figure_{name}.{kind}" for name in (*range(1, 12), "survival") for kind in ("png", "svg", "pdf", "csv")
+}
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +57,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_models_take_their_roles_in_the_order_of_the_declaration(study: StudyResults) -> None:
     assert study.models == MODELS
-    headings = [picture.heading for picture in gallery(study)]
+    headings = [picture.heading for picture in paper.gallery(study)]
     assert headings[7:] == [
         f"Figure {8 + index}. All curves of {model}" for index, model in enumerate(MODELS)
     ]
     turned = replace_models(study, ("moe", "base_m", "base_s", "post"))
-    assert [picture.heading for picture in gallery(turned)][7] == "Figure 8. All curves of moe"
-    assert "post, with the best score" in gallery(turned)[0].caption
+    assert [picture.heading for picture in paper.gallery(turned)][7] == "Figure 8. All curves of moe"
+    assert "post, with the best score" in paper.gallery(turned)[0].caption
 
 
 def replace_models(study: StudyResults, models: Sequence[str]) -> StudyResults:
@@ -75,12 +76,12 @@ def replace_models(study: StudyResults, models: Sequence[str]) -> StudyResults:
 
 
 def test_all_eleven_figures_can_be_drawn(study: StudyResults) -> None:
-    pictures = gallery(study)
+    pictures = paper.gallery(study)
     assert [picture.name for picture in pictures] == [f"figure_{number}" for number in range(1, 12)]
-    assert not [picture.heading for picture in pictures if isinstance(picture.drawing, Absent)]
-    assert all("core=mini" in picture.source for picture in pictures)
-    assert all(picture.run_ids for picture in pictures)
-    assert len(pictures[3].run_ids) == 3 * len(METHODS) * 2
+    assert not [picture.heading for picture in pictures if picture.absent]
+    assert all("core=mini" in picture.info.source for picture in pictures)
+    assert all(picture.info.run_ids for picture in pictures)
+    assert len(pictures[3].info.run_ids) == 3 * len(METHODS) * 2
     assert "bands of two seeds reach from one to the other" in pictures[3].caption
 
 
@@ -99,8 +100,8 @@ def test_figure_1(study: StudyResults) -> None:
 
 
 def test_figure_2(study: StudyResults) -> None:
-    info = gaps.gaps_info(study, "Figure 2")
-    assert isinstance(info, gaps.GapsInfo)
+    info = tokens.gaps_info(study, "Figure 2")
+    assert isinstance(info, tokens.GapsInfo)
     assert (info.model, info.delta) == ("post", 0.15)
     assert [(line.variant, line.gaps.runs) for line in info.lines] == [("dppo", 2), ("cppo", 2)]
     assert len(info.threshold) == MADE.length
@@ -110,18 +111,18 @@ def test_figure_2(study: StudyResults) -> None:
 
 
 def test_figure_3_shows_both_kinds_of_masking(study: StudyResults) -> None:
-    info = token_window.window_info(study, "Figure 3")
-    assert isinstance(info, token_window.WindowInfo)
-    assert len(info.symbols) == token_window.TOKENS
+    info = tokens.window_info(study, "Figure 3")
+    assert isinstance(info, tokens.WindowInfo)
+    assert len(info.symbols) == tokens.TOKENS
     assert {"token", "prefix"} <= set(info.kinds)
     assert len(info.run_ids) == 1
     assert all(value <= info.window.token_threshold for value in info.effective)
 
 
-@pytest.mark.parametrize(("rows", "first"), [(ablations.MECHANISMS, "post"), (ablations.SETTINGS, "base_s")])
+@pytest.mark.parametrize(("rows", "first"), [(paper.MECHANISMS, "post"), (paper.SETTINGS, "base_s")])
 def test_figures_5_and_6(study: StudyResults, rows: tuple[tuple[str, str], ...], first: str) -> None:
-    info = ablations.ablations_info(study, "Figure", rows)
-    assert isinstance(info, ablations.AblationsInfo)
+    info = paper.ablations_info(study, "Figure", rows)
+    assert isinstance(info, paper.AblationsInfo)
     assert [panel.sweep for panel in info.panels] == [name for name, _ in rows]
     for entry in info.panels:
         assert entry.panel is not None
@@ -137,10 +138,10 @@ def test_figures_5_and_6(study: StudyResults, rows: tuple[tuple[str, str], ...],
 def test_figure_7(study: StudyResults) -> None:
     board = study.board("main")
     assert board is not None
-    info = warmup.warmup_info(board, MODELS[1:], "Figure 7")
-    assert isinstance(info, warmup.WarmupInfo)
+    info = training.warmup_info(board, MODELS[1:], "Figure 7")
+    assert isinstance(info, training.WarmupInfo)
     assert [(panel.metric, panel.model) for panel in info.panels] == [
-        (metric, model) for metric, _ in warmup.METRICS for model in MODELS[1:]
+        (metric, model) for metric, _ in training.METRICS for model in MODELS[1:]
     ]
     assert all(panel.traces[0].runs == 2 for panel in info.panels)
     assert len(info.run_ids) == 6
@@ -213,7 +214,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     assert html.index('id="main"') < html.index('id="verdicts"') < html.index('id="findings"')
     assert html.count('<span class="verdict">core=mini</span>') == len(CLAIMS)
     assert "no evidence for or against the paper" in html
-    assert html.count("<script") == 1 + len(SWEEPS)  # the page's own, and the curves of every sweep as data
+    assert html.count("<script") == 1 + 12  # the page's own, and the values of every figure's curves
     assert files["table_3.csv"].decode().splitlines()[:2] == [
         "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core",
         "post,32,8,16,2,32,0.15,0.02,0.8,0.0006,20,mini",
@@ -280,11 +281,7 @@ def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_p
 def test_the_papers_own_curves_make_the_figures_they_can(reference_uri: str, tmp_path: Path) -> None:
     request = paper_study_request(reference_uri, tmp_path / "study")
     study = read_study(reference_uri, request.experiment, request.name, request.sweeps)
-    reasons = {
-        picture.name: picture.drawing.reason
-        for picture in gallery(study)
-        if isinstance(picture.drawing, Absent)
-    }
+    reasons = {picture.name: picture.absent for picture in paper.gallery(study) if picture.absent}
     assert reasons == {
         "figure_2": "no run of CPPO on Qwen3-1.7B has diagnostics/positions.json",
         "figure_3": "no run of CPPO has diagnostics/window.json",

@@ -1,8 +1,10 @@
-"""The results of a search over its space: objective values by parameter, and over a pair of parameters."""
+"""The results of a search over its space: objective values by parameter, over a pair of parameters, and against each
+other.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,12 +18,17 @@ from cppo_lab.analysis.search import (
     Value,
     by_importance,
     complete_trials,
+    front_of,
     pair_points,
+    pareto_front,
     ranking,
     slice_points,
+    value_of,
 )
-from cppo_lab.reports.figures.search_panels import legend_below
+from cppo_lab.reports.figures.data import columns
+from cppo_lab.reports.figures.drawing import legend_below
 from cppo_lab.reports.names import objective_name, value_text
+from cppo_lab.rules import METHOD_COLOURS
 
 SURFACE = 10  # complete trials at least, for a surface
 MOST_TICKS = 7
@@ -36,7 +43,7 @@ class Scale:
     """An axis over the space of one parameter, from 0 to 1: `ticks` are (place, text)."""
 
     label: str
-    ticks: tuple[tuple[float, str], ...]
+    ticks: tuple[tuple[float, str], ...] = field(metadata=columns("at", "text"))
 
 
 def scale_of(space: Space) -> Scale:
@@ -69,7 +76,7 @@ class SliceInfo:
 
     objective: str
     scale: Scale
-    points: tuple[tuple[float, float, int], ...]
+    points: tuple[tuple[float, float, int], ...] = field(metadata=columns("at", "value", "trial"))
     best: int | None
     shipped: float | None
 
@@ -113,10 +120,10 @@ class SensitivityInfo:
     objective: str
     x: Scale
     y: Scale
-    points: tuple[tuple[float, float, float], ...]
+    points: tuple[tuple[float, float, float], ...] = field(metadata=columns("x_at", "y_at", "value"))
     surface: bool
-    best: tuple[float, float, int] | None
-    shipped: tuple[float, float] | None
+    best: tuple[float, float, int] | None = field(metadata=columns("x_at", "y_at", "trial"))
+    shipped: tuple[float, float] | None = field(metadata=columns("x_at", "y_at"))
 
 
 def sensitivity_info(result: SearchResult, shipped: Mapping[str, Value]) -> SensitivityInfo | None:
@@ -211,3 +218,47 @@ def _plain_ticks(ax: Axes) -> None:
     """Show names literally, including dollar signs."""
     for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         label.set_parse_math(False)
+
+
+NUMBERED = 12  # trials of the front whose numbers fit
+
+
+@dataclass(frozen=True)
+class ParetoInfo:
+    """The first two objectives of the complete trials, in percent: (x, y, number). `line`: the front of these two, from
+    left to right. `front`: numbers of the trials that are non-dominated over all objectives.
+    """
+
+    objectives: tuple[str, str]
+    points: tuple[tuple[float, float, int], ...] = field(metadata=columns("first", "second", "trial"))
+    line: tuple[tuple[float, float], ...] = field(metadata=columns("first", "second"))
+    front: tuple[int, ...]
+
+
+def pareto_info(result: SearchResult) -> ParetoInfo:
+    """The info of a search with several objectives."""
+    trials = complete_trials(result)
+    points = tuple((100 * value_of(trial, 0), 100 * value_of(trial, 1), trial.number) for trial in trials)
+    places = [point[:2] for point in points]
+    line = sorted({places[index] for index in pareto_front(places)})
+    return ParetoInfo((result.objectives[0], result.objectives[1]), points, tuple(line), front_of(result))
+
+
+def draw_pareto(info: ParetoInfo, ax: Axes) -> None:
+    """Draw the front connected and the dominated trials in grey."""
+    ours = METHOD_COLOURS["cppo"]
+    grey = [point for point in info.points if point[2] not in info.front]
+    front = [point for point in info.points if point[2] in info.front]
+    if grey:
+        places = zip(*(point[:2] for point in grey), strict=True)
+        ax.plot(*places, "o", color="#B4BAC2", markersize=5, label="dominated")
+    ax.plot(*zip(*info.line, strict=True), "-", color=ours, linewidth=1.1, alpha=0.7, zorder=2)
+    places = zip(*(point[:2] for point in front), strict=True)
+    ax.plot(*places, "o", color=ours, markersize=6.5, label="Pareto front")
+    named = {point[:2]: point[2] for point in reversed(front)}  # the first number among equal points
+    for place, number in sorted(named.items())[:NUMBERED]:
+        ax.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8, color=ours)
+    ax.margins(0.1)
+    ax.set_xlabel(f"{objective_name(info.objectives[0])} (%)")
+    ax.set_ylabel(f"{objective_name(info.objectives[1])} (%)")
+    legend_below(ax)

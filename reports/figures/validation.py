@@ -1,20 +1,27 @@
-"""The line of one variant in a validation panel: its runs, their mean with its band, each run's selected step, and its
-collapses.
+"""Validation curves: one panel per model, one line per variant: its runs, their mean with its band, each run's selected
+step, and its collapses.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from cppo_lab import schema
+from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.bands import band
-from cppo_lab.reports.names import display_name, in_order
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.drawing import above, panel_grid, step_axis, surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
 LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
@@ -30,12 +37,15 @@ Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and scores in per
 
 @dataclass(frozen=True)
 class SeedLine:
-    """One run: its steps and scores (percent) inside its window; `best` is its selected (step, score)."""
+    """One run: its steps and scores (percent) inside its window; `best_step` and `best` are its selected step and
+    its score there.
+    """
 
     run_id: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
-    best: tuple[int, float] | None
+    best_step: int | None
+    best: float | None
     collapsed: bool
 
 
@@ -50,7 +60,7 @@ class Line:
 
     variant: str
     label: str
-    stroke: Stroke
+    stroke: Stroke = field(metadata=APPEARANCE)
     seeds: tuple[SeedLine, ...]
     steps: tuple[int, ...]
     band: str
@@ -141,7 +151,8 @@ def _seed_line(run: RunScore, curve: Curve, benchmark: str) -> SeedLine:
         run_id=run.run_id or "",
         steps=tuple(curve[0].tolist()),
         values=tuple(curve[1].tolist()),
-        best=None if choice.step is None or score is None else (choice.step, 100 * score),
+        best_step=None if score is None else choice.step,
+        best=None if choice.step is None or score is None else 100 * score,
         collapsed=run.state is SelectionState.COLLAPSE,
     )
 
@@ -201,12 +212,153 @@ def draw_line(ax: Axes, line: Line, front: int) -> None:
     if several:
         for seed in shown:
             ax.plot(seed.steps, seed.values, color=line.colour, linewidth=0.5, alpha=0.5, zorder=front)
-    ax.plot(line.steps, line.mean, zorder=front, linewidth=1.6 if several else 1.2, **line.stroke.marked())
+    width = 1.6 if several else 1.2
+    ax.plot(line.steps, line.mean, zorder=front, linewidth=width, label=line.label, **line.stroke.marked())
     for seed in shown:
-        if seed.best is not None:
+        if seed.best_step is not None and seed.best is not None:
             ax.plot(
-                *seed.best, "o", markersize=4.5, color=line.colour, markeredgecolor="white", zorder=front + 20
+                seed.best_step,
+                seed.best,
+                "o",
+                markersize=4.5,
+                color=line.colour,
+                markeredgecolor="white",
+                zorder=front + 20,
             )
     for seed in crossed:
         end = seed.steps[-1], seed.values[-1]
         ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)
+
+
+@dataclass(frozen=True)
+class Top:
+    """The variant with the highest table score. `text` is that score; the star marks its best run."""
+
+    variant: str
+    step: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One model; `top` is None if no cell competes (collapsed and provisional ones do not)."""
+
+    model: str
+    t_stop: int | None
+    lines: tuple[Line, ...]
+    top: Top | None
+
+
+@dataclass(frozen=True)
+class CurvesInfo:
+    """Everything the figure shows. `source` states the origin of the numbers and is part of the figure."""
+
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
+    y_label: str
+    panels: tuple[Panel, ...]
+    keys: tuple[Key, ...]
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+
+
+def curves_info(
+    board: Scoreboard,
+    title: str,
+    models: Sequence[str] | None = None,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    palette: str = PAPER,
+) -> CurvesInfo:
+    """The figure of a scored sweep, for `models` or all models. A variant without curves is not in the legend.
+
+    `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
+    """
+    shown = [run for run in board.runs if models is None or run.model in models]
+    variants = drawn_variants(board)
+    strokes = PALETTES[palette].strokes(variants, aliases)
+    panels = []
+    for model in dict.fromkeys(run.model for run in shown):
+        of_model = [run for run in shown if run.model == model]
+        lines = [
+            line_of(board, runs, strokes[name]) for name in variants if (runs := board.runs_of(model, name))
+        ]
+        kept = tuple(line for line in lines if line is not None)
+        stops = [run.t_stop for run in of_model if run.t_stop is not None]
+        panels.append(Panel(model, max(stops, default=None), kept, _top(board, model, kept)))
+    drawn = {line.variant for panel in panels for line in panel.lines}
+    return CurvesInfo(
+        title=title,
+        source=origin(core_of(board)) + left_out_note(board),
+        y_label=f"mean Avg@{board.curves.samples} (%)",
+        panels=tuple(panels),
+        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
+        run_ids=tuple(sorted({run.run_id for run in shown if run.run_id is not None})),
+    )
+
+
+def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
+    """The lines of a panel, each labelled with the score of the table."""
+    entries = []
+    for line in panel.lines:
+        cell = board.cells[panel.model, line.variant]
+        score = "" if cell.score is None else str(round_half_up(percent(cell.score.mean)))
+        text = SelectionState.COLLAPSE.value if cell.state is SelectionState.COLLAPSE else score
+        entries.append(Key(f"{line.label}: {text}{'†' if cell.provisional else ''}", line.stroke))
+    return tuple(entries)
+
+
+def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
+    competing = []
+    for line in lines:
+        cell = board.cells[model, line.variant]
+        if cell.state is SelectionState.SCORED and not cell.provisional and cell.score is not None:
+            competing.append((cell.score.mean, line))
+    if not competing:
+        return None
+    mean, line = max(reversed(competing), key=lambda entry: entry[0])  # on ties, the line drawn on top
+    bests = [(seed.best, -(seed.best_step or 0)) for seed in line.seeds if seed.best is not None]
+    score, step = max(bests)
+    number = str(round_half_up(percent(mean)))  # the same number as in the table
+    return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
+
+
+def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
+    """Draw one model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the best
+    run.
+    """
+    draw_lines(ax, panel.lines)
+    if panel.top is not None:
+        _mark_top(ax, panel, panel.top)
+    stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
+    ax.set_title(panel.model + stop, loc="left", parse_math=False)
+    step_axis(ax)
+    ax.set_ylabel(y_label)
+
+
+def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
+    colour = next(line.colour for line in panel.lines if line.variant == top.variant)
+    last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
+    ax.plot(top.step, top.score, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
+    ax.annotate(
+        top.text,
+        (top.step, top.score),
+        xytext=(0, 7),
+        textcoords="offset points",
+        ha="right" if top.step > 0.9 * last else "center",
+        color=colour,
+        fontsize=9,
+        fontweight="bold",
+        zorder=61,
+    )
+
+
+def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
+    """All panels, `in_row` in a row, with title and source and a shared legend."""
+    columns = min(in_row, len(info.panels))
+    rows = -(-len(info.panels) // columns)
+    width = {1: 7.2, 2: 10.8}.get(columns, 3.9 * columns)
+    bands = [line.band for panel in info.panels for line in panel.lines]
+    size = (width, (4.2 if columns == 1 else 3.3) * rows)
+    surround(fig, size, above(info.title, info.source, bands), info.keys)
+    for index, ax in enumerate(panel_grid(fig, len(info.panels), in_row)):
+        draw_panel(info.panels[index], ax, info.y_label if index % columns == 0 else "")

@@ -1,7 +1,6 @@
 """The section on collapses: a table of their frequency, their steps, and the figure."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
@@ -11,10 +10,9 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.summary import baseline_of
 from cppo_lab.analysis.statistics.survival import LogRank
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.reports.figures import survival
-from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.figures.picture import Picture
+from cppo_lab.reports.figures.survival import SurvivalInfo, draw, survival_info
 from cppo_lab.reports.headlines import points
 from cppo_lab.reports.names import OURS, baseline_name, display_name, origin
 from cppo_lab.reports.tables import core_of
@@ -29,7 +27,7 @@ class CollapseView:
     summary: str
     table: TextTable
     steps: TextTable | None
-    figure: survival.SurvivalInfo | None
+    figure: SurvivalInfo | None
 
     @property
     def tables(self) -> tuple[TextTable, ...]:
@@ -37,19 +35,11 @@ class CollapseView:
         return (self.table,) if self.steps is None else (self.table, self.steps)
 
     @property
-    def legend(self) -> tuple[tuple[str, str], ...]:
-        """(label, colour) of the figure's lines, for a page."""
-        return () if self.figure is None else tuple((k.label, k.stroke.colour) for k in self.figure.keys)
-
-    @property
     def pictures(self) -> tuple[Picture, ...]:
         """The figure with its files, if there is one."""
-        info = self.figure
-        if info is None:
+        if self.figure is None:
             return ()
-        draw = partial(survival.draw, info)
-        name = "figure_survival"
-        return (Picture(name, "", info.title, "", draw, info.source, info.run_ids, figure_csv(info)),)
+        return (Picture("figure_survival", "", self.figure.title, "", self.figure, draw),)
 
 
 def collapse_view(
@@ -68,7 +58,7 @@ def collapse_view(
         else f"None of {runs} finished runs collapsed; the table bounds the probability of rare collapses.",
         table=_table(board, cells, title, baseline),
         steps=_steps(board, cells, title) if collapsed else None,
-        figure=survival.survival_info(board, single, f"Runs that have not collapsed ({title})", palette),
+        figure=survival_info(board, single, f"Runs that have not collapsed ({title})", palette),
     )
 
 

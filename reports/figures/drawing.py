@@ -1,0 +1,336 @@
+"""A figure of a report: what it shows, its frame, and its one drawing as SVG (also on the page), PNG and PDF.
+
+Files have no dates and no random names, so that the same data gives the same bytes.
+"""
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from types import MappingProxyType
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
+from cppo_lab.reports.escapes import escape_json
+from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.palette import DARK, Key
+
+PNG_DPI = 150
+CHARACTERS_PER_INCH = 13  # of title and legend, a conservative estimate
+HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
+LINE_INCHES = 0.22
+HEAD = "head"  # the id of the text above a figure, which a page has beside the drawing
+_POINTS = 72.0  # per inch: the unit of SVG
+_RC: Mapping[str, Any] = MappingProxyType(
+    {
+        "font.family": ["sans-serif"],
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9.0,
+        "axes.titlesize": 10.0,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 9.0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": "#555555",
+        "axes.linewidth": 0.8,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": "#E4E4E4",
+        "grid.linewidth": 0.6,
+        "text.color": "#222222",
+        "axes.labelcolor": "#222222",
+        "axes.titlecolor": "#222222",
+        "xtick.color": "#555555",
+        "ytick.color": "#555555",
+        "xtick.labelcolor": "#222222",
+        "ytick.labelcolor": "#222222",
+        "legend.frameon": False,
+        "legend.fontsize": 9.0,
+        "lines.linewidth": 1.4,
+        "lines.solid_capstyle": "round",
+        "figure.facecolor": "white",
+        "savefig.facecolor": "white",
+        "path.simplify": True,
+        # Deterministic files: SVG ids are hashes of the content with this salt instead of random ones.
+        "svg.hashsalt": "cppo-lab",
+        "svg.fonttype": "none",  # text stays text, on the page and for an editor
+        "pdf.compression": 6,
+    }
+)
+_BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why a figure cannot be drawn."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure: `name` is the stem of its file names; `label` ("Figure 4" or empty), `title` and `caption` are texts.
+
+    `info`: all that it shows, with its `title`, `source` and `run_ids`, or why it cannot be drawn. `draw` draws it.
+    """
+
+    name: str
+    label: str
+    title: str
+    caption: str
+    info: Any
+    draw: Callable[[Any, Figure], None]
+
+    @property
+    def heading(self) -> str:
+        """`Figure 4. Validation curves`; without a label, the title."""
+        return f"{self.label}. {self.title}" if self.label else self.title
+
+    @property
+    def absent(self) -> str:
+        """Why it cannot be drawn; empty if it can."""
+        return self.info.reason if isinstance(self.info, Absent) else ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure in its files. `head`: height in points of the text above it; `curves`: see `_curves`."""
+
+    picture: Picture
+    svg: str
+    png: bytes
+    pdf: bytes
+    head: float
+    curves: Sequence[Mapping[str, Any]]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files by name."""
+        name, numbers = self.picture.name, figure_csv(self.picture.info)
+        vector, table = self.svg.encode(), numbers.encode()
+        return {f"{name}.png": self.png, f"{name}.svg": vector, f"{name}.pdf": self.pdf, f"{name}.csv": table}
+
+    @cached_property
+    def inline(self) -> str:
+        """The SVG as an element of a page: without its head, with ids of its own, and with colours as variables."""
+        name = self.picture.name
+        opening, rest = (
+            re.sub(r"<metadata>.*?</metadata>", "", self.svg, flags=re.DOTALL)
+            .split("<svg", 1)[1]
+            .split(">", 1)
+        )
+        rest = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", rest)
+        rest = re.sub(r"#([0-9a-f]{6})(?=[;\"])", _variable, rest)
+        width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)[0])
+        box = f'viewBox="0 {self.head:g} {width:g} {height - self.head:g}"'
+        label = escape(self.picture.heading, quote=True)
+        return f'<svg {box} style="--w:{width:.0f}" role="img" aria-label="{label}">{rest.strip()}'
+
+    @property
+    def values(self) -> str:
+        """The numbers of its curves for the page's script, as JSON that is safe inside a <script> element."""
+        return escape_json(self.curves)
+
+
+def _variable(match: re.Match[str]) -> str:
+    return f"var(--k{match[1]}, #{match[1]})" if f"#{match[1]}" in DARK else match[0]
+
+
+def dark_style() -> str:
+    """The style sheet with the dark colours of all drawings; for screens only."""
+    values = "".join(f"--k{light[1:]}:{dark};" for light, dark in DARK.items())
+    wanted, asked = ':root:not([data-scheme="light"]) .card', ':root[data-scheme="dark"] .card'
+    return (
+        f"@media screen and (prefers-color-scheme: dark) {{ {wanted} {{ {values} }} }}\n"
+        f"@media screen {{ {asked} {{ {values} }} }}"
+    )
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Apply the figures' settings inside the block, independent of the user's matplotlib settings."""
+    settings: dict[Any, Any] = {
+        key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS
+    }
+    with matplotlib.rc_context(settings | dict(_RC)):
+        yield
+
+
+def render(picture: Picture, command: str = "") -> Drawn:
+    """Draw a picture once. The run ids and the command that made it are in the metadata of each file."""
+    title = f"{picture.heading} ({picture.info.source})"
+    runs = "runs: " + " ".join(picture.info.run_ids)
+    made = f"made by: {command}" if command else "made by: cppo report"
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {"Description": made, "Comment": runs},
+        "svg": {"Description": made, "Keywords": [runs], "Date": None},
+        "pdf": {"Subject": made, "Keywords": runs, "CreationDate": None, "ModDate": None},
+    }
+    with figure_style():
+        fig = Figure()
+        FigureCanvasAgg(fig)
+        picture.draw(picture.info, fig)
+        _lay_out(fig)
+        head, curves = _head(fig), _curves(fig)
+        svg, png, pdf = (
+            save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
+        )
+    return Drawn(picture, svg.decode(), png, pdf, head, curves)
+
+
+def save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = PNG_DPI) -> bytes:
+    """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`, which would draw a figure that
+    ever had a layout engine twice.
+    """
+    out = io.BytesIO()
+    fig.dpi = dpi  # the vector formats change it
+    if kind == "png":
+        FigureCanvasAgg(fig).print_png(out, metadata=dict(metadata))
+    elif kind == "svg":
+        FigureCanvasSVG(fig).print_svg(out, metadata=dict(metadata))
+    else:
+        FigureCanvasPdf(fig).print_pdf(out, metadata=dict(metadata))
+    return out.getvalue()
+
+
+def _lay_out(fig: Figure) -> None:
+    """Compute the layout now, so that saving in several formats neither repeats it nor changes it.
+
+    `Figure.draw_without_rendering` would also draw everything once.
+    """
+    engine = fig.get_layout_engine()
+    if engine is not None:
+        engine.execute(fig)
+    fig.set_layout_engine("none")
+    for axes in fig.axes:
+        titles = [axes.get_title(where) for where in ("left", "center", "right")]
+        if any(titles) and axes.title.get_position()[1] == 1.0:
+            # Nothing above the panel pushed its title up. Whether something does is a question that costs the sizes of
+            # all tick labels each time; matplotlib has no public switch that keeps the titles' padding.
+            vars(axes)["_autotitlepos"] = False
+
+
+def _head(fig: Figure) -> float:
+    """The height in points of the text above the panels."""
+    for text in fig.texts:
+        if text.get_gid() == HEAD:
+            height = float(fig.bbox.y1 - text.get_window_extent().y0)
+            return round(height / fig.dpi * _POINTS, 1)
+    return 0.0
+
+
+def _curves(fig: Figure) -> list[dict[str, Any]]:
+    """The labelled lines of each panel with linear axes: names, colours and points, and where the panel is."""
+    scale, found = _POINTS / fig.dpi, []
+    for ax in fig.axes:
+        lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+        if not lines or {ax.get_xscale(), ax.get_yscale()} != {"linear"}:
+            continue
+        box = [ax.bbox.x0, fig.bbox.height - ax.bbox.y1, ax.bbox.width, ax.bbox.height]
+        found.append(
+            {
+                "box": [round(scale * float(side), 1) for side in box],
+                "x": [float(end) for end in ax.get_xlim()],
+                "y": [float(end) for end in ax.get_ylim()],
+                "what": ax.get_xlabel(),
+                "lines": [{"name": line.get_label(), **_points(line)} for line in lines],
+            }
+        )
+    return found
+
+
+def _points(line: Line2D) -> dict[str, list[float]]:
+    places = np.asarray(line.get_xydata(), dtype=float)
+    x, y = places[np.isfinite(places).all(axis=1)].T
+    return {"x": [float(f"{value:.6g}") for value in x], "y": [float(f"{value:.6g}") for value in y]}
+
+
+def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
+    """The text above a figure: title, source, and an explanation of its kinds of `bands`."""
+    words = {
+        INTERVAL: "the pointwise 95 % interval of the mean over seeds",
+        RANGE: "the range of two seeds",
+    }
+    kinds = set(bands)
+    explained = " or ".join(text for kind, text in words.items() if kind in kinds)
+    return (title, source, *([f"bands: {explained}"] if explained else []))
+
+
+def legend_columns(labels: tuple[str, ...], width: float) -> int:
+    """The number of legend entries that fit side by side into `width` inches."""
+    longest = max((len(label) for label in labels), default=0)
+    return max(1, min(len(labels), int(width / (longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
+
+
+def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
+    """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source)."""
+    width, height = size
+    lines = [line for text in texts for line in textwrap.wrap(text, int(width * CHARACTERS_PER_INCH))]
+    columns = legend_columns(tuple(key.label for key in legend), width)
+    below = -(-len(legend) // columns)
+    fig.set_size_inches(width, height + LINE_INCHES * (len(lines) + below) + 0.2)
+    fig.set_layout_engine("constrained")
+    fig.suptitle("\n".join(lines), fontsize=10, parse_math=False, gid=HEAD)
+    if legend:
+        as_they_are(
+            fig.legend(
+                *handles_and_labels(legend),
+                loc="outside lower center",
+                ncols=columns,
+                handlelength=handle_length(legend),
+            )
+        )
+
+
+def panel_grid(fig: Figure, count: int, in_row: int) -> Iterator[Axes]:
+    """Axes for `count` panels, at most `in_row` in a row."""
+    columns = min(in_row, count)
+    axes = fig.subplots(-(-count // columns), columns, squeeze=False)
+    for ax in axes.flat[count:]:
+        ax.remove()
+    return iter(axes.flat[:count])
+
+
+def handles_and_labels(keys: Sequence[Key]) -> tuple[list[Line2D], list[str]]:
+    """The handles and labels of a legend of `keys`."""
+    return [key.handle for key in keys], [key.label for key in keys]
+
+
+def handle_length(keys: Sequence[Key]) -> float:
+    """The length of the legend's lines in font sizes; dashed lines need more room."""
+    return 4.5 if any(key.stroke.dash for key in keys) else 2.2
+
+
+def as_they_are(legend: Legend) -> None:
+    """Show names literally, including dollar signs."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def legend_below(ax: Axes, columns: int = 3) -> None:
+    """Draw the legend of one panel below its axis, if it has labels."""
+    if ax.get_legend_handles_labels()[1]:
+        as_they_are(ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=8))
+
+
+def step_axis(ax: Axes) -> None:
+    """Set the x axis to training steps, from 0 to the last one drawn."""
+    ax.set_xlabel("training step")
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    last = max(float(ax.dataLim.x1), 1.0)
+    ax.set_xlim(-0.02 * last, 1.02 * last)
