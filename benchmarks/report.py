@@ -51,7 +51,7 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.reports import markup, csv_tables
+from cppo_lab.reports import table_texts
 from cppo_lab.reports.record import About, record
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.schema import TAG_MODEL, TAG_RUN_ID, TAG_SEED, sweep_tag
@@ -71,8 +71,8 @@ board = score_sweep(data, expected)
 lap("scores")
 main, full = main_table(board, "Main"), full_table(board, "Full")
 files = {
-    "a": markup.main_latex(main), "b": markup.full_latex(full),
-    "c": csv_tables.long_csv(board), "d": csv_tables.runs_csv(board),
+    "a": table_texts.latex(main), "b": table_texts.latex(full),
+    "c": table_texts.long_csv(board), "d": table_texts.runs_csv(board),
 }
 lap("tables")
 files = {name: text.encode() for name, text in files.items()}

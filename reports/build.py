@@ -2,27 +2,143 @@
 
 1. score: `request.contents()` reads the runs and prepares tables and figures, not yet drawn
 2. draw: every figure as PNG, SVG and PDF, with its numbers as CSV
-3. page: one HTML page, and the record `report.json`
+3. page: one self-contained HTML page, without network access, dates or foreign scripts; and the record `report.json`
 
 The report is replaced atomically: nothing at `request.out` changes until the whole folder is swapped in.
 """
 
-from collections.abc import Callable, Mapping
+import io
+import re
+import zipfile
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.reports import overleaf
-from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.folder import PAGE, require_ours, swap_in
-from cppo_lab.reports.markup import latex_wrapper
+from cppo_lab.reports.escapes import escape_latex
+from cppo_lab.reports.figures.drawing import Picture, dark_style, render
 from cppo_lab.reports.names import origin
-from cppo_lab.reports.page import page_figure, render_template
 from cppo_lab.reports.record import About, listed_files, record
 from cppo_lab.reports.registration import Standing
-from cppo_lab.reports.saved import RECORD
+from cppo_lab.reports.saved import PAGE, RECORD, require_ours, swap_in
+from cppo_lab.reports.table_texts import latex_wrapper, plain, steps_text
+
+ZIP = "overleaf.zip"
+_TIME = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the earliest date of the zip format, so that the same files give the same bytes
+
+
+def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
+    """Every LaTeX table of `texts` and every PDF of `drawn`, and `main.tex`, which shows them all."""
+    figures = [_figure(one) for one in pictures if f"{one.name}.pdf" in drawn]
+    files = {"main.tex": latex_wrapper(texts, figures).encode()}
+    files |= {
+        name: text.encode() for name, text in texts.items() if name.endswith(".tex") and name != "tables.tex"
+    }
+    files |= {name: data for name, data in drawn.items() if name.endswith(".pdf")}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return out.getvalue()
+
+
+def _figure(picture: Picture) -> str:
+    caption = escape_latex(f"{picture.title}. {picture.caption}".strip())
+    return (
+        "\\begin{figure}[htbp]\\centering\n"
+        f"  \\includegraphics[width=\\linewidth]{{{picture.name}.pdf}}\n"
+        f"  \\caption{{{caption}}}\n\\end{{figure}}\\clearpage"
+    )
+
+
+_SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
+MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of a page with its heading and caption. `svg` is our own markup, `values` JSON with the numbers of its
+    curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
+    is the name of the one with its numbers.
+    """
+
+    heading: str
+    caption: str
+    reason: str
+    svg: str = ""
+    values: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    data: str = ""
+
+
+def page_figure(picture: Picture, command: str) -> PageFigure:
+    """Draw a picture; `command` is what made it."""
+    if picture.absent:
+        return PageFigure(picture.heading, picture.caption, picture.absent)
+    drawn = render(picture, command)
+    svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
+    caption = f"{picture.caption} Source: {picture.info.source}.".strip()
+    return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
+
+
+def render_template(
+    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, PageFigure], files: Sequence[str]
+) -> str:
+    """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
+    files beside it.
+
+    Every text is escaped; only drawings and the numbers of curves are markup. The page's Content-Security-Policy lets
+    the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
+    style sheet and script.
+    """
+    environment = Environment(
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(plain=plain, steps_text=steps_text)
+    environment.globals.update(most_rows=MOST_ROWS, origin=origin, sections=sections)
+    environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
+    names = ("page", "answers") if page.get("answers") else ("page",)
+    script = "\n".join(_template(f"{part}.js") for part in names)
+    style = "\n".join(_template(f"{part}.css") for part in names)
+    return environment.get_template(name).render(
+        about=about,
+        page=page,
+        figures=figures,
+        files=files,
+        style=Markup(style),  # noqa: S704  files of this package
+        script=Markup(script),  # noqa: S704  files of this package
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def sections(content: str) -> list[tuple[str, Markup]]:
+    """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
+    found = _SECTION.findall(content)
+    return [(name, Markup(heading)) for name, heading in found]  # noqa: S704  escaped there
+
+
+def _template(name: str) -> str:
+    return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +147,7 @@ class Contents:
 
     `texts`: table files by name. `pictures`: the figures that are written to separate files. `boards`: the scored
     sweeps for the record. `claims`: their own hypotheses, each with its standing. `judged`: the verdicts on
-    hypotheses that are not about scores, as in the record. `page`: returns the info that `template` renders.
+    hypotheses that are not about scores, as in the record. `page`: what `template` renders, by name.
     """
 
     about: About
@@ -39,7 +155,7 @@ class Contents:
     pictures: tuple[Picture, ...]
     boards: Mapping[str, Scoreboard]
     template: str
-    page: Callable[[], object]
+    page: Mapping[str, Any]
     claims: Mapping[Claim, Standing] = field(default_factory=dict)
     judged: tuple[Mapping[str, Any], ...] = ()
 
@@ -75,8 +191,8 @@ def _files(contents: Contents) -> dict[str, bytes]:
     figures = {picture.name: page_figure(picture, about.command) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
-    drawn |= {overleaf.NAME: overleaf.overleaf(texts, drawn, pictures)}
+    drawn |= {ZIP: overleaf(texts, drawn, pictures)}
     beside = listed_files([*texts, *drawn])
-    texts[PAGE] = render_template(contents.template, about, contents.page(), figures, beside)
+    texts[PAGE] = render_template(contents.template, about, contents.page, figures, beside)
     files = {name: text.encode() for name, text in texts.items()} | drawn
     return files | {RECORD: record(about, contents.boards, files, contents.claims, contents.judged)}

@@ -13,11 +13,8 @@ from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.survival import SurvivalInfo, draw, survival_info
-from cppo_lab.reports.headlines import points
-from cppo_lab.reports.names import OURS, baseline_name, display_name, origin
-from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.text_tables import TextRow, TextTable
-from cppo_lab.reports.verdict_view import ABSENT
+from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, origin, points
+from cppo_lab.reports.tables import TextRow, TextTable, core_of
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """Escapes arbitrary text (names of variants and models are the user's) for LaTeX, Markdown, CSV and JSON."""
 
+import csv
+import io
 import json
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _LATEX = {
@@ -134,3 +137,13 @@ def _latex_sign(sign: str) -> str:
     if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
         return f"\\{_ACCENTS[marks[0]]}{{{letter}}}"
     return f"{{[}}U+{ord(sign):04X}{{]}}"
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """CSV with \n line ends on every platform; no cell is a formula (`escapes.csv_cell`)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([csv_cell(cell) for cell in header])
+    # Most of a million cells are numbers, which the call would return as they are.
+    writer.writerows([csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return out.getvalue()

@@ -16,10 +16,8 @@ from cppo_lab.analysis.exact_study import (
 )
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.reports.figures.exact_core import Contrast, contrast_name
-from cppo_lab.reports.names import OURS, display_name, origin
-from cppo_lab.reports.text_tables import TextRow, TextTable
-
-NONE = "\N{EN DASH}"
+from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
+from cppo_lab.reports.tables import TextRow, TextTable
 
 
 def ratio_table(
@@ -69,7 +67,7 @@ def ratio_table(
 def shown_ratio(log_ratio: Estimate | None) -> str:
     """`0.84 [0.78, 0.91]`: a ratio of errors with its 95 % interval, if it has one."""
     if log_ratio is None:
-        return NONE
+        return ABSENT
     value = f"{math.exp(log_ratio.value):.2f}"
     if log_ratio.low is None or log_ratio.high is None:
         return value
@@ -87,7 +85,7 @@ def condition_table(found: Mapping[Condition, ConditionSummary], core: str, titl
             str(one.runs),
             f"{one.error:.3g}",
             f"{one.movement:.3g}",
-            NONE if there is None else f"{one.movement / there.movement:.2f}",
+            ABSENT if there is None else f"{one.movement / there.movement:.2f}",
             f"{100 * one.before / one.movement:.0f} %",
             f"{one.area:.3f}",
             f"{100 * one.falls:.0f} %",

@@ -22,7 +22,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
-from cppo_lab.reports.exact_tables import NONE, condition_table, ratio_table, shown_ratio
+from cppo_lab.reports.exact_tables import condition_table, ratio_table, shown_ratio
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import (
     Contrast,
@@ -30,11 +30,10 @@ from cppo_lab.reports.figures.exact_core import (
     draw_exact,
     exact_info,
 )
-from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.names import ABSENT, display_name, origin, p_text
 from cppo_lab.reports.record import power_values
 from cppo_lab.reports.registration import Hypotheses, Standing, is_exploratory, standing
-from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.tables import TextRow, TextTable, core_of
 from cppo_lab.reports.verdict_view import tally
 
 _METHOD = (
@@ -330,30 +329,24 @@ def _row(claim: ErrorClaim, one: ErrorComparison) -> tuple[str, ...]:
         display_name(one.variant),
         display_name(one.against),
         one.model or "mean over processes",
-        NONE if one.advantage is None else str(one.advantage.n),
+        ABSENT if one.advantage is None else str(one.advantage.n),
         _ratio(one.advantage) + (" per tenfold T" if claim.slope else ""),
         _interval(one.advantage),
         f"{_ratio(one.by_return)} ({_interval(one.by_return)})",
-        _p(one.p_for),
-        _p(one.p_against),
+        p_text(one.p_for),
+        p_text(one.p_against),
         one.outcome.value,
     )
 
 
 def _ratio(advantage: Estimate | None) -> str:
-    return NONE if advantage is None else f"{math.exp(-advantage.value):.3f}"
+    return ABSENT if advantage is None else f"{math.exp(-advantage.value):.3f}"
 
 
 def _interval(advantage: Estimate | None) -> str:
     if advantage is None or advantage.low is None or advantage.high is None:
         return "none"
     return f"{math.exp(-advantage.high):.3f} to {math.exp(-advantage.low):.3f}"
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _judged(verdict: ErrorVerdict, own: Standing, sentence: str) -> dict[str, Any]:

@@ -3,28 +3,10 @@
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState, Stat
-from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.window import LateMean, late_means, step_noise
-from cppo_lab.reports.names import display_name, in_order
-
-
-def points(fraction: float) -> str:
-    """A fraction as percent with two decimals, as in the tables."""
-    return str(round_half_up(percent(fraction)))
-
-
-def estimate_text(found: Estimate, signed: bool = False) -> str:
-    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, if it has one; `signed` adds a plus."""
-    sign = "+" if signed and found.value > 0 else ""
-    around = (
-        ""
-        if found.low is None or found.high is None
-        else f" ({100 * found.low:.1f} to {100 * found.high:.1f})"
-    )
-    return f"{sign}{points(found.value)}{around}"
+from cppo_lab.reports.names import display_name, in_order, points
 
 
 @dataclass(frozen=True)

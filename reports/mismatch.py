@@ -15,9 +15,8 @@ from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.figures.training import DiagnosticPanel, DiagnosticsInfo, draw, trace_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
-from cppo_lab.reports.names import OURS, display_name, in_order, origin
-from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.tables import TextTable, cell_row, core_of
 
 # NeMo-RL's own test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
 SUSPICIOUS = 1.05
@@ -161,9 +160,8 @@ def _table(board: Scoreboard, title: str, metrics: dict[str, str], notes: tuple[
             found = {name: _values(board, [model], [variant], name) for name in metrics}
             if not any(map(len, found.values())):
                 continue
-            label = (f"{model}: " if len(board.models) > 1 else "") + display_name(variant)
             cells = tuple(_cell(name, values) for name, values in found.items())
-            rows.append(TextRow(label, variant == OURS, cells, (model, variant)))
+            rows.append(cell_row(model, variant, cells, len(board.models) > 1))
     return TextTable(title, core_of(board), "method", tuple(metrics.values()), tuple(rows), notes)
 
 

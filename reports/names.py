@@ -1,15 +1,18 @@
-"""Display names for identifiers, the order of rows, and the origin of results."""
+"""Display names for identifiers, the order of rows, the origin of results, and numbers as text."""
 
 import re
 from collections.abc import Iterable
 
 from cppo_lab import schema
+from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.core_records import miniature_of
 from cppo_lab.rules import METHODS, known
 
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
 OURS = "cppo"  # the row that the paper shades
+ABSENT = "–"  # in place of a number
 
 _CONSTANTS = re.compile(r"cppo_db(?P<delta_b>[\d.]+)_w(?P<w_min>[\d.]+)")
 _BENCHMARK = re.compile(r"(?P<letters>[A-Za-z]+)(?P<digits>\d+)")
@@ -60,3 +63,28 @@ def value_text(value: float | str | bool | None) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def points(fraction: float) -> str:
+    """A fraction as percent with two decimals, as in the tables."""
+    return str(round_half_up(percent(fraction)))
+
+
+def estimate_text(found: Estimate | None, signed: bool = False) -> str:
+    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, if it has one; `signed` adds a plus."""
+    if found is None:
+        return ABSENT
+    sign = "+" if signed and found.value > 0 else ""
+    interval = (
+        ""
+        if found.low is None or found.high is None
+        else f" ({100 * found.low:.1f} to {100 * found.high:.1f})"
+    )
+    return f"{sign}{points(found.value)}{interval}"
+
+
+def p_text(value: float | None, absent: str = "none") -> str:
+    """A p value with three decimals."""
+    if value is None:
+        return absent
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,13 +1,22 @@
-"""The paper's printed tables and ablation curves, from the files in `reports/paper/`, which are part of the wheel."""
+"""The paper's printed numbers, from the files in `reports/paper/`, which are part of the wheel; and Tables 2 and 3: how
+the rules differ, and the configuration of each model.
+"""
 
 import csv
 import io
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import resources
 
 import pandas as pd
 
+from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.study import runs_of
 from cppo_lab.errors import UserError
+from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
+from cppo_lab.reports.tables import TextRow, TextTable, core_of
+from cppo_lab.rules import RULES, Rule, known
 
 
 def printed_table(name: str) -> list[dict[str, str]]:
@@ -41,3 +50,86 @@ def ablation_curves() -> pd.DataFrame:
     frame = pd.DataFrame(printed_table("ablation_curves"))
     frame = frame.rename(columns={"aime24_25_26_avg_at_16": "value"})
     return frame.astype({"step": "int64", "value": "float64"})
+
+
+Params = Mapping[str, str]
+
+
+def _updates(params: Params) -> str | None:
+    try:
+        return str(int(params["batch.prompts"]) // int(params["batch.minibatch_prompts"]))
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _logged(key: str) -> Callable[[Params], str | None]:
+    return lambda params: params.get(key)
+
+
+# The paper's columns (as in `paper/table_config.csv`), then ours. Keys are those of the logged configuration.
+COLUMNS: tuple[tuple[str, Callable[[Params], str | None]], ...] = (
+    ("Prompts", _logged("batch.prompts")),
+    ("n", _logged("batch.responses")),
+    ("Minibatch", _logged("batch.minibatch_prompts")),
+    ("Updates", _updates),
+    ("T_max", _logged("rollout.max_response_length")),
+    ("delta", _logged("rule.delta")),
+    ("delta_b_min", _logged("rule.delta_b")),
+    ("w_min", _logged("rule.w_min")),
+    ("Learning rate", _logged("optim.learning_rate")),
+    ("T_stop", _logged("training.t_stop")),
+)
+_PRINTED = ("prompts", "n", "minibatch", "updates", "t_max", "delta", "delta_b_min", "w_min")
+
+
+def configuration_table(board: Scoreboard, models: Sequence[str], title: str) -> TextTable:
+    """One row per model; if its runs differ in a value, all values are listed."""
+    core = core_of(board)
+    if core == schema.PAPER:
+        printed = {
+            row["model"]: tuple(row[name] for name in _PRINTED) for row in printed_table("table_config")
+        }
+        headings = tuple(heading for heading, _ in COLUMNS[: len(_PRINTED)])
+        rows = [TextRow(model, False, printed[model]) for model in models if model in printed]
+        return TextTable(title, core, "Model", headings, tuple(rows), ("As printed in the paper's Table 3.",))
+    rows = []
+    for model in models:
+        runs = runs_of(board, model, OURS)
+        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs if run.mlflow_id]
+        rows.append(TextRow(model, False, tuple(_value(read, logged) for _, read in COLUMNS)))
+    notes = (
+        f"Source: {origin(core)}.",
+        f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
+        "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
+    )
+    return TextTable(title, core, "Model", tuple(heading for heading, _ in COLUMNS), tuple(rows), notes)
+
+
+def _value(read: Callable[[Params], str | None], logged: Sequence[Params]) -> str:
+    found = dict.fromkeys(value for params in logged if (value := read(params)) is not None)
+    return " / ".join(found) or ABSENT
+
+
+HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
+YES, NO, UNKNOWN = "yes", "no", "–"
+
+
+def comparison_table(title: str, used: Collection[str]) -> TextTable:
+    """All built-in rules, and the others in `used`, the rules of the report's runs."""
+    others = sorted(set(used) - set(RULES))
+    rows = tuple(
+        TextRow(display_name(rule), rule == OURS, (*_properties(rule), YES if rule in used else NO))
+        for rule in (*RULES, *others)
+    )
+    notes = (
+        "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",
+        "Beyond it: masked, no objective; clipped, no gradient; capped, the coefficient stops growing and the "
+        "token keeps its gradient; weighed less, the weight falls below 1.",
+    )
+    return TextTable(title, "", "Rule", HEADINGS, rows, notes)
+
+
+def _properties(name: str) -> tuple[str, ...]:
+    """The cells of a rule's own record."""
+    rule = known(name)
+    return rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (UNKNOWN,) * 5

@@ -21,10 +21,8 @@ from cppo_lab.analysis.statistics.problems import (
 from cppo_lab.analysis.statistics.repeated_draws import difference_variance, mean_variance
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.headlines import estimate_text, points
-from cppo_lab.reports.names import OURS, baseline_name, display_name
-from cppo_lab.reports.text_tables import TextRow, TextTable
-from cppo_lab.reports.verdict_view import ABSENT
+from cppo_lab.reports.names import ABSENT, baseline_name, display_name, estimate_text, p_text, points
+from cppo_lab.reports.tables import TextRow, TextTable, cell_row
 
 VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
 NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
@@ -51,10 +49,6 @@ def problem_tables(
     return tables
 
 
-def _label(model: str, variant: str, several: bool) -> str:
-    return (f"{model}: " if several else "") + display_name(variant)
-
-
 def _methods(
     cells: Sequence[CellProblems],
     found: Statistics,
@@ -76,18 +70,11 @@ def _methods(
             _of_answers(mean_variance(cell.evaluations, phi[cell.model, cell.variant][0]), cell),
             ABSENT if own.sampling is None or not own.sampling.known else f"{100 * own.sampling.answers:.2f}",
             ABSENT if cell.between is None else f"{cell.between:.2f}",
-            *(_estimate(cell.pass_at(k)) for k in _shown_k(cell.samples)),
-            *([_maybe(majority[cell.model, cell.variant])] if voted else []),
+            *(estimate_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
+            *([estimate_text(majority[cell.model, cell.variant])] if voted else []),
             *(points(one.value) for one in cell.profile),
         )
-        rows.append(
-            TextRow(
-                _label(cell.model, cell.variant, several),
-                cell.variant == OURS,
-                texts,
-                (cell.model, cell.variant),
-            )
-        )
+        rows.append(cell_row(cell.model, cell.variant, texts, several))
     headings = (
         "final mean, seeds",
         "other problems",
@@ -131,7 +118,7 @@ def _repeated_note(
     cells: Sequence[CellProblems], phi: Mapping[tuple[str, str], tuple[float, str]]
 ) -> tuple[str, ...]:
     found = [
-        f"{_label(cell.model, cell.variant, True)} {text}"
+        f"{cell.model}: {display_name(cell.variant)} {text}"
         for cell in cells
         if (text := phi[cell.model, cell.variant][1])
     ]
@@ -169,7 +156,7 @@ def _differences(
         named = [one for one in pair.separated if one.separates]
         ours = sum(one.ours > one.theirs for one in named)
         cells = (
-            _estimate(pair.difference.seeds, signed=True),
+            estimate_text(pair.difference.seeds, signed=True),
             _half(pair.difference.problems),
             _half(pair.difference.both),
             _of_answers(difference_variance(mine.evaluations, other.evaluations, shared), mine),
@@ -177,14 +164,7 @@ def _differences(
             f"{ours} and {len(named) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
         )
-        rows.append(
-            TextRow(
-                _label(pair.model, pair.variant, several),
-                pair.variant == OURS,
-                cells,
-                (pair.model, pair.variant),
-            )
-        )
+        rows.append(cell_row(pair.model, pair.variant, cells, several))
     base = baseline_name(baseline)
     headings = (
         "seeds",
@@ -221,7 +201,7 @@ def _separating(
                 f"{display_name(pair.variant)} against {display_name(pair.against)}",
                 f"{100 * one.ours:.0f}",
                 f"{100 * one.theirs:.0f}",
-                "< 0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}",
+                p_text(one.adjusted),
                 "yes" if one.every_run else "no",
             )
             name = (f"{pair.model}: " if several else "") + names[pair.model][one.problem]
@@ -234,14 +214,6 @@ def _separating(
         "equal methods with three seeds each, in one problem of ten.",
     )
     return TextTable(f"Separating problems ({title})", core, "problem", headings, tuple(rows), notes)
-
-
-def _maybe(found: Estimate | None) -> str:
-    return ABSENT if found is None else _estimate(found)
-
-
-def _estimate(found: Estimate, signed: bool = False) -> str:
-    return estimate_text(found, signed)
 
 
 def _half(found: Estimate) -> str:

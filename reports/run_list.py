@@ -8,8 +8,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.names import display_name
-from cppo_lab.reports.verdict_view import ABSENT
+from cppo_lab.reports.names import ABSENT, display_name
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
 MOST_SETTINGS = 8  # of one run; MLflow has all

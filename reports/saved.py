@@ -1,5 +1,10 @@
-"""Reads `report.json`. Its content is not trusted: every field is validated, and errors name the invalid field."""
+"""The folder of a report, which is replaced atomically, and only if it is one of ours; and what its `report.json` says.
 
+The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
+"""
+
+import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +13,46 @@ from typing import Any
 from cppo_lab.analysis.fields import Fields, boolean, count, text
 from cppo_lab.errors import UserError
 from cppo_lab.files import read_plain
+
+MARKER = ".cppo-report"  # marks a folder that we may replace
+PAGE = "index.html"
+
+
+def require_ours(out: Path) -> None:
+    """Raise UserError if `out` exists and is not one of our reports."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_dir() and not out.is_symlink() and ((out / MARKER).is_file() or not any(out.iterdir())):
+        return
+    raise UserError(
+        f"{out} exists and is not a report of ours (it has no {MARKER}): choose another folder with --out, "
+        "or remove it yourself"
+    )
+
+
+def swap_in(out: Path, files: Mapping[str, bytes], about: str) -> None:
+    """Write into a new folder beside `out` and rename it into place; a failure leaves the old report unchanged.
+    `about`: one line on the report for its marker.
+    """
+    mark = uuid.uuid4().hex[:8]
+    new, old = (out.with_name(f".{out.name}.{kind}-{mark}") for kind in ("new", "old"))
+    try:
+        new.mkdir(parents=True)
+        for name, data in {**files, MARKER: f"{about}\n".encode()}.items():
+            (new / name).write_bytes(data)
+        replaced = out.exists()
+        if replaced:
+            out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            if replaced:
+                old.rename(out)
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
 
 RECORD = "report.json"
 FORMAT = "cppo-report-1"

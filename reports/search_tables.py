@@ -18,10 +18,9 @@ from cppo_lab.analysis.search import (
     value_of,
 )
 from cppo_lab.analysis.search_noise import SeedValues
-from cppo_lab.reports.audit_view import ABSENT
-from cppo_lab.reports.csv_tables import csv_text
-from cppo_lab.reports.names import objective_name, origin, value_text
-from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.escapes import csv_text
+from cppo_lab.reports.names import ABSENT, objective_name, origin, value_text
+from cppo_lab.reports.tables import TextRow, TextTable
 
 EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
 _ORDER = (COMPLETE, RUNNING, PRUNED, FAILED)

@@ -1,24 +1,28 @@
 """The statistics of a sweep as tables: scores with and without selection bias, differences, ranks and margins."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import Share
-from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.ranking import Rank, Ranking, kendall
-from cppo_lab.analysis.statistics.sampling import SamplingError
-from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
+from cppo_lab.analysis.statistics.summary import CellStatistics, Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.headlines import estimate_text, points
-from cppo_lab.reports.names import OURS, baseline_name, display_name, origin
+from cppo_lab.reports.names import (
+    ABSENT,
+    OURS,
+    baseline_name,
+    display_name,
+    estimate_text,
+    origin,
+    p_text,
+    points,
+)
 from cppo_lab.reports.problem_tables import problem_tables
-from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.text_tables import TextRow, TextTable
-from cppo_lab.reports.verdict_view import ABSENT
+from cppo_lab.reports.tables import TextRow, TextTable, cell_row, core_of
 
 # Kind of table -> its part of the file name.
 KINDS = ("scores", "differences", "models", "order", "problems", "problem_differences", "separating")
@@ -47,21 +51,16 @@ def statistics_tables(
     return {kind: replace(table, notes=(source, *table.notes)) for kind, table in tables.items()}
 
 
-def _row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:
-    label = (f"{model}: " if several_models else "") + display_name(variant)
-    return TextRow(label, variant == OURS, tuple(cells), (model, variant))
-
-
 def _scores(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
     rows = tuple(
-        _row(
+        cell_row(
             cell.model,
             cell.variant,
             (
                 str(cell.runs),
-                *(_estimate(cell.scores.get(score)) for score in Score),
+                *(estimate_text(cell.scores.get(score)) for score in Score),
                 _picked(cell),
-                _sampling(cell.sampling),
+                ABSENT if cell.sampling is None else points(cell.sampling.answers),
                 f"{cell.collapsed} of {cell.runs}",
             ),
             several_models,
@@ -102,11 +101,11 @@ def _differences(found: Statistics, core: str, title: str, several_models: bool)
                 _difference(cell.differences.get(score))
                 for score in (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
             ),
-            ABSENT if p is None else ("< 0.001" if p < 0.001 else f"{p:.3f}"),
+            p_text(p, ABSENT),
             ABSENT if final is None else _share(final.improvement),
             ABSENT if final is None else ("by seed" if final.paired else "no"),
         )
-        rows.append(_row(cell.model, cell.variant, cells, several_models))
+        rows.append(cell_row(cell.model, cell.variant, cells, several_models))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
         f"Points above {baseline_name(found.baseline)}, with the 95 % interval; paired by seed where both have two or "
@@ -120,13 +119,15 @@ def _differences(found: Statistics, core: str, title: str, several_models: bool)
 
 
 def _over_models(found: Statistics, core: str, title: str, models: int) -> TextTable:
-    aggregates = {(each.variant, each.name): each for each in found.aggregates if each.score is Score.FINAL}
+    aggregates = {
+        (each.variant, each.name): each.estimate for each in found.aggregates if each.score is Score.FINAL
+    }
     overall = {each.variant: each for each in found.overall if each.score is Score.FINAL}
     rows = []
     for variant in dict.fromkeys(variant for variant, _ in aggregates):
         above = overall.get(variant)
         cells = (
-            *(_aggregate(aggregates.get((variant, name))) for name in ("mean", "iqm", "median")),
+            *(estimate_text(aggregates.get((variant, name))) for name in ("mean", "iqm", "median")),
             _difference(above),
             ABSENT if above is None else _share(above.improvement),
         )
@@ -157,7 +158,7 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
             end = places.get(place.variant)
             others = (_rank(of_model.get(score), place.variant) for score in (Score.CORRECTED, Score.AREA))
             cells = (str(place.rank), *_margin(place), *_end(end), *others)
-            rows.append(_row(model, place.variant, cells, several_models))
+            rows.append(cell_row(model, place.variant, cells, several_models))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
     notes = (
         "Ranks on each model. margin: points above the next lower method. noise: standard error of the margin from the "
@@ -197,20 +198,8 @@ def _picked(cell: CellStatistics) -> str:
     return ABSENT if best is None or corrected is None else points(best.value - corrected.value)
 
 
-def _sampling(error: SamplingError | None) -> str:
-    return ABSENT if error is None else points(error.answers)
-
-
-def _aggregate(found: Aggregate | None) -> str:
-    return ABSENT if found is None else _estimate(found.estimate)
-
-
 def _difference(found: Difference | None) -> str:
-    return ABSENT if found is None else _estimate(found.estimate, signed=True)
-
-
-def _estimate(found: Estimate | None, signed: bool = False) -> str:
-    return ABSENT if found is None else estimate_text(found, signed)
+    return estimate_text(None if found is None else found.estimate, signed=True)
 
 
 def _share(share: Share | None) -> str:

@@ -2,33 +2,122 @@
 ablations, and its page.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
+from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
-from cppo_lab.reports import csv_tables
-from cppo_lab.reports.answers.view import answers_view, kept_answers
+from cppo_lab.reports import table_texts
+from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.build import Contents
-from cppo_lab.reports.collapses import collapse_view
-from cppo_lab.reports.configuration import configuration_table
+from cppo_lab.reports.collapses import CollapseView, collapse_view
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.printed import ablation_curves, main_grid
+from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
 from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import Hypotheses, Standing, standing, withdrawn
-from cppo_lab.reports.rule_comparison import comparison_table
+from cppo_lab.reports.run_list import anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.study_page import Ablation, StudyTables, study_core, study_page
-from cppo_lab.reports.tables import MainTable, full_table, main_table
-from cppo_lab.reports.text_tables import Table, table_files
-from cppo_lab.reports.verdict_table import verdict_table
-from cppo_lab.reports.verdict_view import verdict_view
+from cppo_lab.reports.table_texts import Table, table_files
+from cppo_lab.reports.tables import FullTable, MainTable, TextTable, core_of, full_table, main_table
+from cppo_lab.reports.verdict_view import VerdictView, verdict_table, verdict_view
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One sweep other than the main one. If `table` is None, `absent` says why. `notes`: those that the main table does
+    not have.
+    """
+
+    name: str
+    title: str
+    question: str
+    table: FullTable | None
+    notes: tuple[str, ...]
+    absent: str
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """Tables 1 to 4 and those of the ablations; None if the main sweep has nothing to show. `statistics`: sweep ->
+    its tables. `collapses`: by sweep. `answers`: of the main sweep's runs.
+    """
+
+    main: MainTable | None
+    rule_comparison: TextTable
+    configuration: TextTable | None
+    full: FullTable | None
+    ablations: tuple[Ablation, ...]
+    statistics: Mapping[str, Mapping[str, TextTable]]
+    collapses: Mapping[str, CollapseView]
+    verdicts: VerdictView
+    answers: AnswersView | None
+
+
+def _page(study: StudyResults, tables: StudyTables, pictures: Sequence[Picture], uri: str) -> dict[str, Any]:
+    """What the page shows, by the names of the template, apart from `About` and the figures. `anchors` is keyed by
+    sweep, like the statistics of the tables.
+    """
+    gaps: dict[str, list[str]] = {}
+    for name, board in study.boards.items():
+        for run in board.gaps:
+            gaps.setdefault(describe_gap(run), []).append(name)
+    lists = {name: str(number) for number, name in enumerate(study.boards)}
+    anchors = {name: anchors_of(board, lists[name]) for name, board in study.boards.items()}
+    boards = study.boards.values()
+    used = {run.run_id for board in boards for run in board.runs}
+    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
+    return {
+        "run_count": len({run.mlflow_id or describe_gap(run) for board in boards for run in board.runs}),
+        "sweep_count": len(study.sweeps),
+        "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
+        "absent": _absent_parts(study, pictures),
+        "headlines": _headlines(study),
+        "tables": tables,
+        "main_absent": study.why_absent(MAIN) if tables.main is None else "",
+        "anchors": anchors,
+        "runs": [(name, run_groups(board, lists[name], uri)) for name, board in study.boards.items()],
+        "served": uri.startswith("http"),
+        "unused": sorted(unused),
+        "answers": tables.answers,
+    }
+
+
+def study_core(study: StudyResults) -> str:
+    """The core behind the study's runs; several are named together."""
+    cores = {core for board in study.boards.values() for core in core_of(board).split("+")}
+    return "+".join(sorted(cores)) or schema.PAPER
+
+
+def _absent_parts(study: StudyResults, pictures: Sequence[Picture]) -> tuple[str, ...]:
+    """The sweeps and figures that cannot be shown, each with its reason."""
+    sweeps = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
+    figures = [f"{picture.heading}: {picture.absent}" for picture in pictures if picture.absent]
+    return (*sweeps, *figures)
+
+
+def _headlines(study: StudyResults) -> tuple[Headline, ...]:
+    """The findings of the main sweep by model, and of each ablation under its title."""
+    found: list[Headline] = []
+    for sweep in study.sweeps:
+        if sweep.board is None:
+            continue
+        of_sweep = headlines(sweep.board)
+        if sweep.grid.name == MAIN:
+            found.extend(of_sweep)
+        else:
+            found.extend(
+                Headline(f"{sweep.grid.title} ({entry.about})", entry.sentences) for entry in of_sweep
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -112,7 +201,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         pictures=pictures,
         boards=study.boards,
         template="study.html.j2",
-        page=partial(study_page, study, tables, pictures, request.uri),
+        page=_page(study, tables, pictures, request.uri),
         claims=_own_claims(study, request),
     )
 
@@ -190,6 +279,6 @@ def _texts(study: StudyResults, tables: StudyTables) -> dict[str, str]:
         found |= {f"collapses_{name}": view.table, f"collapse_steps_{name}": view.steps}
     texts = table_files(found)
     for name, board in study.boards.items():
-        texts[f"long_{name}.csv"] = csv_tables.long_csv(board)
-        texts[f"runs_{name}.csv"] = csv_tables.runs_csv(board)
+        texts[f"long_{name}.csv"] = table_texts.long_csv(board)
+        texts[f"runs_{name}.csv"] = table_texts.runs_csv(board)
     return texts

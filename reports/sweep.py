@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,25 @@ from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports import table_texts
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
-from cppo_lab.reports.audit_view import AuditView, audit_view
+from cppo_lab.reports.audit import AuditView, audit_csv, audit_markdown, audit_view, discrepancies
 from cppo_lab.reports.build import Contents
 from cppo_lab.reports.collapses import CollapseView, collapse_view
-from cppo_lab.reports.discrepancies import discrepancies
 from cppo_lab.reports.exact_view import ExactView, exact_view
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import NONE_STATED, Hypotheses, standing, withdrawn
-from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
+from cppo_lab.reports.run_list import anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
-from cppo_lab.reports.text_tables import Table, TextTable, table_files
-from cppo_lab.reports.verdict_table import verdict_table
-from cppo_lab.reports.verdict_view import VerdictView, verdict_view
+from cppo_lab.reports.table_texts import Table, table_files
+from cppo_lab.reports.tables import FullTable, MainTable, TextTable, core_of, full_table, main_table
+from cppo_lab.reports.verdict_view import VerdictView, verdict_table, verdict_view
 
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
@@ -102,36 +99,9 @@ def _is_shown(metric: str) -> bool:
     return named or schema.parse_validation_metric(metric) is not None
 
 
-@dataclass(frozen=True)
-class SweepPage:
-    """The content of the page, apart from `About`. `statistics` and the tables of `mismatch` map a kind to its
-    table.
-    """
-
-    run_count: int
-    several_seeds: bool
-    crowded: bool
-    gap_count: int
-    gaps: tuple[str, ...]
-    headlines: tuple[Headline, ...]
-    main: MainTable
-    full: FullTable
-    verdicts: VerdictView
-    statistics: Mapping[str, TextTable]
-    collapses: CollapseView | None
-    anchors: Mapping[tuple[str, str], str]
-    mismatch: MismatchView | None
-    exact: ExactView | None
-    audit: AuditView | None
-    runs: tuple[RunGroup, ...]
-    served: bool
-    unused: tuple[str, ...]
-    answers: AnswersView | None
-
-
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """The tables and figures of a sweep."""
+    """The tables and figures of a sweep. `statistics` and the tables of `mismatch` map a kind to its table."""
 
     main: MainTable
     full: FullTable
@@ -192,7 +162,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         pictures=_pictures(board, parts, request.palette if of_paper else None),
         boards={request.name: board},
         template="page.html.j2",
-        page=partial(_page, board, parts, request.uri),
+        page=_page(board, parts, request.uri),
         claims=own,
         judged=parts.exact.judged if parts.exact else (),
     )
@@ -212,33 +182,24 @@ def _texts(board: Scoreboard, parts: _Parts) -> dict[str, str]:
         {f"mismatch_{kind}": one for kind, one in parts.mismatch.tables.items()} if parts.mismatch else {}
     )
     tables |= {f"exact_{kind}": one for kind, one in parts.exact.files.items()} if parts.exact else {}
-    lists = {"table_long.csv": csv_tables.long_csv(board), "runs.csv": csv_tables.runs_csv(board)}
+    lists = {"table_long.csv": table_texts.long_csv(board), "runs.csv": table_texts.runs_csv(board)}
     return table_files(tables) | lists
 
 
-def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
-    anchors = anchors_of(board, _LIST)
-    return SweepPage(
-        run_count=len(board.runs),
-        several_seeds=any(cell.expected > 1 for cell in board.cells.values()),
-        crowded=any(cell.expected > validation.FEW for cell in board.cells.values()),
-        gap_count=len(board.gaps),
-        gaps=tuple(describe_gaps(board.gaps)),
-        headlines=headlines(board),
-        main=parts.main,
-        full=parts.full,
-        verdicts=parts.verdicts,
-        statistics=parts.statistics,
-        collapses=parts.collapses,
-        anchors=anchors,
-        mismatch=parts.mismatch,
-        exact=parts.exact,
-        audit=parts.audit,
-        runs=run_groups(board, _LIST, uri),
-        served=uri.startswith("http"),
-        unused=tuple(sorted(board.unused["run_id"])),
-        answers=parts.answers,
-    )
+def _page(board: Scoreboard, parts: _Parts, uri: str) -> dict[str, Any]:
+    """What the page shows, by the names of the template, apart from `About` and the figures."""
+    return vars(parts) | {
+        "run_count": len(board.runs),
+        "several_seeds": any(cell.expected > 1 for cell in board.cells.values()),
+        "crowded": any(cell.expected > validation.FEW for cell in board.cells.values()),
+        "gap_count": len(board.gaps),
+        "gaps": describe_gaps(board.gaps),
+        "headlines": headlines(board),
+        "anchors": anchors_of(board, _LIST),
+        "runs": run_groups(board, _LIST, uri),
+        "served": uri.startswith("http"),
+        "unused": sorted(board.unused["run_id"]),
+    }
 
 
 def _pictures(board: Scoreboard, parts: _Parts, paper_palette: str | None) -> tuple[Picture, ...]:
@@ -282,4 +243,4 @@ def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
     ablations = ablation_curves()
     found = discrepancies(audit, board, ablations, shared_curves(board, ablations))
     view = audit_view(audit, found)
-    return view, {"audit.md": markup.audit_markdown(view), "audit.csv": csv_tables.audit_csv(audit)}
+    return view, {"audit.md": audit_markdown(view), "audit.csv": audit_csv(audit)}

@@ -252,3 +252,31 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
         gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")
     return tuple(notes)
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One row: its label and one text for each heading. `pair`: the (model, variant) whose runs it is about."""
+
+    label: str
+    shaded: bool
+    cells: tuple[str, ...]
+    pair: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
+
+    title: str
+    core: str
+    lead: str
+    headings: tuple[str, ...]
+    rows: tuple[TextRow, ...]
+    notes: tuple[str, ...]
+
+
+def cell_row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:
+    """The row of one cell, which leads to its runs; it names the model where there are `several_models`."""
+    label = (f"{model}: " if several_models else "") + display_name(variant)
+    return TextRow(label, variant == OURS, tuple(cells), (model, variant))

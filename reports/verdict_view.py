@@ -1,4 +1,4 @@
-"""The section on claims with which a page begins: each claim with its verdict, numbers and reason."""
+"""The section on the claims: a verdict for each, in words and with its comparisons; and the same as a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from cppo_lab.analysis.statistics.verdict_words import (
 )
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge, verdicts
 from cppo_lab.core_records import miniature_of
-from cppo_lab.reports.names import display_name
+from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text
 from cppo_lab.reports.registration import Standing, is_exploratory
+from cppo_lab.reports.tables import TextRow, TextTable
 
-ABSENT = "–"
 OVER_MODELS = "mean over models"
 SCORES: Mapping[Score, str] = {
     Score.BEST: "best step",
@@ -312,7 +312,7 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
         ("difference", f"{_points(found.difference.estimate.value)} {verdict.claim.unit}"),
         ("95 % interval", _interval(found)),
         ("runs", _runs(found.difference)),
-        ("adjusted p for it", _p(found.p_adjusted)),
+        ("adjusted p for it", p_text(found.p_adjusted)),
         (power_question(verdict.claim), power_words(verdict.power)),
     )
     if verdict.outcome is VerdictOutcome.UNDECIDED:
@@ -349,7 +349,7 @@ def _comparison(each: Comparison) -> ComparisonLine:
         runs=ABSENT if found is None else _runs(found),
         difference=ABSENT if found is None else _points(found.estimate.value),
         interval=_interval(each),
-        p=_p(each.p_adjusted),
+        p=p_text(each.p_adjusted),
         improvement=ABSENT if found is None else _improvement(found),
         seeds=each.seeds.words(),
         outcome=each.outcome.value,
@@ -376,7 +376,34 @@ def _points(fraction: float) -> str:
     return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _p(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def verdict_table(view: VerdictView) -> TextTable | None:
+    """One row for each comparison, labelled with its claim; None without comparisons."""
+    rows = [_row(line, number) for line in view.lines for number in range(len(line.comparisons))]
+    if not rows:
+        return None
+    headings = (
+        *("outcome", "method", "against", "model", "runs", "difference", "95 % interval", "adjusted p"),
+        *("P(improvement)", "seeds to decide", "comparison", "power of the claim"),
+    )
+    notes = [f"Source: {origin(view.core)}.", view.summary, view.method]
+    notes += [f"{line.text}: {line.deviation}" for line in view.lines if line.deviation]
+    notes += [view.caution] if view.caution else []
+    notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []
+    return TextTable("Verdicts", view.core, "claim", headings, tuple(rows), tuple(notes))
+
+
+def _row(line: VerdictLine, number: int) -> TextRow:
+    each = line.comparisons[number]
+    cells = (
+        *(
+            line.outcome + " (exploratory)" * line.exploratory,
+            each.label,
+            each.against,
+            each.model,
+            each.runs,
+            each.difference,
+            each.interval,
+        ),
+        *(each.p, each.improvement, each.seeds, each.outcome, line.power),
+    )
+    return TextRow(line.text, each.ours[1] == OURS, cells, each.ours)

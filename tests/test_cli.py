@@ -109,7 +109,7 @@ def test_a_report_is_told_the_command_that_makes_it(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cppo_lab.cli import reporting
-    from cppo_lab.reports.folder import Built
+    from cppo_lab.reports.saved import Built
     from cppo_lab.reports.sweep import ReportRequest
 
     asked: list[ReportRequest] = []

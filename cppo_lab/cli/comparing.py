@@ -13,7 +13,7 @@ BUILT = Path("reports/build")  # where `cppo report` writes by default
 def compare(options: argparse.Namespace) -> int:
     """Say what differs between two reports; 0 if nothing does, 1 if something does."""
     from cppo_lab.reports import compare as comparing
-    from cppo_lab.reports.compare_text import compare_lines
+    from cppo_lab.reports.compare import compare_lines
     from cppo_lab.reports.saved import read_record
 
     before, after = (read_record(_folder(name)) for name in (options.before, options.after))

@@ -84,7 +84,7 @@ def report_link(folder: Path, address: str) -> tuple[str, str]:
     """The page of a report, whose runs then lead to MLflow's page at `address`. Raises UserError if there is none."""
     from urllib.parse import urlencode
 
-    from cppo_lab.reports.folder import PAGE
+    from cppo_lab.reports.saved import PAGE
 
     page = folder / PAGE
     if not page.is_file():

@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cppo_lab.reports.folder import MARKER
-from cppo_lab.reports.saved import RECORD
+from cppo_lab.reports.saved import MARKER, RECORD
 
 WITH_NAMES = frozenset({".html", ".csv"})
 

@@ -1,5 +1,6 @@
-"""The texts on a page: recorded answers to validation problems by step, and training groups with their rewards."""
+"""The texts that runs kept, for the page: as many as fit, shortened and made visible."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,27 @@ from typing import Any
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.answers.texts import TRAINING, Sample
-from cppo_lab.reports.answers.shown_text import shortened, visible
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
+
+# Control characters except newline and tab; bidirectional controls and zero-width characters; lone surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with every control character written out, such as ⟨U+202E⟩, so that none takes effect on the page."""
+    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+
+
+def shortened(text: str, most: int) -> str:
+    """`visible` text of about `most` characters at most; the middle of a longer text is replaced by a note."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters are left out …]\n{text[-half:]}"
+    return visible(text)
+
 
 MOST_BYTES = 2_000_000  # of all texts of a page, as embedded in it
 LONGEST = 6_000  # characters of one prompt or response

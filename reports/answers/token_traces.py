@@ -13,7 +13,7 @@ from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError
-from cppo_lab.reports.answers.shown_text import visible
+from cppo_lab.reports.answers.samples import visible
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import rule_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
-from cppo_lab.reports.csv_tables import csv_text
+from cppo_lab.reports.escapes import csv_text
 
 Scalar = str | int | float
 _KIND = "kind"

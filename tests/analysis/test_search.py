@@ -32,7 +32,7 @@ from cppo_lab.analysis.search import (
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.analysis.search_noise import mean_curves, objective_value, read_seed_values, separation
 from cppo_lab.errors import UserError
-from cppo_lab.reports.search_text import certainty
+from cppo_lab.reports.search import certainty
 from tests.analysis.made_search import (
     PEAK,
     SCATTER,

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from cppo_lab.analysis import artifacts
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search_file import parse_search
-from cppo_lab.reports.compare import compare
-from cppo_lab.reports.compare_text import compare_lines
+from cppo_lab.reports.compare import compare, compare_lines
 from cppo_lab.reports.saved import read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from cppo_lab.tracking.parents import kept_files

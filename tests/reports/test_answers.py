@@ -16,7 +16,7 @@ from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import Texts, as_text
 from cppo_lab.reports.answers import problem_map, samples, token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
-from cppo_lab.reports.answers.shown_text import shortened, visible
+from cppo_lab.reports.answers.samples import shortened, visible
 from cppo_lab.reports.answers.token_traces import token_responses
 from cppo_lab.reports.answers.view import MOST_BYTES, answers_view, shown_runs
 from tests.analysis.made_sweeps import MadeRun, expect, make_data

@@ -10,7 +10,7 @@ from cppo_lab.analysis.grid import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.summary import baseline_of, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports import markup
+from cppo_lab.reports import table_texts
 from cppo_lab.reports.figures.axes import LINEAR, LOG, PLACES, AxesInfo, axes_info, draw
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.drawing import Picture, render
@@ -123,12 +123,12 @@ def test_the_baseline_of_the_file_counts() -> None:
     found = sweep_statistics(board, resamples=10, baseline=Baseline("grpo"))
     assert found.baseline == Baseline("grpo")
     table = main_table(board, "Scores", found)
-    cells = {row.variant: markup.plain(row.entries[0]) for row in table.rows}
+    cells = {row.variant: table_texts.plain(row.entries[0]) for row in table.rows}
     assert cells["dppo"].endswith(f" {ABOVE}")
     assert not cells["grpo"].endswith((ABOVE, BELOW)) and "above, " in table.notes[-1]
     lower = main_table(board, "Scores", sweep_statistics(board, resamples=10, baseline=Baseline("dppo")))
-    assert markup.plain(lower.rows[0].entries[0]).endswith(BELOW)
-    assert r"$\downarrow$" in markup.main_latex(lower)
+    assert table_texts.plain(lower.rows[0].entries[0]).endswith(BELOW)
+    assert r"$\downarrow$" in table_texts.latex(lower)
 
 
 def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:

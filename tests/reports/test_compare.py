@@ -12,8 +12,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.compare import compare
-from cppo_lab.reports.compare_text import compare_lines
+from cppo_lab.reports.compare import compare, compare_lines
 from cppo_lab.reports.saved import RECORD, read_record
 from tests.reports.conftest import request_in
 

@@ -13,10 +13,9 @@ from cppo_lab.reports.figures import (
     gallery,
     model_curves,
     schematic,
-    search_gallery,
     tokens,
 )
-from cppo_lab.reports.figures import search_course as course
+from cppo_lab.reports.figures import search_figures as course
 from cppo_lab.reports.figures import search_values as values
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING, columns, figure_csv
 from cppo_lab.rules import Stroke
@@ -116,7 +115,7 @@ def test_what_cannot_be_written_is_an_error(value: object) -> None:
 LOOKS = {"stroke", "palette", "columns", "run_ids"}  # of all figures: what their CSV may leave out
 INFOS = (
     *(axes.AxesInfo, exact_core.ExactInfo, gallery.AblationsInfo, model_curves.ModelInfo),
-    *(schematic.SchematicInfo, search_gallery.SearchInfo, tokens.GapsInfo, tokens.WindowInfo),
+    *(schematic.SchematicInfo, course.SearchInfo, tokens.GapsInfo, tokens.WindowInfo),
     *(course.HistoryInfo, course.TrialCurvesInfo, course.ImportancesInfo),
     *(values.SliceInfo, values.SensitivityInfo, values.ParetoInfo),
 )

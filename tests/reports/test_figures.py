@@ -221,7 +221,7 @@ def test_the_values_of_a_curve_lie_where_it_is_drawn(two_seeds: Scoreboard) -> N
 
 def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
     code = (
-        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.markup, cppo_lab.reports.csv_tables;"
+        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.table_texts, cppo_lab.reports.table_texts;"
         "assert 'matplotlib' not in sys.modules, 'matplotlib';"
         "import cppo_lab.reports.build;"
         "bad = {'matplotlib.pyplot', 'torch', 'hydra', 'submitit', 'cppo_lab.sweep'} & set(sys.modules);"

@@ -8,11 +8,11 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports import markup
-from cppo_lab.reports.rule_comparison import comparison_table
+from cppo_lab.reports import table_texts
+from cppo_lab.reports.printed import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.tables import full_table, main_table
-from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex
+from cppo_lab.reports.table_texts import latex
+from cppo_lab.reports.tables import TextRow, TextTable, full_table, main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 from tests.requirement import LATEX
 from tests.waiting import CEILING_SECONDS
@@ -86,7 +86,7 @@ def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
 
 
 def with_wrapper(files: dict[str, str]) -> dict[str, str]:
-    return files | {"tables.tex": markup.latex_wrapper(files)}
+    return files | {"tables.tex": table_texts.latex_wrapper(files)}
 
 
 def pages(log: str) -> int:
@@ -108,10 +108,10 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
     board = board_of(*runs)
     sure = statistics_tables(board, "Intervals")
     files = {
-        "table_1.tex": markup.main_latex(main_table(board, "Mean (Table 1)")),
-        "table_2.tex": text_latex(comparison_table("Rules", {"cppo"})),
-        "table_4.tex": markup.full_latex(full_table(board, "All")),
-        **{f"statistics_{kind}.tex": text_latex(table) for kind, table in sure.items()},
+        "table_1.tex": table_texts.latex(main_table(board, "Mean (Table 1)")),
+        "table_2.tex": latex(comparison_table("Rules", {"cppo"})),
+        "table_4.tex": table_texts.latex(full_table(board, "All")),
+        **{f"statistics_{kind}.tex": latex(table) for kind, table in sure.items()},
     }
     log = compiled(tmp_path, with_wrapper(files))
     assert 1 <= pages(log) <= len(files)
@@ -130,8 +130,8 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
     ]
     board = board_of(*runs)
     files = {
-        "table_a.tex": text_latex(texts),
-        "table_b.tex": markup.main_latex(main_table(board, "_&%$#\\")),
+        "table_a.tex": latex(texts),
+        "table_b.tex": table_texts.latex(main_table(board, "_&%$#\\")),
     }
     log = compiled(tmp_path, with_wrapper(files))
     assert pages(log) == 2
@@ -139,7 +139,7 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
 
 
 def test_the_check_would_see_an_unescaped_name(tmp_path: Path) -> None:
-    broken = text_latex(TextTable("t", "", "l", ("h",), (TextRow("x", False, ("y",)),), ())).replace(
+    broken = latex(TextTable("t", "", "l", ("h",), (TextRow("x", False, ("y",)),), ())).replace(
         "y", "50% & $"
     )
     with pytest.raises(AssertionError):

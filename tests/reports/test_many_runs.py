@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from cppo_lab import schema
 from cppo_lab.analysis.points import PointsByMetric
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports import page, run_list
+from cppo_lab.reports import build, run_list
+from cppo_lab.reports.build import PageFigure, render_template
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
-from cppo_lab.reports.page import PageFigure, render_template
 from cppo_lab.reports.run_list import MANY, run_groups
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_table
@@ -45,7 +45,7 @@ def page_of(board: Scoreboard) -> str:
     request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
     made = sweep_contents(request, board)
     figures = {one.name: PageFigure(one.heading, "", "not drawn here") for one in made.pictures}
-    return render_template(made.template, made.about, made.page(), figures, ())
+    return render_template(made.template, made.about, made.page, figures, ())
 
 
 def lines_drawn(info: CurvesInfo) -> int:
@@ -90,7 +90,7 @@ def test_every_cell_of_a_long_list_of_runs_has_an_equal_share() -> None:
 def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(page, "MOST_ROWS", 40)
+    monkeypatch.setattr(build, "MOST_ROWS", 40)
     monkeypatch.setattr(run_list, "MANY", 50)
     small, large = page_of(board_of(made(60, 1))), page_of(board_of(made(350, 1)))
     assert len(large) < 1.05 * len(small)

@@ -11,9 +11,8 @@ import pytest
 
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports import csv_tables, markup
-from cppo_lab.reports.discrepancies import discrepancies
-from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Discrepancy
+from cppo_lab.reports import table_texts
+from cppo_lab.reports.audit import CONFIRMED, FOUND, NOT_SEEN, Discrepancy, discrepancies
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
 from cppo_lab.tracking.reference_curves import reading
@@ -57,11 +56,11 @@ def assert_as_printed(ours: list[dict[str, str]], printed: list[dict[str, str]])
 
 
 def test_table_1_as_printed(main: MainTable) -> None:
-    assert_as_printed(rows_of(csv_tables.main_csv(main)), printed_table("table_main"))
+    assert_as_printed(rows_of(table_texts.table_csv(main)), printed_table("table_main"))
 
 
 def test_table_4_as_printed(full: FullTable) -> None:
-    assert_as_printed(rows_of(csv_tables.full_csv(full)), printed_table("table_full"))
+    assert_as_printed(rows_of(table_texts.table_csv(full)), printed_table("table_full"))
 
 
 def test_collapse_where_printed_and_nowhere_else(main: MainTable) -> None:
@@ -157,16 +156,16 @@ def test_audit_of_a_cell(paper_board: Scoreboard) -> None:
 
 
 def test_markdown_and_latex_carry_the_marks(main: MainTable, full: FullTable) -> None:
-    markdown, latex = markup.main_markdown(main), markup.main_latex(main)
+    markdown, latex = table_texts.markdown(main), table_texts.latex(main)
     assert "| **CPPO** | **31.88** | **12.78** | **31.11** | **54.79** |" in markdown
     assert "<u>49.24</u>" in markdown
     assert r"\rowcolor{black!8} CPPO & \textbf{31.88} & \textbf{12.78}" in latex
     assert r"\underline{49.24}" in latex
     assert "not trained here" in markdown
     assert "not trained here" in latex
-    assert "## Qwen3-8B-Base (T_stop = 490)" in markup.full_markdown(full)
-    assert "| TRM-Avg | 31.46 | 25.00 | 27.50 | 27.99 | 150 |" in markup.full_markdown(full)
-    assert r"\textit{Qwen3-8B-Base} ($T_{\mathrm{stop}} = 490$)" in markup.full_latex(full)
+    assert "## Qwen3-8B-Base (T_stop = 490)" in table_texts.markdown(full)
+    assert "| TRM-Avg | 31.46 | 25.00 | 27.50 | 27.99 | 150 |" in table_texts.markdown(full)
+    assert r"\textit{Qwen3-8B-Base} ($T_{\mathrm{stop}} = 490$)" in table_texts.latex(full)
 
 
 def test_ablation_sweeps_of_the_paper_score_without_components(reference_uri: str) -> None:

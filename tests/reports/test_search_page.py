@@ -20,15 +20,14 @@ from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.analysis.search_noise import read_seed_values
 from cppo_lab.errors import UserError
-from cppo_lab.reports import page
+from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.figures import search_course as course
+from cppo_lab.reports.figures import search_figures as course
 from cppo_lab.reports.figures import search_values as space
 from cppo_lab.reports.figures.drawing import Drawn, Picture
 from cppo_lab.reports.figures.search_values import pareto_info
-from cppo_lab.reports.folder import MARKER
-from cppo_lab.reports.search import SearchRequest
-from cppo_lab.reports.search_text import certainty, finding, launch_commands, override, tune_command
+from cppo_lab.reports.saved import MARKER
+from cppo_lab.reports.search import SearchRequest, certainty, finding, launch_commands, override, tune_command
 from tests.analysis.made_search import (
     copied,
     log_search,
@@ -72,7 +71,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def render(picture: Picture, _command: str) -> Drawn:
         return Drawn(picture, svg, b"", b"", 0.0, ())
 
-    monkeypatch.setattr(page, "render", render)
+    monkeypatch.setattr(build, "render", render)
 
 
 def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:

@@ -6,8 +6,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.reports.tables import main_table
-from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.tables import TextTable, main_table
 
 
 def cell(table: TextTable, pair: tuple[str, str], heading: int) -> str:

@@ -16,12 +16,11 @@ from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.figures import gallery as paper
 from cppo_lab.reports.figures import model_curves, schematic, tokens, training
-from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.names import METHOD_ORDER
-from cppo_lab.reports.rule_comparison import comparison_table
+from cppo_lab.reports.printed import comparison_table, configuration_table
+from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.study import StudyRequest, paper_study_request
 from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy

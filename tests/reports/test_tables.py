@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports import table_texts
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
@@ -53,10 +53,10 @@ def test_seeds_give_mean_and_standard_deviation() -> None:
     runs = [MadeRun("cppo", seed=seed, scores=both({10: score})) for seed, score in enumerate((0.30, 0.34))]
     runs += [MadeRun("dppo", seed=seed, scores=both({10: 0.2})) for seed in (0, 1)]
     table = main_table(board_of(*runs), "Demo")
-    assert "| **CPPO** | **32.00 ± 2.83** |" in markup.main_markdown(table)
-    assert r"\textbf{32.00 $\pm$ 2.83}" in markup.main_latex(table)
-    assert csv_tables.main_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
-    long = list(csv.DictReader(io.StringIO(csv_tables.long_csv(board_of(*runs)))))
+    assert "| **CPPO** | **32.00 ± 2.83** |" in table_texts.markdown(table)
+    assert r"\textbf{32.00 $\pm$ 2.83}" in table_texts.latex(table)
+    assert table_texts.table_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
+    long = list(csv.DictReader(io.StringIO(table_texts.long_csv(board_of(*runs)))))
     avg = next(row for row in long if (row["method"], row["benchmark"]) == ("cppo", "avg"))
     assert (avg["core"], avg["n"], avg["mean"], avg["std"]) == ("mini", "2", "32.0000", "2.8284")
 
@@ -68,7 +68,7 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
         MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
         MadeRun("grpo", status=schema.RUNNING),
     ]
-    cppo, dppo, grpo = csv.DictReader(io.StringIO(csv_tables.runs_csv(board_of(*runs, partial=True))))
+    cppo, dppo, grpo = csv.DictReader(io.StringIO(table_texts.runs_csv(board_of(*runs, partial=True))))
     assert (cppo["final"], cppo["warm_start"]) == ("29.0000", "0123abcd")  # mean of steps 80, 90, 100
     assert (dppo["final"], dppo["warm_start"]) == ("10.0000", "")  # goes on at its last score
     assert (grpo["final"], grpo["warm_start"]) == ("", "")
@@ -78,18 +78,18 @@ def test_every_text_of_a_mini_sweep_says_so() -> None:
     board = board_of(MadeRun("cppo", scores=both({10: 0.3})))
     main, full = main_table(board, "Demo"), full_table(board, "Demo")
     for text in (
-        markup.main_markdown(main),
-        markup.main_latex(main),
-        markup.full_markdown(full),
-        markup.full_latex(full),
+        table_texts.markdown(main),
+        table_texts.latex(main),
+        table_texts.markdown(full),
+        table_texts.latex(full),
     ):
         assert "core=mini" in text
         assert "not comparable with the paper" in text
     for text in (
-        csv_tables.main_csv(main),
-        csv_tables.full_csv(full),
-        csv_tables.long_csv(board),
-        csv_tables.runs_csv(board),
+        table_texts.table_csv(main),
+        table_texts.table_csv(full),
+        table_texts.long_csv(board),
+        table_texts.runs_csv(board),
     ):
         assert "mini" in text.splitlines()[1].split(",")
 
@@ -101,7 +101,7 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
         MadeRun("dppo", model="large", scores=both({10: 0.5}), t_stop=80),
     )
     full = full_table(board, "Demo")
-    assert csv_tables.full_csv(full).splitlines() == [
+    assert table_texts.table_csv(full).splitlines() == [
         "model,t_stop,method,chain24,chain25,avg,core",
         "small,40,cppo,30.00,30.00,30.00,mini",
         "large,80,dppo,50.00,50.00,50.00,mini",
@@ -120,13 +120,13 @@ def test_a_partial_table_marks_its_cells_in_every_format() -> None:
         partial=True,
     )
     table = main_table(board, "Demo")
-    assert csv_tables.main_csv(table).splitlines()[1:] == [
+    assert table_texts.table_csv(table).splitlines()[1:] == [
         "grpo,failed†,mini",
         "dppo,20.00,mini",
         "cppo,30.00†,mini",
     ]
-    assert "30.00†" in markup.main_markdown(table)
-    assert r"30.00$^\dagger$" in markup.main_latex(table)
+    assert "30.00†" in table_texts.markdown(table)
+    assert r"30.00$^\dagger$" in table_texts.latex(table)
     assert not any(entry.mark for row in table.rows for entry in row.entries)
     assert "cppo on chain, seed 0 (running); grpo on chain, seed 0 (failed: killed)" in table.notes[-1]
 
@@ -144,23 +144,23 @@ HOSTILE = r"50% of_A & B {x} #1 $2 ~ ^ \ <script>"
 
 
 def test_latex_escapes() -> None:
-    assert markup.escape_latex("a_b % c & d") == r"a\_b \% c \& d"
-    assert markup.escape_latex("[x]") == "{[}x{]}"
+    assert table_texts.escape_latex("a_b % c & d") == r"a\_b \% c \& d"
+    assert table_texts.escape_latex("[x]") == "{[}x{]}"
     table = main_table(board_of(MadeRun(HOSTILE, model=HOSTILE, scores=both({10: 0.3}))), HOSTILE)
     expected = (
         r"50\% of\_A \& B \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} "
         r"\textless{}script\textgreater{}"
     )
-    latex = markup.main_latex(table)
+    latex = table_texts.latex(table)
     assert latex.count(expected) == 3  # caption, column, row
     assert HOSTILE not in latex
 
 
 def test_markdown_escapes() -> None:
-    assert markup.escape_markdown("a|b*c_d<e>") == r"a\|b\*c\_d&lt;e&gt;"
+    assert table_texts.escape_markdown("a|b*c_d<e>") == r"a\|b\*c\_d&lt;e&gt;"
     table = main_table(board_of(MadeRun("x|y", scores=both({10: 0.3}))), "a\nb")
-    assert "| x\\|y | 30.00 |" in markup.main_markdown(table)
-    assert markup.main_markdown(table).startswith("# a b\n")
+    assert "| x\\|y | 30.00 |" in table_texts.markdown(table)
+    assert table_texts.markdown(table).startswith("# a b\n")
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_markdown_escapes() -> None:
     ],
 )
 def test_no_cell_of_a_csv_is_a_formula(text: str, cell: str) -> None:
-    rows = list(csv.reader(io.StringIO(csv_tables.csv_text([text, "b"], [[text, -1]]), newline="")))
+    rows = list(csv.reader(io.StringIO(table_texts.csv_text([text, "b"], [[text, -1]]), newline="")))
     assert rows == [[cell, "b"], [cell, "-1"]]
 
 
 def test_a_csv_keeps_hostile_names_apart() -> None:
     names = ('a,"b"', "x;y", "two\nlines", "ça 中")
     table = main_table(board_of(*(MadeRun(name, scores=both({10: 0.3})) for name in names)), "Demo")
-    rows = list(csv.reader(io.StringIO(csv_tables.main_csv(table), newline="")))
+    rows = list(csv.reader(io.StringIO(table_texts.table_csv(table), newline="")))
     assert [row[0] for row in rows[1:]] == list(names)
     assert {len(row) for row in rows} == {3}
 
@@ -195,7 +195,7 @@ def test_a_csv_keeps_hostile_names_apart() -> None:
 def test_a_markdown_row_stays_one_row() -> None:
     name = "a|b\n| c |\r\x0b$x$ ~~s~~ <u> `code` \u2028 &amp;"
     table = main_table(board_of(MadeRun(name, scores=both({10: 0.3}))), name)
-    lines = markup.main_markdown(table).splitlines()
+    lines = table_texts.markdown(table).splitlines()
     (row,) = (line for line in lines if "30.00" in line)
     shown = r"a\|b \| c \|  \$x\$ \~\~s\~\~ &lt;u&gt; \`code\`   &amp;amp;"
     assert row == f"| {shown} | 30.00 |"
@@ -264,18 +264,18 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
     board = score_sweep(make_data([done, going, failed]), declared, partial=True)
     main, full = main_table(board, "Main"), full_table(board, "Full")
     texts = [
-        markup.main_markdown(main),
-        markup.full_markdown(full),
-        csv_tables.main_csv(main),
-        csv_tables.full_csv(full),
+        table_texts.markdown(main),
+        table_texts.markdown(full),
+        table_texts.table_csv(main),
+        table_texts.table_csv(full),
     ]
-    texts += [markup.main_latex(main), markup.full_latex(full)]
+    texts += [table_texts.latex(main), table_texts.latex(full)]
     for text in texts:
         assert "missing" in text
         assert "failed" in text
         assert "50.00" in text
         assert "†" in text or r"\dagger" in text or r"\textdagger" in text
-    rows = csv_tables.runs_csv(board)
+    rows = table_texts.runs_csv(board)
     assert [word in rows for word in ("missing", "failed", "running")] == [True] * 3
 
 

@@ -15,8 +15,8 @@ from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
 from cppo_lab.answers.texts import VALIDATION, Sample, Texts
-from cppo_lab.reports.markup import main_markdown
 from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.table_texts import markdown
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, expect, make_data
 
@@ -101,7 +101,7 @@ def test_the_error_of_one_evaluation_is_known(board: Scoreboard) -> None:
 
 
 def statistics_text(board: Scoreboard) -> str:
-    return main_markdown(main_table(board, "Main")).replace("\\", "")
+    return markdown(main_table(board, "Main")).replace("\\", "")
 
 
 def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
