@@ -91,7 +91,7 @@ class PageFigure:
 def page_figure(picture: Picture, command: str) -> PageFigure:
     """Draw a picture; `command` is what made it."""
     if picture.absent:
-        return PageFigure(picture.heading, picture.caption, picture.absent)
+        return PageFigure(picture.heading, "", picture.absent)
     drawn = render(picture, command)
     svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
     caption = f"{picture.caption} Source: {picture.info.source}.".strip()

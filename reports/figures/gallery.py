@@ -42,48 +42,106 @@ SETTINGS = (
 
 def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
     """All eleven figures in order, in the colours of `palette` (one of PALETTES)."""
-    return (
-        _schematic(study, palette),
-        _picture(
-            2,
-            "Gap between the policies by token position",
-            "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response of the maximum length. Differs from the paper's figure: shown are "
-            "the runs of CPPO and DPPO at validated steps; the paper shows the drift after 200 updates of GRPO, as the "
-            "maximum in each bin of positions." + _seeds(study),
-            partial(tokens.gaps_info, study, palette=palette),
-            tokens.draw_both,
+    board, seeds = study.board(MAIN), _seeds(study)
+    roles = [_role(study, index) for index in range(ROLES)]
+    base_models = tuple(role for role in roles[1:] if isinstance(role, str))
+    missing = [role.reason for role in roles[1:] if isinstance(role, Absent)]
+    left_out = f" Not shown: {'; '.join(missing)}." if base_models and missing else ""
+    pictures = []
+
+    def add(
+        title: str, caption: str, make: Callable[[str], Any], draw: Callable[[Any, Figure], None]
+    ) -> None:
+        number = len(pictures) + 1
+        label = f"Figure {number}"
+        pictures.append(Picture(f"figure_{number}", label, title, caption, make(f"{label}. {title}"), draw))
+
+    def of_base_models(make: Callable[[Scoreboard, tuple[str, ...]], Any]) -> Any:
+        return Absent(missing[0]) if board is None or not base_models else make(board, base_models)
+
+    largest = roles[-1]
+    absent = largest.reason if isinstance(largest, Absent) else ""
+    right = f"not drawn, {absent}." if absent else f"{largest}, with the best score of every method.{seeds}"
+    add(
+        "Masking rules and the largest model",
+        "Left: one made-up response, masked by the rules themselves; a bar is what the rule compares with its limit "
+        "(ratio, divergence, or weighted divergence). Differs from the paper's schematic, which has PPO, DPPO and "
+        f"CPPO: shown are GRPO (PPO with Clip-Higher), DPPO, TRM-Max and CPPO. Right: {right}",
+        lambda head: schematic.schematic_info(
+            board, None if isinstance(largest, Absent) else largest, head, absent, palette
         ),
-        _picture(
-            3,
-            "The prefix constraint on some tokens of one response",
-            "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
-            "leaves over. A token that moves toward μ is always kept.",
-            partial(tokens.window_info, study, palette=palette),
-            tokens.draw_tokens,
-        ),
-        _main_curves(study, palette),
-        *(_ablations(study, palette, *row) for row in _ROWS),
-        _warmup(study, palette),
-        *(_model(study, index, palette) for index in range(ROLES)),
+        schematic.draw,
     )
+    add(
+        "Gap between the policies by token position",
+        "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
+        "w put on the divergence, for a response of the maximum length. Differs from the paper's figure: shown are "
+        "the runs of CPPO and DPPO at validated steps; the paper shows the drift after 200 updates of GRPO, as the "
+        f"maximum in each bin of positions.{seeds}",
+        lambda head: tokens.gaps_info(study, head, palette),
+        tokens.draw_both,
+    )
+    add(
+        "The prefix constraint on some tokens of one response",
+        "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
+        "leaves over. A token that moves toward μ is always kept.",
+        lambda head: tokens.window_info(study, head, palette),
+        tokens.draw_tokens,
+    )
+    add(
+        "Validation curves of the Base models",
+        "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
+        f"the best score of the table; a cross ends a run that collapsed.{seeds}{left_out}",
+        lambda head: of_base_models(
+            lambda board, models: validation.curves_info(board, head, models, palette=palette)
+        ),
+        partial(validation.draw, in_row=ROLES - 1),
+    )
+    for title, sweeps in (
+        ("Ablations of the mechanisms", MECHANISMS),
+        ("Ablations of the settings", SETTINGS),
+    ):
+        unseen = [
+            f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None
+        ]
+        add(
+            title,
+            "Mean over the benchmarks. Next to each variant is its score, at the step selected for each run "
+            f"(dots).{seeds}" + (f" Not shown: {'; '.join(unseen)}." if unseen else ""),
+            partial(ablations_info, study, sweeps=sweeps, palette=palette),
+            draw_ablations,
+        )
+    add(
+        "The prefix budget of CPPO during training",
+        "Effective budget rate δ_b, averaged over responses (top; its axis does not begin at 0), and the part of the "
+        "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
+        f"{seeds}{left_out}",
+        lambda head: of_base_models(lambda board, models: training.warmup_info(board, models, head, palette)),
+        training.draw_budget,
+    )
+    for index, role in enumerate(roles):
+        name = study.models[index] if index < len(study.models) else f"model {index + 1}"
+        add(
+            f"All curves of {name}",
+            "Benchmarks on top; below, reward, response length and relative log-prob error of each step (thin) with "
+            "their moving averages (thick; for the reward the logged one, if there is one)."
+            + (
+                f"{seeds} After a run has ended, the training curves are those of the remaining runs."
+                if seeds
+                else ""
+            ),
+            partial(_model_info, board, role, palette),
+            model_curves.draw,
+        )
+    return tuple(pictures)
 
 
-_ROWS = (
-    (5, "Ablations of the mechanisms", MECHANISMS),
-    (6, "Ablations of the settings", SETTINGS),
-)
-
-
-def _picture(
-    number: int,
-    title: str,
-    caption: str,
-    make: Callable[[str], Any],
-    draw: Callable[[Any, Figure], None],
-) -> Picture:
-    label = f"Figure {number}"
-    return Picture(f"figure_{number}", label, title, caption, make(f"{label}. {title}"), draw)
+def _model_info(
+    board: Scoreboard | None, role: str | Absent, palette: str, title: str
+) -> model_curves.ModelInfo | Absent:
+    if board is None or isinstance(role, Absent):
+        return role if isinstance(role, Absent) else Absent("no runs")
+    return model_curves.model_info(board, role, title, palette)
 
 
 def _seeds(study: StudyResults) -> str:
@@ -115,115 +173,6 @@ def _role(study: StudyResults, index: int) -> str | Absent:
     if not any(run.mlflow_id for run in board.runs if run.model == model):
         return Absent(f"no run on {model} yet")
     return model
-
-
-def _base_models(study: StudyResults) -> tuple[str, ...] | Absent:
-    """Those of the three Base models that have runs."""
-    found = [_role(study, index) for index in range(1, ROLES)]
-    models = tuple(model for model in found if isinstance(model, str))
-    reasons = [reason for reason in found if isinstance(reason, Absent)]
-    return models or reasons[0]
-
-
-def _schematic(study: StudyResults, palette: str) -> Picture:
-    model = _role(study, ROLES - 1)
-    absent = model.reason if isinstance(model, Absent) else ""
-    caption = (
-        "Left: one made-up response, masked by the rules themselves; a bar is what the rule compares with its limit "
-        "(ratio, divergence, or weighted divergence). Differs from the paper's schematic, which has PPO, DPPO and "
-        "CPPO: shown are GRPO (PPO with Clip-Higher), DPPO, TRM-Max and CPPO. Right: "
-    )
-    caption += (
-        f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"
-    )
-    shown = None if isinstance(model, Absent) else model
-
-    def info(title: str) -> schematic.SchematicInfo:
-        return schematic.schematic_info(study.board(MAIN), shown, title, absent, palette)
-
-    return _picture(1, "Masking rules and the largest model", caption, info, schematic.draw)
-
-
-def _main_curves(study: StudyResults, palette: str) -> Picture:
-    models = _base_models(study)
-
-    def info(title: str) -> validation.CurvesInfo | Absent:
-        board = study.board(MAIN)
-        if isinstance(models, Absent) or board is None:
-            return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return validation.curves_info(board, title, models, palette=palette)
-
-    caption = (
-        "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
-        "the best score of the table; a cross ends a run that collapsed."
-        + _seeds(study)
-        + _left_out(study, models)
-    )
-    draw = partial(validation.draw, in_row=ROLES - 1)
-    return _picture(4, "Validation curves of the Base models", caption, info, draw)
-
-
-def _left_out(study: StudyResults, models: tuple[str, ...] | Absent) -> str:
-    """A sentence on the Base models that the figure does not show."""
-    if isinstance(models, Absent) or len(models) == ROLES - 1:
-        return ""
-    reasons = [_role(study, index) for index in range(1, ROLES)]
-    return " Not shown: " + "; ".join(entry.reason for entry in reasons if isinstance(entry, Absent)) + "."
-
-
-def _ablations(
-    study: StudyResults, palette: str, number: int, title: str, sweeps: tuple[tuple[str, str], ...]
-) -> Picture:
-    absent = [f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None]
-    missing = f" Not shown: {'; '.join(absent)}." if absent else ""
-    caption = (
-        "Mean over the benchmarks. Next to each variant is its score, at the step selected for each run (dots)."
-        + _seeds(study)
-        + missing
-    )
-    info = partial(ablations_info, study, sweeps=sweeps, palette=palette)
-    return _picture(number, title, caption, info, draw_ablations)
-
-
-def _warmup(study: StudyResults, palette: str) -> Picture:
-    models = _base_models(study)
-
-    def info(title: str) -> training.WarmupInfo | Absent:
-        board = study.board(MAIN)
-        if isinstance(models, Absent) or board is None:
-            return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return training.warmup_info(board, models, title, palette)
-
-    caption = (
-        "Effective budget rate δ_b, averaged over responses (top; its axis does not begin at 0), and the part of the "
-        "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
-        + _seeds(study)
-        + _left_out(study, models)
-    )
-    return _picture(7, "The prefix budget of CPPO during training", caption, info, training.draw_budget)
-
-
-def _model(study: StudyResults, index: int, palette: str) -> Picture:
-    model = _role(study, index)
-
-    def info(title: str) -> model_curves.ModelInfo | Absent:
-        board = study.board(MAIN)
-        if isinstance(model, Absent) or board is None:
-            return model if isinstance(model, Absent) else Absent(study.why_absent(MAIN))
-        return model_curves.model_info(board, model, title, palette)
-
-    name = study.models[index] if index < len(study.models) else f"model {index + 1}"
-    caption = (
-        "Benchmarks on top; below, reward, response length and relative log-prob error of each step (thin) with their "
-        "moving averages (thick; for the reward the logged one, if there is one)."
-        + _seeds(study)
-        + (
-            " After a run has ended, the training curves are those of the remaining runs."
-            if _seeds(study)
-            else ""
-        )
-    )
-    return _picture(8 + index, f"All curves of {name}", caption, info, model_curves.draw)
 
 
 @dataclass(frozen=True)
