@@ -12,7 +12,9 @@ from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.summary import sweep_statistics
+from cppo_lab.analysis.statistics.verdicts import verdicts
 from cppo_lab.reports import table_texts
+from cppo_lab.reports.answer import ShortAnswers, short_answers
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.audit import AuditView, audit_csv, audit_markdown, audit_view, discrepancies
 from cppo_lab.reports.build import Contents
@@ -103,6 +105,7 @@ def _is_shown(metric: str) -> bool:
 class _Parts:
     """The tables and figures of a sweep. `statistics` and the tables of `mismatch` map a kind to its table."""
 
+    short: ShortAnswers
     main: MainTable
     full: FullTable
     verdicts: VerdictView
@@ -126,6 +129,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     audit, audit_texts = _audit(board) if of_paper and not board.gaps else (None, {})
     found = sweep_statistics(board, baseline=request.baseline)
     parts = _Parts(
+        short=short_answers(verdicts({request.name: board}, tuple(own)), found),
         main=main_table(board, f"Mean score by model ({heads[0]})", found),
         full=full_table(board, f"Score by benchmark ({heads[1]})"),
         verdicts=verdict_view(
