@@ -61,6 +61,7 @@ class CoreRecord:
     runs of one seed are compared with each other. False: all starts are independent or the same, unless the
     configuration of a run has a warm start, which says it itself.
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
+    score: what its scores are, if they are no share of right answers among k responses (Avg@k).
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
     own hypotheses.
     preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long one.
@@ -90,6 +91,7 @@ class CoreRecord:
     own_models: tuple[str, ...] = ()
     seed_fixes_start: bool = False
     miniature: str = ""
+    score: str = ""
     deviations: tuple[float, ...] = (1.0, 2.0)
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"
@@ -151,6 +153,14 @@ def miniature_of(name: str) -> str:
     """`miniature` of the core called `name`; empty if its package is not installed, since reports do without it."""
     try:
         return core_of(name).miniature
+    except UserError:
+        return ""
+
+
+def score_of(name: str) -> str:
+    """`score` of the core called `name`; empty if it is Avg@k, and if its package is not installed."""
+    try:
+        return core_of(name).score
     except UserError:
         return ""
 

@@ -7,7 +7,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.statistics.estimate import Estimate
-from cppo_lab.core_records import miniature_of
+from cppo_lab.core_records import miniature_of, score_of
 from cppo_lab.rules import METHODS, known
 
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
@@ -51,6 +51,11 @@ def origin(core: str) -> str:
         return "the paper's own curves (arXiv 2606.10968), not trained here"
     miniature = miniature_of(core)
     return f"core={core}" + (f": {miniature}, not comparable with the paper's numbers" if miniature else "")
+
+
+def score_name(core: str, samples: int) -> str:
+    """What the scores of a core are: `Avg@16`, or its own name for them."""
+    return score_of(core) or f"Avg@{samples}"
 
 
 def objective_name(objective: str) -> str:

@@ -12,6 +12,7 @@ from cppo_lab.reports.escapes import csv_text, escape_latex, escape_markdown
 from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, TableRow, TextTable, core_of
 
 Table = MainTable | FullTable | TextTable
+FEW_RUNS = 5  # whose selected steps are listed one by one
 _MARKDOWN_MARKS = {BEST: ("**", "**"), SECOND: ("<u>", "</u>"), "": ("", "")}
 _LATEX_MARKS = {BEST: (r"\textbf{", "}"), SECOND: (r"\underline{", "}"), "": ("", "")}
 
@@ -56,8 +57,13 @@ def plain(entry: Entry) -> str:
 
 
 def steps_text(row: TableRow) -> str:
-    """The selected steps, one per run."""
-    return ", ".join(map(str, row.steps)) or "–"
+    """The selected steps: of each run, or their range if there are more than FEW_RUNS; once if all are the same."""
+    steps = row.steps
+    if len(set(steps)) == 1:
+        return str(steps[0])
+    if len(steps) > FEW_RUNS:
+        return f"{min(steps)} to {max(steps)}"
+    return ", ".join(map(str, steps)) or "–"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

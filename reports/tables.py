@@ -11,7 +11,15 @@ from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, SelectionStat
 from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.names import OURS, baseline_name, benchmark_name, display_name, in_order, origin
+from cppo_lab.reports.names import (
+    OURS,
+    baseline_name,
+    benchmark_name,
+    display_name,
+    in_order,
+    origin,
+    score_name,
+)
 
 BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
@@ -233,12 +241,12 @@ COLLAPSE = (
 
 def table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
-    samples = board.curves.samples
+    core = core_of(board)
+    score = score_name(core, board.curves.samples)
     notes = [
-        f"Source: {origin(core_of(board))}.",
-        f"Avg@{samples} in percent, at the step with the highest mean over the benchmarks inside [0, "
-        f"T_stop]. "
-        "Best in bold, second best underlined; equal numbers share a mark.",
+        f"Source: {origin(core)}.",
+        f"{score[0].upper()}{score[1:]} in percent, at the step with the highest mean over the benchmarks inside "
+        "[0, T_stop]. Best in bold, second best underlined; equal numbers share a mark.",
     ]
     runs_per_cell = max(cell.expected for cell in board.cells.values())
     if runs_per_cell > 1:

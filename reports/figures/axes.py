@@ -15,7 +15,7 @@ from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import panel_grid, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
-from cppo_lab.reports.names import display_name, origin, value_text
+from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
@@ -127,7 +127,7 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
     return AxesInfo(
         title=title,
         source=origin(core_of(board)),
-        y_label=f"final mean of Avg@{board.curves.samples} (%)",
+        y_label=f"final mean of {score_name(core_of(board), board.curves.samples)} (%)",
         axes=shown,
         panels=tuple(panels),
         keys=()

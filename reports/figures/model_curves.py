@@ -16,7 +16,7 @@ from cppo_lab.reports.figures.drawing import Absent, above, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, trace_of
 from cppo_lab.reports.figures.validation import Line, draw_lines, line_of
-from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin
+from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
@@ -99,7 +99,7 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
         title=title,
         source=origin(core_of(board)),
         model=model,
-        y_label=f"Avg@{board.curves.samples} (%)",
+        y_label=f"{score_name(core_of(board), board.curves.samples)} (%)",
         benchmarks=tuple(panels),
         rewards=tuple(line for line in rewards if line is not None),
         traces=traces,

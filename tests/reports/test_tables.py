@@ -11,8 +11,8 @@ from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
-from cppo_lab.reports.names import benchmark_name, display_name, in_order
-from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, full_table, main_table, mark
+from cppo_lab.reports.names import benchmark_name, display_name, in_order, score_name
+from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, TableRow, full_table, main_table, mark
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
@@ -284,3 +284,22 @@ def test_everything_is_ascii_in_latex() -> None:
     for number in range(0x3000):
         assert escape_latex(chr(number)).isascii()
         assert "\n" not in escape_latex(chr(number))
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ((), "–"),
+        ((10,), "10"),
+        ((20,) * 20, "20"),
+        ((10, 20), "10, 20"),
+        (tuple(range(5, 105, 5)), "5 to 100"),
+    ],
+)
+def test_selected_steps_are_never_a_row_of_equal_numbers(steps: tuple[int, ...], text: str) -> None:
+    assert table_texts.steps_text(TableRow("cppo", "CPPO", False, (), steps)) == text
+
+
+def test_the_score_has_the_name_that_its_core_gives_it() -> None:
+    assert score_name("exact", 16) == "expected score"
+    assert score_name("mini", 16) == score_name("paper", 16) == score_name("not installed", 16) == "Avg@16"

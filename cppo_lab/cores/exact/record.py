@@ -17,5 +17,6 @@ EXACT = CoreRecord(
     seed_fixes_start=True,
     doctor="cppo_lab.doctor.machine:MINI",
     miniature="a policy of tables on a small Markov process",
+    score="expected score",
     no_preflight="its runs take seconds on a CPU",
 )
