@@ -2,12 +2,13 @@
 
 Guarantees of this package:
 
-- The report of a sweep, a study or a search goes through the same four steps (`build.py`).
-- A report's folder is replaced atomically, and only if it is one of our reports (`folder.py`).
-- The same runs give the same bytes: no dates, no random ids (`figures/files.py`).
-- The page is one file without network access; other people's texts are escaped in it (`page.py`, `escapes.py`).
+- The report of a sweep, a study or a search goes through the same three steps (`build.py`).
+- A report's folder is replaced atomically, and only if it is one of our reports (`saved.py`).
+- The same runs give the same bytes: no dates, no random ids (`figures/drawing.py`).
+- The page is one file without network access; other people's texts are escaped in it (`build.py`, `escapes.py`).
 - `report.json` is the record for programs (`record.py`). Reading it trusts nothing in it (`saved.py`).
 
 Begin with `build.py`, then `sweep.py`, `study.py` or `search.py` (what each shows). `tables.py` makes tables,
-`figures/` draws, `templates/` has the pages, `paper/` the paper's numbers. docs/report_page.md explains the page.
+`table_texts.py` writes them, `figures/` draws, `templates/` has the pages, `paper/` the paper's numbers.
+docs/report_page.md explains the page.
 """

@@ -33,7 +33,7 @@ from cppo_lab.reports.figures.exact_core import (
 from cppo_lab.reports.names import ABSENT, display_name, origin, p_text
 from cppo_lab.reports.record import power_values
 from cppo_lab.reports.registration import Hypotheses, Standing, is_exploratory, standing
-from cppo_lab.reports.tables import TextRow, TextTable, core_of
+from cppo_lab.reports.tables import TextRow, TextTable, core_of, run_ids_of
 from cppo_lab.reports.verdict_view import tally
 
 _METHOD = (
@@ -166,7 +166,7 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
             contrasts,
             f"Error of the surrogate ({title})",
             origin(core),
-            tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+            run_ids_of(board.runs),
             palette,
         ),
         judged=tuple(

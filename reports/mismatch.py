@@ -12,11 +12,11 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, keys_of
 from cppo_lab.reports.figures.training import DiagnosticPanel, DiagnosticsInfo, draw, trace_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, in_order, origin
-from cppo_lab.reports.tables import TextTable, cell_row, core_of
+from cppo_lab.reports.tables import TextTable, cell_row, core_of, run_ids_of
 
 # NeMo-RL's own test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
 SUSPICIOUS = 1.05
@@ -198,7 +198,7 @@ def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
         title=title,
         source=origin(core_of(board)) + left_out_note(board),
         panels=tuple(panels),
-        keys=tuple(Key(display_name(name), stroke) for name, stroke in strokes.items()),
-        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+        keys=keys_of(strokes, strokes),
+        run_ids=run_ids_of(board.runs),
     )
     return Picture("figure_mismatch", "", title, "", info, draw)

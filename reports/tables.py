@@ -7,7 +7,7 @@ from decimal import Decimal
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, SelectionState, Stat
+from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
@@ -112,6 +112,11 @@ class FullTable:
 def core_of(board: Scoreboard) -> str:
     """The one core behind a board (an experiment holds one core's runs); several are named together."""
     return "+".join(sorted({run.core for run in board.runs if run.core})) or schema.PAPER
+
+
+def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
+    """The ids of runs, sorted, without those of which only the name is known."""
+    return tuple(sorted({run.run_id for run in runs if run.run_id is not None}))
 
 
 def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> MainTable:

@@ -2,12 +2,13 @@
 
 Guarantees of this package:
 
-- A figure's module has a frozen dataclass with all that it shows, a function that computes it, and `draw`.
-- An info has numbers, text and run ids only, so a test can compare it and a cache can tell whether it has changed.
-- The same info gives the same bytes of PNG, SVG and PDF (`files.py`); its numbers are also written as CSV (`data.py`).
-- A figure that cannot be drawn is replaced by the reason (`picture.py`: `Absent`).
-- Style is set in a context, never globally (`style.py`); colours come from a palette, also one for the colour-blind
-  (`palette.py`).
+- A figure has a frozen dataclass with all that it shows, a function that computes it, and a function that draws it.
+- It is drawn once; the same info gives the same bytes of SVG (which the page shows), PNG and PDF (`drawing.py`).
+- Its CSV has every number and label of the info, or building fails (`data.py`).
+- A figure that cannot be drawn is replaced by the reason (`drawing.py`: `Absent`).
+- Style is set in a context, never globally (`drawing.py`); colours come from a palette, also one for the colour-blind,
+  with their dark values beside them (`palette.py`).
 
-Begin with `picture.py` and `curves.py`. `gallery.py` lists the paper's figures; `frame.py`: title, source and legend.
+Begin with `drawing.py` and `validation.py`. `gallery.py` lists the paper's figures, `search_figures.py` those of a
+search.
 """

@@ -16,7 +16,7 @@ from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import panel_grid, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import core_of, run_ids_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
 LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
@@ -133,7 +133,7 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
         keys=()
         if len(used) == 2
         else tuple(Key(display_name(one), strokes[one]) for one in groups if one in lines),
-        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+        run_ids=run_ids_of(board.runs),
     )
 
 

@@ -47,7 +47,7 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
     base_models = tuple(role for role in roles[1:] if isinstance(role, str))
     missing = [role.reason for role in roles[1:] if isinstance(role, Absent)]
     left_out = f" Not shown: {'; '.join(missing)}." if base_models and missing else ""
-    pictures = []
+    pictures: list[Picture] = []
 
     def add(
         title: str, caption: str, make: Callable[[str], Any], draw: Callable[[Any, Figure], None]

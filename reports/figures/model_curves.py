@@ -13,11 +13,11 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, step_axis, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, trace_of
 from cppo_lab.reports.figures.validation import Line, draw_lines, line_of
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
 REWARD = "train/reward"
@@ -103,8 +103,8 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
         benchmarks=tuple(panels),
         rewards=tuple(line for line in rewards if line is not None),
         traces=traces,
-        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
-        run_ids=tuple(sorted({run.run_id for run in runs if run.run_id is not None})),
+        keys=keys_of(strokes, drawn),
+        run_ids=run_ids_of(runs),
     )
 
 

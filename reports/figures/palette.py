@@ -2,13 +2,14 @@
 in black-and-white print.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from matplotlib.lines import Line2D
 
 from cppo_lab.reports.figures.data import APPEARANCE
+from cppo_lab.reports.names import display_name
 from cppo_lab.rules import METHODS, NAMED, Stroke, Variant, known
 from cppo_lab.rules.colours import (
     BLACK,
@@ -130,3 +131,8 @@ _COLORBLIND = Palette(
 )
 
 PALETTES: Mapping[str, Palette] = MappingProxyType({PAPER: _PAPER, COLORBLIND: _COLORBLIND})
+
+
+def keys_of(strokes: Mapping[str, Stroke], drawn: Collection[str]) -> tuple[Key, ...]:
+    """The legend of those variants that are `drawn`, in the order of their strokes."""
+    return tuple(Key(display_name(name), stroke) for name, stroke in strokes.items() if name in drawn)

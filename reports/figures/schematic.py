@@ -72,7 +72,7 @@ class SchematicInfo:
 
 
 def rule_panels() -> tuple[RulePanel, ...]:
-    """The panels of the left half, computed by the rules (`cppo_lab.illustration`)."""
+    """The panels of the left half, computed by the rules (`tests/reports/made_schematic.py`)."""
     path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
     data = json.loads(path.read_text(encoding="utf-8"))
     panels = []

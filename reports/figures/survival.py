@@ -10,10 +10,10 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import panel_grid, step_axis, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, origin
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
 _APART = 0.6  # percent between lines that would coincide
@@ -72,8 +72,8 @@ def survival_info(
         title=title,
         source=origin(core_of(board)) + left_out_note(board),
         panels=tuple(panels),
-        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
-        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+        keys=keys_of(strokes, drawn),
+        run_ids=run_ids_of(board.runs),
     )
 
 

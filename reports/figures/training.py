@@ -17,11 +17,11 @@ from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.analysis.study import OURS, runs_of
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, step_axis, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.printed import printed_table
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
 _LIMIT = "#8a1c1c"  # the colour of a marked value
@@ -105,8 +105,8 @@ def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> Dia
         title=title,
         source=origin(core_of(board)) + left_out_note(board),
         panels=tuple(panels),
-        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
-        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+        keys=keys_of(strokes, drawn),
+        run_ids=run_ids_of(board.runs),
     )
 
 
@@ -232,7 +232,7 @@ def warmup_info(
         title=title,
         source=origin(core_of(board)),
         panels=tuple(panels),
-        run_ids=tuple(sorted(run.run_id for run in shown if run.run_id is not None)),
+        run_ids=run_ids_of(shown),
     )
 
 

@@ -19,9 +19,9 @@ from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import above, panel_grid, step_axis, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.names import display_name, in_order, origin, score_name
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
 LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
@@ -291,8 +291,8 @@ def curves_info(
         source=origin(core_of(board)) + left_out_note(board),
         y_label=f"mean {score_name(core_of(board), board.curves.samples)} (%)",
         panels=tuple(panels),
-        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
-        run_ids=tuple(sorted({run.run_id for run in shown if run.run_id is not None})),
+        keys=keys_of(strokes, drawn),
+        run_ids=run_ids_of(shown),
     )
 
 

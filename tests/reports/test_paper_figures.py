@@ -5,6 +5,7 @@ The points are read off the drawing itself (the lines in the axes), and the file
 
 import csv
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.study import StudyResults, read_study
+from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.study import paper_study_request
@@ -95,6 +97,22 @@ def assert_same(line: Line2D, curve: Curve) -> None:
 
 def test_what_there_is(drawn: dict[str, tuple[Picture, Figure]]) -> None:
     assert set(drawn) == {f"figure_{number}" for number in (1, *range(4, 12))}
+
+
+def test_every_drawn_number_and_name_is_in_the_csv(drawn: dict[str, tuple[Picture, Figure]]) -> None:
+    for name, (picture, fig) in drawn.items():
+        written = {cell for row in csv.reader(figure_csv(picture.info).splitlines()) for cell in row}
+        legends = [*fig.legends, *(ax.get_legend() for ax in fig.axes)]
+        texts = [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+        texts += [
+            text.get_text()
+            for ax in fig.axes
+            for text in ax.texts
+            if re.fullmatch(r"[\d.]+", text.get_text())
+        ]
+        texts += [ax.get_title(loc="left").split(" (T_stop")[0].strip() for ax in fig.axes[-2:]]
+        assert texts, name
+        assert [text for text in texts if text and text not in written] == [], name
 
 
 @pytest.mark.parametrize(("name", "models"), [("figure_1", MODELS[3:]), ("figure_4", MODELS[1:])])

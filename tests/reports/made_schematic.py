@@ -1,7 +1,9 @@
 """What the masking rules do to one made-up response, for the report's Figure 1: computed by the rules themselves.
 
 The report runs without torch, so it reads the result from `reports/schematic/masking_rules.json`; a test holds
-that file against this module. After a change:  python -m cppo_lab.illustration > reports/schematic/masking_rules.json
+that file against this module. After a change:
+
+    python -m tests.reports.made_schematic > reports/schematic/masking_rules.json
 """
 
 import json
