@@ -1,4 +1,4 @@
-"""The exact core's Markov process, its tabular policy, and its datasets.
+"""The exact core's Markov process and its tabular policy.
 
 The Markov process: states, transitions, sampling, and expectations by dynamic programming.
 
@@ -13,7 +13,6 @@ Shapes: T = positions, S = states, V = symbols. float64 in NumPy: a step of the 
 operations, which are faster there than in torch.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cppo_lab import schema
-from cppo_lab.cores.base import Resources
-from cppo_lab.schema import Dataset
-from cppo_lab.spec import ExactRun, TableModel
-from cppo_lab.spec.run import digest
+from cppo_lab.spec import TableModel
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -282,31 +277,3 @@ def student(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draws of Student's t with FREEDOM degrees of freedom, float64."""
     drawn = torch.randn((FREEDOM + 1, *shape), generator=generator, dtype=torch.float64)
     return drawn[0] / (drawn[1:].square().mean(0)).sqrt()
-
-
-# The exact core's datasets: the starts that a run draws, and those of each benchmark.
-
-
-SOURCE = "cppo_lab.cores.exact.process"
-
-
-def datasets(spec: ExactRun, resources: Resources) -> tuple[Dataset, ...]:
-    """The starting symbols that the run's seed draws, batch after batch, and the benchmarks' shares of them."""
-    data = spec.data
-    process = data.model_dump(mode="json", exclude={"name", "benchmarks"})
-    process["horizon"] = spec.rollout.max_response_length
-    drawn = {"process": process, "seed": spec.seed, "prompts": spec.batch.prompts}
-    profile = {"problems": spec.training.t_stop * spec.batch.prompts, "seed": spec.seed, **process}
-    training = Dataset(data.name, _digest(drawn), SOURCE, schema.CODE, schema.TRAINING, profile)
-    count = len(data.benchmarks)
-    held = []
-    for i, benchmark in enumerate(data.benchmarks):
-        starts = range(1 + i, data.vocabulary, count)
-        name = _digest({"process": process, "starts": list(starts)})
-        profile = {"problems": len(starts), **process}
-        held.append(Dataset(benchmark, name, SOURCE, schema.CODE, schema.VALIDATION, profile))
-    return (training, *held)
-
-
-def _digest(values: dict[str, object]) -> str:
-    return digest(json.dumps(values, sort_keys=True))

@@ -11,7 +11,6 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.datasets import held_out_sets, training_set
-from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun
@@ -109,6 +108,8 @@ def planned_files(
     # The weights do not depend on the context length, but the model's configuration does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
     made = spec.model.for_seed(spec.seed)
+    from cppo_lab.cores.mini.warm_start import warm_start_file
+
     model = str(shared / "made_models" / f"{warm_start_file(made, spec.data, shared).stem}-{context}")
     own = folder / "data"
     return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)

@@ -254,7 +254,7 @@ class TestRegisteredLoss:
         from verl.workers.config import PolicyLossConfig
 
         with pytest.raises(
-            UserError, match=r"set policy_loss._target_ to cppo_lab\.cores\.verl\.loss_config"
+            UserError, match=r"set policy_loss._target_ to cppo_lab\.cores\.verl\.loss\.TrustRegionLossConfig"
         ):
             self.stock(plain_actor(PolicyLossConfig(loss_mode="trust_region")), responses(), None)
 

@@ -91,7 +91,7 @@ def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
     with ray_folder.own_folder() as (folder, _):
         (folder / "ray").mkdir()
         left = (
-            "import os, pathlib; from cppo_lab.cores.verl import ray_folder as r; "
+            "import os, pathlib; from cppo_lab.cores.verl import cluster as r; "
             f"r.PLACE = pathlib.Path({str(tmp_path)!r}); c = r.own_folder(); "
             "print(c.__enter__()[0], flush=True); os._exit(9)"
         )

@@ -167,7 +167,7 @@ def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_writer_that_dies_makes_way(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cppo_lab.cores.verl import steps\n"
+        "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints as steps\n"
         "with steps.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
