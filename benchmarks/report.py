@@ -45,6 +45,7 @@ TARGETS = {
 }
 STEPS, METRICS, SEEDS, MODELS = 1000, 60, 4, 10
 BENCHMARKS = ("aime24", "aime25", "aime26")
+
 SCALE = """
 import json, resource, sys, time
 from cppo_lab.analysis.grid import ExpectedRun

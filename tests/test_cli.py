@@ -109,14 +109,13 @@ def test_a_report_is_told_the_command_that_makes_it(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cppo_lab.cli import reporting
-    from cppo_lab.reports.saved import Built
     from cppo_lab.reports.sweep import ReportRequest
 
     asked: list[ReportRequest] = []
 
-    def made(options: object, wanted: tuple[ReportRequest, object], said: str) -> Built:
+    def made(options: object, wanted: tuple[ReportRequest, object]) -> Path:
         asked.append(wanted[0])
-        return Built(Path("page"), rebuilt=True)
+        return Path("page")
 
     monkeypatch.setattr(reporting, "_report_runs", made)
     assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0

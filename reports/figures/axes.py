@@ -80,12 +80,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class AxisPanel:
-    """One model: with one axis its `lines`; with two axes the cells of one group, and as `lines` the groups without
-    axis values.
+    """One model: with one axis its `lines`; with two axes the cells of the group `surface_of`, and as `lines` the
+    groups without axis values.
     """
 
     model: str
-    group: str
+    surface_of: str
     lines: tuple[AxisLine, ...]
     cells: tuple[Cell, ...] = ()
 
@@ -181,7 +181,7 @@ def _panels(
             found.append(AxisPanel(model, group, (), cells))
         elif own:
             loose.append(_line(group, axes[0], [one for one, _ in own], scores, flat=True))
-    return [AxisPanel(one.model, one.group, tuple(loose), one.cells) for one in found]
+    return [AxisPanel(one.model, one.surface_of, tuple(loose), one.cells) for one in found]
 
 
 def _line(
@@ -220,7 +220,7 @@ def _percent(value: float | None) -> float | None:
 
 def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     """Draw one model; on a surface, one of its groups."""
-    group = f": {display_name(panel.group)}" if panel.group else ""
+    group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
     if info.surface:
         _draw_surface(info, panel, ax)

@@ -10,13 +10,14 @@ nor a part, is an error.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from cppo_lab.reports.escapes import csv_text
 
 Scalar = str | int | float
 _KIND = "kind"
+_PLAIN = (str, int, float, NoneType)
 
 
 # The metadata of a dataclass's field that the CSV leaves out: how something looks, or run ids, which are in runs.csv;
@@ -43,7 +44,7 @@ def figure_csv(info: Any) -> str:
     """Everything that `info`, a dataclass, shows, in its units.
 
     `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1. Raises TypeError
-    for a field that cannot be written.
+    for a field that cannot be written, or whose name one of a part above it has.
     """
     lines = list(_series(info, {}, ()))
     names = list(dict.fromkeys(name for line in lines for name in line.names))
@@ -77,8 +78,10 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
             points = value if isinstance(value[0], tuple) else (value,)
             parts.append((each.name, dict(zip(kind, zip(*points, strict=True), strict=True))))
         elif isinstance(value, Scalar):
+            if names.get(each.name, value) != value:
+                raise TypeError(f"{each.name} of {type(node).__name__} would replace that of a part above it")
             own[each.name] = value
-        elif isinstance(value, tuple) and all(item is None or isinstance(item, Scalar) for item in value):
+        elif isinstance(value, tuple) and all(issubclass(kind, _PLAIN) for kind in set(map(type, value))):
             groups.setdefault(len(value), {})[each.name] = value
         elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
             parts += [(each.name, part) for part in below]
@@ -93,7 +96,7 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
         yield from (
             [DrawnLine(".".join(inside), own, part)] if isinstance(part, dict) else _series(part, own, inside)
         )
-    if not groups and not parts and own.keys() != names.keys():
+    if not groups and not parts and own != names:
         yield DrawnLine(".".join(path), own, {})
 
 

@@ -48,7 +48,7 @@ class Trace:
     """
 
     variant: str
-    label: str
+    name: str
     stroke: Stroke = field(metadata=APPEARANCE)
     runs: int
     steps: tuple[float, ...]
@@ -134,7 +134,7 @@ def trace_of(
     around = band(binned["value"].unstack("mlflow_id"))
     return Trace(
         variant=pair[1],
-        label=display_name(pair[1]),
+        name=display_name(pair[1]),
         stroke=stroke,
         runs=rows["mlflow_id"].nunique(),
         steps=tuple(binned["step"].groupby(level="bin").mean()),
@@ -154,7 +154,7 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
             ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=0.5, alpha=0.3, zorder=2)
         shown = trace.smooth or trace.mean
         style = trace.stroke.marked()
-        ax.plot(trace.steps, shown, linewidth=1.2, zorder=3 + order, label=trace.label, **style)
+        ax.plot(trace.steps, shown, linewidth=1.2, zorder=3 + order, label=trace.name, **style)
     ax.set_title(heading, loc="left", parse_math=False)
     step_axis(ax)
     if not panel.traces:
@@ -254,7 +254,7 @@ def draw_share(trace: Trace, ax: Axes) -> None:
     colour = trace.stroke.colour
     if trace.band:
         ax.fill_between(trace.steps, trace.low, trace.high, color=colour, alpha=0.12, linewidth=0)
-    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.label, color=colour, zorder=3)
+    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=colour, zorder=3)
     dots[0].set(markersize=2.2, markeredgewidth=0)
     ax.plot(*_broken(trace.steps, trace.mean), linewidth=0.6, alpha=0.45, color=colour, zorder=3)
     step_axis(ax)

@@ -93,7 +93,7 @@ def test_two_axes_are_a_surface() -> None:
     places = [AxisPlace(f"cppo a={a} b={b}", "cppo", (a, b)) for a in (1, 2) for b in (3, 4, 5)]
     info = shown(board, Axes(("a", "b"), (*places, AxisPlace("dppo", "dppo", (None, None)))))
     (panel,) = info.panels
-    assert info.surface and panel.group == "cppo"
+    assert info.surface and panel.surface_of == "cppo"
     assert {(cell.first, cell.second): cell.mean for cell in panel.cells} == {
         (a, b): pytest.approx(100 * (0.1 * a + 0.01 * b + sum(SEEDS) / 3)) for a in (1, 2) for b in (3, 4, 5)
     }

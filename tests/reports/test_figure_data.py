@@ -112,6 +112,20 @@ def test_what_cannot_be_written_is_an_error(value: object) -> None:
         figure_csv(Odd(value))
 
 
+def test_a_part_may_not_hide_a_name_of_the_part_above_it() -> None:
+    @dataclass(frozen=True)
+    class Below:
+        label: str
+
+    @dataclass(frozen=True)
+    class Above:
+        label: str
+        parts: tuple[Below, ...]
+
+    with pytest.raises(TypeError, match="label of Below would replace that of a part above it"):
+        figure_csv(Above("reward", (Below("CPPO"),)))
+
+
 LOOKS = {"stroke", "palette", "columns", "run_ids"}  # of all figures: what their CSV may leave out
 INFOS = (
     *(axes.AxesInfo, exact_core.ExactInfo, gallery.AblationsInfo, model_curves.ModelInfo),
