@@ -106,7 +106,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "export model": {"run_id": "the run", "folder": "path"},
     "export metrics": {
         **{"sweep": "name", "overrides": "as given", "read_from": "store or `paper`", "folder": "path"},
-        **{"format": "parquet, csv or tensorboard", "states": "state -> runs", "rows": "table -> rows"},
+        **{"format": "parquet or csv", "states": "state -> runs", "rows": "table -> rows"},
     },
     "samples": {
         **{"run": "run id", "step": "training step", "left_out": "samples that were not kept"},
@@ -124,14 +124,6 @@ ANSWERS: dict[str, dict[str, str]] = {
         "responses": "both rules' tests and the tokens on which they differ, for each response (docs/answers.md)",
     },
     "ui": {"links": "name and url of each page"},
-    "bounds": {
-        **dict.fromkeys(("delta", "delta_b", "w_min", "horizon", "xi"), "the argument as a number"),
-        "bounds": "rule, constant, ratio (to DPPO's) and limit (of delta_b) of each",
-    },
-    "check-vectors": {
-        **{"checked": "number of arrays", "mismatches": "one message for each mismatch"},
-        "unknown": "keys that were not checked",
-    },
     "data prepare": _FILES,
     "data check": _FILES,
     "doctor": {
