@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Found, Plan
 
-MANY = 150  # runs: after a launch of more, the finished ones are not listed; a study has 111
-
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
@@ -230,9 +228,10 @@ def train(
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
     of it.
     """
+    from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
-    from cppo_lab.sweep.table import run_table
+    from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.ui import where_to_look
 
@@ -251,20 +250,23 @@ def train(
             {**_listed(found, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
         )
     else:
-        shown = found.runs
-        if len(shown) > MANY:
-            shown = tuple(run for run in shown if done.states[run.run_id].state != schema.DONE)
-        if shown:
-            print(run_table(shown, done.states, costs, width(), coloured()))
-        if len(shown) < len(found.runs):
-            print(f"{len(found.runs) - len(shown)} finished runs are not listed: `cppo status` lists them")
+        statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in found.runs}
+        scores = score_table(found.runs, statuses, width())
+        others = [run for run in found.runs if done.states[run.run_id].state != schema.DONE]
+        listed = run_table(others, done.states, costs, width(), coloured()) if others else ""
+        print("\n\n".join(filter(None, (scores, listed))))
         for run_id, old in done.replaced.items():
             for mlflow_id in old:
                 print(
                     f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}"
                 )
+        print()
+        if scores:
+            gaps = any(state.state not in schema.FINISHED for state in done.states.values())
+            partial = " --partial" if gaps else ""
+            print(f"Report:\n  cppo report {shlex.join([options.sweep, *options.overrides])}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
-            print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
+            print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     return _what_is_left(found, done, options)
 
 
