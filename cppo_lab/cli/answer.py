@@ -45,6 +45,7 @@ ANSWERS: dict[str, dict[str, str]] = {
         "totals?": "runs, places, states and costs of all runs",
         "correlation?": "with `--power`: assumed correlation of runs of the same seed",
         "claims?": "with `--power`: each claim with its power",
+        "differences?": "with `--power` and without claims: what the seeds of two methods can show, of each model",
         "hours_are?": "with `--power`: `gpu` or `machine`, the unit of hours_needed; null if no cost is known",
         "search?": "for a search: study, model, seeds, objectives, parameters, trials, states",
     },

@@ -21,11 +21,11 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from cppo_lab.cli.power import PowerQuestion
     from cppo_lab.runs.state import RunState
     from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Found, Plan
+    from cppo_lab.sweep.power import PowerQuestion
 
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
@@ -59,13 +59,7 @@ def plan(options: argparse.Namespace) -> int:
     states, costs = plan_states(found), past_costs(found.runs)
     rows = table.make_listing(found, states, costs, only)
     if question is not None:
-        from cppo_lab.cli.power import power_of, power_text, power_values
-
-        powers = power_of(found, question)
-        if options.json:
-            answer(options, power_values(found, powers, question, costs))
-        else:
-            print(power_text(found, powers, question, costs, width()))
+        return _power(found, question, costs, options)
     elif options.json:
         answer(options, table.listing_values(rows))
     elif options.csv:
@@ -86,6 +80,24 @@ def plan(options: argparse.Namespace) -> int:
             print(cost)
         if note := without_folders(found, options):
             print(note)
+    return Exit.DONE
+
+
+def _power(
+    found: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: argparse.Namespace
+) -> int:
+    """What the planned runs can decide: of each claim, or of two methods."""
+    from cppo_lab.sweep import power
+
+    powers = power.power_of(found, question)
+    differences = [] if powers else power.shown_differences(found, question)
+    if options.json:
+        values = power.power_values(found, powers, question, costs)
+        answer(options, values if powers else power.shown_values(found, differences, question))
+    elif powers:
+        print(power.power_text(found, powers, question, costs, width()))
+    else:
+        print(power.shown_text(differences, question, width()))
     return Exit.DONE
 
 
@@ -110,7 +122,7 @@ def without_folders(found: "Plan", options: argparse.Namespace) -> str:
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
-    from cppo_lab.cli.power import parse_question
+    from cppo_lab.sweep.power import parse_question
 
     if options.power:
         if options.csv:
@@ -370,13 +382,14 @@ def plan_arguments(command: CommandParser) -> None:
     add_sweep(command)
     add_listing(command)
     command.add_argument(
-        "--power", action="store_true", help="show the statistical power of each claim with the planned runs"
+        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim or, without claims, the difference "
+        "between two methods that the seeds can show"
     )
     command.add_argument(
         "--deviation",
         metavar="POINTS,...",
         help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
-        "on core=mini 5,10)",
+        "on core=mini 5,10; without claims that of finished runs)",
     )
     command.add_argument(
         "--correlation",
