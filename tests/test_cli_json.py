@@ -24,7 +24,6 @@ from tests.answers import made
 from tests.conftest import ROOT
 
 SWEEP = ["quickstart", "variant=grpo", "seed=0", "launcher=inline"]
-VECTORS = str(Path(__file__).parent / "oracles" / "vectors.npz")
 # The words of each command. {run} and {other} are ids of finished runs; `add` runs only what follows it by name.
 CASES: dict[str, tuple[list[str], Exit]] = {
     "plan": (["plan", *SWEEP], Exit.DONE),
@@ -48,8 +47,6 @@ CASES: dict[str, tuple[list[str], Exit]] = {
     "samples": (["samples", "{run}"], Exit.DONE),
     "replay": (["replay", "{run}"], Exit.DONE),
     "ui": (["ui"], Exit.DONE),
-    "bounds": (["bounds"], Exit.DONE),
-    "check-vectors": (["check-vectors", VECTORS], Exit.DONE),
     "data prepare": (["data", "prepare", "--out", "data"], Exit.DONE),
     "data check": (["data", "check", "data"], Exit.DONE),
     "doctor": (["doctor"], Exit.DONE),

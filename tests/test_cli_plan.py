@@ -14,14 +14,18 @@ from pathlib import Path
 from statistics import pvariance
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.stats import nct, t
 
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cli.answer import HEADING
+from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.table import ListingRow
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
@@ -244,6 +248,69 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
     assert "seed=2,3,4,5, and a trend on models of different response lengths" in capsys.readouterr().err
 
 
+PLAIN = """
+title: Plain
+question: Which is better?
+models: {exact: [exact_early], mini: [mini_quick]}
+variants: {grpo: {rule: grpo}, dppo: {rule: dppo}, sapo: {rule: sapo}}
+axes: {seed: [0, 1, 2, 3]}
+"""
+
+
+@pytest.mark.parametrize(("core", "degrees"), [("exact", 1), ("mini", 2)])
+def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
+    workspace: Path, capsys: pytest.CaptureFixture[str], core: str, degrees: int
+) -> None:
+    """The exact core's runs are compared seed by seed (n - 1 degrees of freedom), those of mini by Welch."""
+    Path("plain.yaml").write_text(PLAIN)
+    asked = ["plan", "./plain.yaml", f"core={core}", "variant=grpo,dppo", "--power"]
+
+    def differences(*more: str) -> list[dict[str, Any]]:
+        assert main([*asked, "--json", *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["claims"] == []
+        rows: list[dict[str, Any]] = found["differences"]
+        return rows
+
+    assumed = differences("--deviation=2,4")
+    assert [(row["seeds"], row["deviation"], row["measured"]) for row in assumed] == [
+        (4, 2.0, 0),
+        (4, 4.0, 0),
+    ]
+    for row in assumed:
+        for n, points in ((int(n), points) for n, points in row["differences"].items()):
+            shift = points / (row["deviation"] * math.sqrt(2 / n))
+            assert power_of_t(shift, degrees * (n - 1)) == pytest.approx(0.8, abs=0.02)
+    [alone] = differences("--deviation=2", "seed=0")
+    assert alone["differences"]["1"] is None and alone["differences"]["3"] > 0
+    # A lead is asked for: about as powerful as the same difference shown above.
+    [row] = differences("--deviation=2", f"--effect={1.0001 * assumed[0]['differences']['4']}")
+    assert (row["power"], row["seeds_needed"]) == (pytest.approx(0.8, abs=1e-3), 4)
+    # Finished runs have a scatter of their own.
+    plan = make_plan(load_sweep("./plain.yaml"), asked[2:4])
+    rng = np.random.default_rng(0)
+    finals = {variant: rng.normal(0.5, 0.1, 4) for variant in ("grpo", "dppo")}
+    for run in plan.runs:
+        folder = workspace / "runs" / run.run_id
+        folder.mkdir(parents=True)
+        score = float(finals[run.variant][run.spec.seed])
+        write_status(folder, {"run_id": run.run_id, "status": "done", "final_mean": score})
+    [measured] = differences()
+    by_seed = np.std(finals["grpo"] - finals["dppo"], ddof=1) / math.sqrt(2)
+    pooled = math.sqrt(np.mean([np.var(values, ddof=1) for values in finals.values()]))
+    expected = 100 * (by_seed if core == "exact" else pooled)
+    assert measured["deviation"] == pytest.approx(expected) and measured["measured"] == 8
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 runs" in said and ("seed by seed" in said) == (core == "exact")
+
+
+def test_power_needs_two_methods(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plain.yaml").write_text(PLAIN)
+    assert main(["plan", "./plain.yaml", "core=mini", "variant=sapo", "--power"]) == 2
+    assert "plain: --power compares two methods" in capsys.readouterr().err
+
+
 def test_power_of_a_claim_that_waits_for_another(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +429,6 @@ def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(
         (["main", "--power", "--deviation=1,x"], "--deviation=x: must be a number of points"),
         (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
         (["main", "--power", "--csv"], "use --json"),
-        (["drift_strong", "--power"], "--effect=POINTS"),
         (["position_order", "seed=0", "--power"], "is planned: plan their variants with seed=140,141,"),
         (["exact", "seed=100", "--power"], "is planned: plan their variants with seed=0,1,2,"),
         (["exact", "variant=dppo", "--power"], "is planned: plan their variants with seed=0,1,2,"),

@@ -63,7 +63,7 @@ def test_overrides_may_stand_after_options(capsys: pytest.CaptureFixture[str]) -
     ids = [document["run_id"] for document in shown(capsys, *TINY_VERL)]
     [document] = shown(capsys, "quickstart", "--run", ids[0], "core=verl")
     assert document["run_id"] == ids[0]
-    for arguments in (["show", "quickstart", "--rum", "x"], ["bounds", "delta=1"]):
+    for arguments in (["show", "quickstart", "--rum", "x"], ["ui", "delta=1"]):
         with pytest.raises(SystemExit):
             main(arguments)
         assert "unrecognized arguments: " in capsys.readouterr().err

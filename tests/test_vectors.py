@@ -1,4 +1,4 @@
-"""`check-vectors`: what it finds in the golden file, in damaged ones, and in files of other sizes."""
+"""`cppo_lab.testing.vectors`: what it finds in the golden file, in damaged ones, and in files of other sizes."""
 
 import json
 import zipfile
@@ -8,12 +8,8 @@ import numpy
 import pytest
 import torch
 
-from cppo_lab.cli import main
-from cppo_lab.vectors.archive import Vectors
-from cppo_lab.vectors.check import check, check_file, compare, is_exact
-from cppo_lab.vectors.methods import find_method
-from cppo_lab.vectors.parts import is_input, value
-from cppo_lab.vectors.recompute import Recomputation
+from cppo_lab.testing.golden import Recomputation, Vectors, find_method, is_input, value
+from cppo_lab.testing.vectors import check, check_file, compare, is_exact, main
 from tests.maths.maths_golden import ARRAYS, MANIFEST, PATH
 
 
@@ -28,7 +24,7 @@ def test_the_golden_file_agrees_to_the_last_array(capsys: pytest.CaptureFixture[
     assert report.unknown == []
     inputs = 8 * 7 + 5 * 2 + 4 * 5 + 3 + 5  # common; mu, tokens; pi, top-k and groups; extreme; process
     assert report.checked == len(ARRAYS) - inputs
-    assert main(["check-vectors", str(PATH)]) == 0
+    assert main([str(PATH)]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last == f"{report.checked} arrays checked, 0 mismatches, 0 unknown keys"
 
@@ -64,7 +60,7 @@ def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = write(
         tmp_path / "v.npz", {**ARRAYS, "main_topk/mask/cppo": mask, "main_topk/D/js": mask}, MANIFEST
     )
-    assert main(["check-vectors", str(path)]) == 1
+    assert main([str(path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     expected, got = f"{mask[0, 3]:g}", f"{1 - mask[0, 3]:g}"
     assert lines[0] == f"MISMATCH main_topk/mask/cppo[0, 3]: expected {expected}, got {got} (float64)"
@@ -231,14 +227,16 @@ def test_a_file_that_cannot_be_checked_costs_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, message: str
 ) -> None:
     path = damaged(tmp_path, kind)
-    assert main(["check-vectors", str(path)]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main([str(path)])
+    assert ended.value.code == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith("cppo: error: ")
     assert output.err.count("\n") == 1
     assert str(path) in output.err
     assert message in output.err
-    assert "check-vectors" in output.err or "pass a vectors file" in output.err
+    assert "pass a vectors file" in output.err
 
 
 @pytest.mark.parametrize(

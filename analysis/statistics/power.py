@@ -68,6 +68,16 @@ def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> fl
     return _excluded(distance, Spread(deviation / math.sqrt(n), n - 1, n), n, comparisons)
 
 
+def reached(distance: float, error: float, degrees: float) -> float:
+    """Probability that an estimate with this error and these degrees of freedom shows a true `distance`."""
+    return float(stdtr(degrees, distance / error - stdtrit(degrees, 1 - ALPHA)))
+
+
+def shown(error: float, degrees: float) -> float:
+    """The true distance that such an estimate shows with probability POWER."""
+    return float(error * (stdtrit(degrees, 1 - ALPHA) + stdtrit(degrees, POWER)))
+
+
 def _excluded(distance: float, spread: Spread, n: int, comparisons: int = 1) -> float:
     error, degrees = spread.at(n)
     t = float(stdtrit(degrees, 1 - ALPHA / comparisons))

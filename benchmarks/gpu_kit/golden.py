@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.places import ROOT
-from cppo_lab.vectors.archive import Vectors, load
-from cppo_lab.vectors.check import DTYPES, Mismatch, check_array
-from cppo_lab.vectors.parts import is_input
-from cppo_lab.vectors.recompute import Recomputation
+from cppo_lab.testing.golden import Recomputation, Vectors, is_input, load
+from cppo_lab.testing.vectors import DTYPES, Mismatch, check_array
 
 FILE = ROOT / "tests" / "oracles" / "vectors.npz"
 
@@ -25,7 +23,7 @@ class OnDevice(Vectors):
 
 
 def check_on(device: str) -> tuple[int, list[Mismatch]]:
-    """How many arrays were compared, and those that differ by more than `cppo check-vectors` allows.
+    """How many arrays were compared, and those that differ by more than `cppo_lab.testing.vectors` allows.
 
     The theory's constants are left out: they are a few float64 numbers that nobody computes on a GPU.
     """

@@ -18,7 +18,7 @@ from cppo_lab.maths.from_logits import logp_and_divergence
 from cppo_lab.maths.rules import RULES
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
-from cppo_lab.vectors.check import TOLERANCE
+from cppo_lab.testing.vectors import TOLERANCE
 
 NEAR = 1e-6
 CPPO = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8}
@@ -180,7 +180,7 @@ def rules(device: str, dtype: torch.dtype, name: str, given: Batch, record: Reco
 
 
 def _tolerance(dtype: torch.dtype, what: str) -> float:
-    """That of `cppo check-vectors` for float32, in which all is computed; gradients have their tensor's dtype."""
+    """That of `cppo_lab.testing.vectors` for float32, in which all is computed; gradients have their tensor's dtype."""
     narrow = dtype == torch.bfloat16 and "gradient" in what
     return float(torch.finfo(dtype).eps) if narrow else TOLERANCE[torch.float32]
 

@@ -45,6 +45,7 @@ ANSWERS: dict[str, dict[str, str]] = {
         "totals?": "runs, places, states and costs of all runs",
         "correlation?": "with `--power`: assumed correlation of runs of the same seed",
         "claims?": "with `--power`: each claim with its power",
+        "differences?": "with `--power` and without claims: what the seeds of two methods can show, of each model",
         "hours_are?": "with `--power`: `gpu` or `machine`, the unit of hours_needed; null if no cost is known",
         "search?": "for a search: study, model, seeds, objectives, parameters, trials, states",
     },
@@ -106,7 +107,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "export model": {"run_id": "the run", "folder": "path"},
     "export metrics": {
         **{"sweep": "name", "overrides": "as given", "read_from": "store or `paper`", "folder": "path"},
-        **{"format": "parquet, csv or tensorboard", "states": "state -> runs", "rows": "table -> rows"},
+        **{"format": "parquet or csv", "states": "state -> runs", "rows": "table -> rows"},
     },
     "samples": {
         **{"run": "run id", "step": "training step", "left_out": "samples that were not kept"},
@@ -124,14 +125,6 @@ ANSWERS: dict[str, dict[str, str]] = {
         "responses": "both rules' tests and the tokens on which they differ, for each response (docs/answers.md)",
     },
     "ui": {"links": "name and url of each page"},
-    "bounds": {
-        **dict.fromkeys(("delta", "delta_b", "w_min", "horizon", "xi"), "the argument as a number"),
-        "bounds": "rule, constant, ratio (to DPPO's) and limit (of delta_b) of each",
-    },
-    "check-vectors": {
-        **{"checked": "number of arrays", "mismatches": "one message for each mismatch"},
-        "unknown": "keys that were not checked",
-    },
     "data prepare": _FILES,
     "data check": _FILES,
     "doctor": {

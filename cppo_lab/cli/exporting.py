@@ -9,7 +9,7 @@ from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.sweep.paths import runs_folder
 
-FORMATS = ("parquet", "csv", "tensorboard")  # those of export.metrics, which imports pandas
+FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
 
 
 def model(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def model(options: argparse.Namespace) -> int:
 
 
 def metrics(options: argparse.Namespace) -> int:
-    """Write what the runs of a sweep have logged as Parquet, CSV or TensorBoard's events."""
+    """Write what the runs of a sweep have logged as Parquet or CSV."""
     from cppo_lab.export.metrics import MetricTables, require_writable, write
     from cppo_lab.notebook import load
 
@@ -93,8 +93,7 @@ def export_arguments(command: CommandParser) -> None:
         "--format",
         choices=FORMATS,
         default=FORMATS[0],
-        help="parquet (default) and csv write the tables `runs`, `history` and `outcomes`; tensorboard writes "
-        "a folder of event files",
+        help="of the tables `runs`, `history` and `outcomes` (default: parquet)",
     )
     _add_out(tables)
     tables.add_argument("--force", action="store_true", help="replace an earlier export of metrics in DIR")

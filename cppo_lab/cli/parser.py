@@ -57,8 +57,6 @@ COMMANDS = {
         "apply another rule's mask to the training tokens that a run has stored, without training",
     ),
     "ui": ("ui", "serve the MLflow UI for the tracking store until Ctrl-C"),
-    "bounds": ("theory", "print the constants of CPPO's bounds, compared with DPPO's"),
-    "check-vectors": ("theory", "check the rules against a file of golden vectors"),
     "data": ("environment", "prepare or check the training and validation sets of the verl core"),
     "doctor": ("environment", "check what this machine lacks for a run, and say how to fix it"),
     "completion": (

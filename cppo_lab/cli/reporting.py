@@ -313,9 +313,9 @@ def _hypotheses(
     `then`: what was registered by those of another statement, None where the store does not have it. `deleted`: when
     deleted runs began.
     """
-    from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.runs.machine import code_version
+    from cppo_lab.sweep.claims import error_claims, score_claims
     from cppo_lab.sweep.file import differences
 
     declared = plan.declared[sweep.name]

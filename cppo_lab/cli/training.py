@@ -21,13 +21,11 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from cppo_lab.cli.power import PowerQuestion
     from cppo_lab.runs.state import RunState
     from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Found, Plan
-
-MANY = 150  # runs: after a launch of more, the finished ones are not listed; a study has 111
+    from cppo_lab.sweep.power import PowerQuestion
 
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
@@ -61,13 +59,7 @@ def plan(options: argparse.Namespace) -> int:
     states, costs = plan_states(found), past_costs(found.runs)
     rows = table.make_listing(found, states, costs, only)
     if question is not None:
-        from cppo_lab.cli.power import power_of, power_text, power_values
-
-        powers = power_of(found, question)
-        if options.json:
-            answer(options, power_values(found, powers, question, costs))
-        else:
-            print(power_text(found, powers, question, costs, width()))
+        return _power(found, question, costs, options)
     elif options.json:
         answer(options, table.listing_values(rows))
     elif options.csv:
@@ -88,6 +80,24 @@ def plan(options: argparse.Namespace) -> int:
             print(cost)
         if note := without_folders(found, options):
             print(note)
+    return Exit.DONE
+
+
+def _power(
+    found: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: argparse.Namespace
+) -> int:
+    """What the planned runs can decide: of each claim, or of two methods."""
+    from cppo_lab.sweep import power
+
+    powers = power.power_of(found, question)
+    differences = [] if powers else power.shown_differences(found, question)
+    if options.json:
+        values = power.power_values(found, powers, question, costs)
+        answer(options, values if powers else power.shown_values(found, differences, question))
+    elif powers:
+        print(power.power_text(found, powers, question, costs, width()))
+    else:
+        print(power.shown_text(differences, question, width()))
     return Exit.DONE
 
 
@@ -112,7 +122,7 @@ def without_folders(found: "Plan", options: argparse.Namespace) -> str:
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
-    from cppo_lab.cli.power import parse_question
+    from cppo_lab.sweep.power import parse_question
 
     if options.power:
         if options.csv:
@@ -230,9 +240,10 @@ def train(
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
     of it.
     """
+    from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
-    from cppo_lab.sweep.table import run_table
+    from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.ui import where_to_look
 
@@ -251,20 +262,23 @@ def train(
             {**_listed(found, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
         )
     else:
-        shown = found.runs
-        if len(shown) > MANY:
-            shown = tuple(run for run in shown if done.states[run.run_id].state != schema.DONE)
-        if shown:
-            print(run_table(shown, done.states, costs, width(), coloured()))
-        if len(shown) < len(found.runs):
-            print(f"{len(found.runs) - len(shown)} finished runs are not listed: `cppo status` lists them")
+        statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in found.runs}
+        scores = score_table(found.runs, statuses, width())
+        others = [run for run in found.runs if done.states[run.run_id].state != schema.DONE]
+        listed = run_table(others, done.states, costs, width(), coloured()) if others else ""
+        print("\n\n".join(filter(None, (scores, listed))))
         for run_id, old in done.replaced.items():
             for mlflow_id in old:
                 print(
                     f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}"
                 )
+        print()
+        if scores:
+            gaps = any(state.state not in schema.FINISHED for state in done.states.values())
+            partial = " --partial" if gaps else ""
+            print(f"Report:\n  cppo report {shlex.join([options.sweep, *options.overrides])}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
-            print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
+            print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     return _what_is_left(found, done, options)
 
 
@@ -368,13 +382,14 @@ def plan_arguments(command: CommandParser) -> None:
     add_sweep(command)
     add_listing(command)
     command.add_argument(
-        "--power", action="store_true", help="show the statistical power of each claim with the planned runs"
+        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim or, without claims, the difference "
+        "between two methods that the seeds can show"
     )
     command.add_argument(
         "--deviation",
         metavar="POINTS,...",
         help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
-        "on core=mini 5,10)",
+        "on core=mini 5,10; without claims that of finished runs)",
     )
     command.add_argument(
         "--correlation",

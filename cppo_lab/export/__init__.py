@@ -7,7 +7,7 @@ Guarantees of this package:
 - A run that is being trained is refused: its best checkpoint may change.
 - A model is read from the run's own folder, without the tracking store (`subject.py`), and written by the `Exporter` of
   its core (`cppo_lab.cores.base`).
-- `metrics.py` writes the metrics of a sweep as Parquet, CSV or TensorBoard events.
+- `metrics.py` writes the metrics of a sweep as Parquet or CSV.
 
 Begin with `export` below.
 """

@@ -21,6 +21,7 @@ from cppo_lab.runs.attempt import (
 )
 from cppo_lab.runs.folder import AlreadyRunning, held, list_runs, new_batch
 from cppo_lab.runs.spool import Line
+from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.tracking import address
 from cppo_lab.tracking.uploader import Uploader, upload_last
@@ -58,6 +59,14 @@ class TrainingJob:
     def name(self) -> str:
         """What the launcher calls it."""
         return self.batch or self.attempts[0].run_id
+
+    @property
+    def title(self) -> str:
+        """Its sweep and its run for people, as in `quickstart/cppo-1-3f2a`; of several runs the first variant."""
+        first = self.attempts[0]
+        sweep, variant = next(iter(variants_in(first.tags).items()), ("cppo", first.spec.rule.name))
+        runs = f"{len(self.attempts)}-runs" if self.batch else f"{first.spec.seed}-{first.run_id[:4]}"
+        return f"{sweep}/{variant}-{runs}"
 
     @property
     def folder(self) -> Path:

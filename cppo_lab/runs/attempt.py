@@ -245,6 +245,7 @@ def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
             print(f"run {courses[place].attempt.run_id} failed:\n{text}", file=sys.stderr, end="", flush=True)
 
     core = courses[0].attempt.spec.core
+    courses[0].recorder.doing("importing the trainer")
     if not alone:
         for course in courses:
             course.recorder.attempt = course.attempt
@@ -258,7 +259,6 @@ def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
     [course] = courses
     with sampling(course.attempt.folder) as load:
         course.recorder.sampled = load
-        course.recorder.doing("importing the trainer")
         resources = replace(resources_of_attempt(course.attempt), doing=course.recorder.doing)
         outcome = load_core(core)(course.attempt.spec, course.recorder, resources)
         ignore_signals(lambda: None)  # held for the next run

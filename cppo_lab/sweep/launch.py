@@ -135,7 +135,7 @@ def launch(
         parents = ensure_parents(plan, uri, parents)
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
-    progress = Progress(plan, ahead.states, len(todo), past_paces(todo), [run.run_id for run in todo])
+    progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo))
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids)

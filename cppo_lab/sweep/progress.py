@@ -22,18 +22,57 @@ from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
 
 LOOK_SECONDS = 0.5  # between polls of the runs
+BATCH_SECONDS = 2.0  # the same of a job of several runs: a poll opens files of each
 ACTIVITY_SECONDS = 5.0  # between two lines about the same activity, if not on a terminal
 _CLEAR = "\r\x1b[K"
+_RECORDING = "recording its end"
 
 
 @dataclass
-class StartedRun:
-    """A started run: its rows since then, and its activity before the first one."""
+class StartedJob:
+    """A started job of one or several runs: their rows since then, and what it does before the first one.
 
-    attempt: Attempt
-    rows: RunRows
+    `conditions`: the ids of its runs that differ in the seed alone, by their common name; `validated`: the step of the
+    last validation of each that a line has told.
+    """
+
+    job: TrainingJob
+    conditions: Mapping[str, list[str]]
+    since: float = field(default_factory=time.time)
+    looked: float = 0.0
     activity: str = ""
     told: float = 0.0  # when the last line about an activity was printed
+    validated: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = {one.run_id: RunRows(one.folder, self.since) for one in self.job.attempts}
+
+    @property
+    def steps_left(self) -> int:
+        """Training steps that its runs have not taken."""
+        return sum(one.spec.training.t_stop - (self.rows[one.run_id].step or 0) for one in self.job.attempts)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a run has recorded a step since the start."""
+        return any(rows.times for rows in self.rows.values())
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per step, of all runs together; None before the second step."""
+        times = [rows.times for rows in self.rows.values() if len(rows.times) > 1]
+        steps = sum(last - first for (first, _), (last, _) in times)
+        if not steps:
+            return None
+        return (max(last for _, (_, last) in times) - min(first for (_, first), _ in times)) / steps
+
+    def seconds_left(self, past: Mapping[str, float]) -> float | None:
+        """Estimated from its pace or, of one run, the `past` ones of its kind; None if there is none."""
+        pace = self.pace or (None if self.job.batch else past.get(self.job.attempts[0].run_id))
+        if pace is None:
+            return None
+        last = max((rows.times[-1][1] for rows in self.rows.values() if rows.times), default=None)
+        return max(0.0, self.steps_left * pace - (0.0 if last is None else time.time() - last))
 
 
 @dataclass
@@ -41,25 +80,25 @@ class Progress:
     """Shows the progress of the sweep. On a terminal the last line is updated in place; otherwise each start,
     validation and end is a line.
 
-    `pace` has the seconds per step of past runs of the same kind, by run id.
+    `waiting`: the ids of the runs that the launcher is to train, later of those that have not been started. `pace` has
+    the seconds per step of past runs of the same kind, by run id.
     """
 
     plan: Plan
-    states: dict[str, RunState]
-    todo: int  # runs that the launcher is to train
+    states: Mapping[str, RunState]
+    waiting: list[str]
     pace: Mapping[str, float] = field(default_factory=dict)
-    waiting: list[str] = field(default_factory=list)  # ids of the runs that have not been started
-    running: list[StartedRun] = field(default_factory=list)
-    batches: list[TrainingJob] = field(default_factory=list)  # jobs of several runs that have been started
+    running: list[StartedJob] = field(default_factory=list)
     ended: int = 0
     submitted: int = 0
 
     def __post_init__(self) -> None:
+        self.todo = len(self.waiting)
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
         self.t_stop = {run.run_id: run.spec.training.t_stop for run in self.plan.runs}
+        self.steps = sum(self.t_stop[run_id] for run_id in self.waiting)
         self._lock = threading.RLock()  # shared by the polling thread and the launcher's events
         self._over = threading.Event()
-        self._launched = time.monotonic()
         runs = len(self.plan.runs)
         counts = Counter(state.state for state in self.states.values())
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
@@ -81,14 +120,15 @@ class Progress:
     def _poll(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
             with self._lock, contextlib.suppress(OSError):  # a folder may be moved away at this moment
-                for one in self.running:
-                    self._look(one)
-                if self.running or self.batches:
+                for started in self.running:
+                    if time.monotonic() - started.looked >= (BATCH_SECONDS if started.job.batch else 0.0):
+                        self.look(started)
+                if self.running:
                     self._in_place(self.overview())
 
     def _at_interrupt(self) -> None:
         """Runs in a signal handler, so it must not wait for a lock or use a stream that is being written."""
-        names = [*(self.name(one.attempt) for one in self.running), *map(self._name_of, self.batches)]
+        names = [self._name_of(started.job) for started in self.running]
         if not names:
             return
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -100,178 +140,185 @@ class Progress:
     def see(self, event: Event[TrainingJob]) -> None:
         """Process a launcher's event."""
         with self._lock:
-            if event.job.batch:
-                self._see_batch(event.kind, event.job)
-            else:
-                self._see_run(event.kind, event.job.attempts[0])
+            job, name = event.job, self._name_of(event.job)
+            if event.kind == "submitted":
+                self.submitted += len(job.attempts)
+                if self.submitted == self.todo:
+                    self.say(f"{_runs(self.todo)} {'is' if self.todo == 1 else 'are'} in Slurm's queue")
+                return
+            for run_id in {*job.run_ids} & {*self.waiting}:
+                self.waiting.remove(run_id)
+            if event.kind == "started":
+                self.running.append(StartedJob(job, self._conditions(job)))
+                self.say(f"{name}: started{' together' if job.batch else ''}")
+            elif event.kind == "cancelled":
+                self.ended += len(job.attempts)
+                self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
+            elif event.kind == "ended":
+                self._end(job, name)
 
-    def _see_run(self, kind: str, attempt: Attempt) -> None:
-        name = self.name(attempt)
-        if kind == "submitted":
-            self._submit(1)
-        elif kind == "started":
-            self.running.append(StartedRun(attempt, RunRows(attempt.folder, since=time.time())))
-            self._begun(attempt)
-            self.say(f"{name}: started")
-        elif kind == "cancelled":
-            self._begun(attempt)
-            self.ended += 1
-            self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
-        elif kind == "ended":
-            self._end(attempt, name)
-
-    def _see_batch(self, kind: str, batch: TrainingJob) -> None:
-        """Print one line for all runs of a batch at its start, and one for all successful runs at its end."""
-        name = self._name_of(batch)
-        if kind == "submitted":
-            self._submit(len(batch.attempts))
-        elif kind == "started":
-            self.batches.append(batch)
-            for attempt in batch.attempts:
-                self._begun(attempt)
-            self.say(f"{name}: started together")
-        elif kind == "cancelled":
-            for attempt in batch.attempts:
-                self._begun(attempt)
-            self.ended += len(batch.attempts)
-            self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
-        elif kind == "ended":
-            self.batches.remove(batch)
-            self._end_batch(name, batch)
-
-    def _name_of(self, batch: TrainingJob) -> str:
-        """The name of a batch: its first condition, and its number of runs."""
-        first, *others = dict.fromkeys(self.name(one).rpartition("/")[0] for one in batch.attempts)
-        more = f" and {len(others)} more" if others else ""
-        return f"{first}{more} ({len(batch.attempts)} runs)"
-
-    def _end_batch(self, name: str, batch: TrainingJob) -> None:
-        """Print how many runs of a batch are done, and a separate line for every other run."""
+    def _end(self, job: TrainingJob, name: str) -> None:
+        """Print how a job ended: one line for its successful runs, and one for every other."""
+        for started in [started for started in self.running if started.job is job]:
+            self.look(started)
+            self.running.remove(started)
         done = 0
-        for attempt in batch.attempts:
-            if not is_held(attempt.folder) and read_status(attempt.folder).get("status") == schema.DONE:
+        for attempt in job.attempts:
+            # The status is read after the lock: an attempt that ended meanwhile has recorded it.
+            going, status = is_held(attempt.folder), read_status(attempt.folder)
+            if job.batch and not going and status.get("status") == schema.DONE:
                 done += 1
-            else:
-                self._end(attempt, self.name(attempt))
-        self.ended += done
-        self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
+                continue
+            self.ended += 1
+            self.say(f"{self.name(attempt)}: {_end_text(attempt, going, status)}  [{self.ended}/{self.todo}]")
+        if job.batch:
+            self.ended += done
+            self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
 
-    def _submit(self, count: int) -> None:
-        self.submitted += count
-        if self.submitted == self.todo:
-            self.say(f"{self.todo} runs are in Slurm's queue")
-
-    def _begun(self, attempt: Attempt) -> None:
-        if attempt.spec.run_id in self.waiting:
-            self.waiting.remove(attempt.spec.run_id)
-
-    def _end(self, attempt: Attempt, name: str) -> None:
-        """Print how an attempt ended."""
-        for one in [one for one in self.running if one.attempt is attempt]:
-            self._look(one)
-            self.running.remove(one)
-        self.ended += 1
-        count = f"[{self.ended}/{self.todo}]"
-        going = is_held(attempt.folder)
-        status = read_status(
-            attempt.folder
-        )  # read afterwards: an attempt that ended meanwhile has recorded it
-        reason = status.get("reason")
-        if going:
-            self.say(f"{name}: another launcher is training it  {count}")
-        elif status.get("status") == schema.DONE:
-            self.say(f"{name}: done{_scores(status)}  {count}")
-        elif status.get("status") == schema.COLLAPSED:
-            self.say(f"{name}: collapsed: {reason}  {count}")
-        elif status.get("status") == schema.PARTIAL:
-            self.say(f"{name}: {reason}  {count}")
-        else:
-            logs = f"see `cppo logs {attempt.spec.run_id}`"
-            self.say(f"{name}: FAILED: {reason or 'it ended without a word'}: {logs}  {count}")
-
-    def _look(self, one: StartedRun) -> None:
-        """Read what a run has recorded; if not on a terminal, print a line for each validation of this attempt."""
-        name, t_stop = self.name(one.attempt), self.t_stop[one.attempt.spec.run_id]
-        for row in one.rows.news():
-            score = score_of(row)
-            if score is not None and row.time_ms / 1000 >= one.rows.since and not sys.stderr.isatty():
-                best = one.rows.summary(t_stop)
-                assert best is not None  # this validation is among its scores
-                left = _left_text(self.seconds_left())
-                self.say(
-                    f"{name}: step {row.step}/{t_stop}, {score_text(score, best.best, best.best_step)}{left}"
-                )
-        activity = "" if one.rows.times else self._activity(one)
-        if activity in ("", one.activity) or sys.stderr.isatty():
+    def look(self, started: StartedJob) -> None:
+        """Read what a job has recorded; if not on a terminal, print a line for each of its validations."""
+        started.looked = time.monotonic()
+        news: dict[str, list[int]] = {}  # validated steps by run
+        for run_id, rows in started.rows.items():
+            news[run_id] = [
+                row.step
+                for row in rows.news()
+                if score_of(row) is not None and row.time_ms / 1000 >= started.since
+            ]
+        if sys.stderr.isatty():
             return
+        if started.job.batch:
+            self._tell_together(started)
+        else:
+            self._tell(started, *news.popitem())
+        activity = "" if started.has_rows else self._activity(started)
         # The words before the first number say which activity it is, the rest how far it is.
-        other = re.split(r"\d", activity)[0] != re.split(r"\d", one.activity)[0]
-        if other or time.monotonic() - one.told >= ACTIVITY_SECONDS:
-            one.activity, one.told = activity, time.monotonic()
+        other = re.split(r"\d", activity)[0] != re.split(r"\d", started.activity)[0]
+        is_new = activity not in ("", started.activity)
+        if is_new and (other or time.monotonic() - started.told >= ACTIVITY_SECONDS):
+            started.activity, started.told = activity, time.monotonic()
             if activity != STARTING:
-                self.say(f"{name}: {activity}")
+                self.say(f"{self._name_of(started.job)}: {activity}")
 
-    def _activity(self, one: StartedRun) -> str:
-        """The activity of a run besides training steps, from its folder."""
-        status = read_status(one.attempt.folder)
+    def _tell(self, started: StartedJob, run_id: str, steps: list[int]) -> None:
+        """A line for each new validation of a run."""
+        scores, t_stop = started.rows[run_id].scores, self.t_stop[run_id]
+        for step in steps:
+            best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
+            text = score_text(scores[step], scores[best], best)
+            self.say(f"{self._name_of(started.job)}: step {step}/{t_stop}, {text}{self._share_text()}")
+
+    def _tell_together(self, started: StartedJob) -> None:
+        """A line for each validation that all runs of a condition have now."""
+        for name, run_ids in started.conditions.items():
+            scores = [started.rows[run_id].scores for run_id in run_ids]
+            common = set(scores[0]).intersection(*scores[1:])
+            for step in sorted(at for at in common if at > started.validated.get(name, -1)):
+                started.validated[name] = step
+                values = [100 * of_run[step] for of_run in scores]
+                text = f"mean {sum(values) / len(values):.1f} % ({min(values):.1f} to {max(values):.1f} %)"
+                at = f"step {step}/{self.t_stop[run_ids[0]]}"
+                self.say(f"{name} ({_runs(len(run_ids))}): {at}, {text}{self._share_text()}")
+
+    def _activity(self, started: StartedJob) -> str:
+        """What a job does besides training steps, from the folder of its first run."""
+        attempt = started.job.attempts[0]
+        status = read_status(attempt.folder)
         if status.get("status") == schema.RUNNING:
             return str(status.get("activity") or "")
         # Leftovers of an earlier attempt do not count.
-        if status.get("status") and status.get("updated", 0.0) >= one.attempt.created:
-            return "recording its end"
+        if status.get("status") and status.get("updated", 0.0) >= attempt.created:
+            return _RECORDING
         return STARTING
 
     def overview(self) -> str:
-        """The activity of each running run, and the estimated remaining time of all."""
-        parts = [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
-        for one in self.running:
-            run_id, activity = one.attempt.spec.run_id, self._activity(one)
-            said = [] if one.rows.times and activity == STARTING else [activity]
-            if one.rows.times or (one.rows.step and activity not in (STARTING, "recording its end")):
-                said.insert(0, f"step {one.rows.step}/{self.t_stop[run_id]}")
-                if scores := one.rows.summary(self.t_stop[run_id]):
-                    said.append(score_text(scores.last, scores.best))
-            parts.append(f"{self.name(one.attempt)} {', '.join(filter(None, said))}")
-        for batch in self.batches:
-            whole = batch.attempts[0].spec.training.t_stop
-            ended = sum((read_status(one.folder).get("step") or 0) >= whole for one in batch.attempts)
-            parts.append(f"{self._name_of(batch)}: {ended} at step {whole}")
-        return "; ".join(parts) + _left_text(self.seconds_left())
+        """How far the launch is, and what each running job does; jobs that do the same before their first step are
+        counted.
+        """
+        parts = [self.share()] if self.share() else []
+        parts += [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
+        same: dict[str, list[str]] = {}
+        for started in self.running:
+            activity, name = self._activity(started), self._name_of(started.job)
+            if started.has_rows:
+                parts.append(f"{name} {self._steps_text(started, activity)}")
+            else:
+                kind = re.split(r",? ?\d", activity)[0]
+                same.setdefault(kind, []).extend([f"{name} {activity}".strip()] * len(started.job.attempts))
+        for kind, names in same.items():
+            alone = len({*names}) == 1
+            parts.append(names[0] if alone else f"{kind or 'starting'}: {len(names)} of {_runs(self.todo)}")
+        return "; ".join(parts)
+
+    def _steps_text(self, started: StartedJob, activity: str) -> str:
+        """`step 12/40, last 43.2 %, best 44.1 %, validation`; of several runs the steps of all."""
+        if started.job.batch:
+            steps = sum(self.t_stop[run_id] for run_id in started.rows)
+            return f"{steps - started.steps_left:,} of {steps:,} steps"
+        [(run_id, rows)] = started.rows.items()
+        t_stop, said = self.t_stop[run_id], [] if activity == STARTING else [activity]
+        if scores := rows.summary(t_stop):
+            said.insert(0, score_text(scores.last, scores.best))
+        return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *said]))
+
+    def share(self) -> str:
+        """`34 % of 9,600 steps, 21 steps/s, about 4 min left`, as far as it is measured."""
+        parts, seconds = [], self.seconds_left()
+        if self.ended or any(started.has_rows for started in self.running):
+            left = sum(started.steps_left for started in self.running) + sum(
+                map(self._steps_of, self.waiting)
+            )
+            parts.append(f"{100 * (self.steps - left) // max(self.steps, 1)} % of {self.steps:,} steps")
+        if paces := [pace for started in self.running if (pace := started.pace)]:
+            parts.append(_rate_text(sum(1 / pace for pace in paces)))
+        return ", ".join([*parts, *([] if seconds is None else [_left_text(seconds)])])
+
+    def _share_text(self) -> str:
+        return f"  ({share})" if (share := self.share()) else ""
+
+    def _steps_of(self, run_id: str) -> int:
+        """The steps that a waiting run has to take; it resumes where it stopped."""
+        state = self.states.get(run_id)
+        return self.t_stop[run_id] - ((state.step if state else None) or 0)
 
     def seconds_left(self) -> float | None:
         """Estimated seconds until all runs have ended, with the current parallelism; None if a run has no measured step
         time.
-
-        With batches, the estimate is based on the runs that have ended so far.
         """
-        if self.batches:
-            return (time.monotonic() - self._launched) * (self.todo / self.ended - 1) if self.ended else None
-        running = []
-        for one in self.running:
-            run_id, rows = one.attempt.spec.run_id, one.rows
-            pace = rows.pace or self.pace.get(run_id)
-            if pace is None:
-                return None
-            since = time.time() - rows.times[-1][1] if rows.times else 0.0
-            running.append(max(0.0, (self.t_stop[run_id] - (rows.step or 0)) * pace - since))
-        if not running:
+        running = [started.seconds_left(self.pace) for started in self.running]
+        jobs = [seconds for seconds in running if seconds is not None]
+        if not jobs or len(jobs) < len(running):
             return None
-        # A run that has not begun is assumed to take as long as past runs of its kind, or else as the running ones.
-        own = [one.rows.pace for one in self.running if one.rows.pace]
-        waiting = []
+        # A run that has not begun is assumed to take as long as past runs of its kind, or else as the running ones; in
+        # a job of several runs a step takes another time than alone.
+        measured = [pace for started in self.running if (pace := started.pace)]
+        past = {} if any(started.job.batch for started in self.running) else self.pace
         for run_id in self.waiting:
-            pace = self.pace.get(run_id) or (max(own) if own else None)
+            pace = past.get(run_id) or (max(measured) if measured else None)
             if pace is None:
                 return None
-            waiting.append(self.t_stop[run_id] * pace)
-        for seconds in waiting:  # each starts when the next running one ends
-            first = min(range(len(running)), key=lambda i: running[i])
-            running[first] += seconds
-        return max(running)
+            jobs[jobs.index(min(jobs))] += self._steps_of(run_id) * pace  # it starts when the next job ends
+        return max(jobs)
 
     def name(self, attempt: Attempt) -> str:
         """The run's display name."""
-        return f"{self.variants[attempt.spec.run_id]}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
+        return f"{self._condition(attempt)}/seed {attempt.spec.seed}"
+
+    def _condition(self, attempt: Attempt) -> str:
+        return f"{self.variants[attempt.run_id]}/{attempt.spec.model.name}"
+
+    def _conditions(self, job: TrainingJob) -> dict[str, list[str]]:
+        conditions: dict[str, list[str]] = {}
+        for attempt in job.attempts:
+            conditions.setdefault(self._condition(attempt), []).append(attempt.run_id)
+        return conditions
+
+    def _name_of(self, job: TrainingJob) -> str:
+        """The name of a job's run; of several the first condition, and their number."""
+        if not job.batch:
+            return self.name(job.attempts[0])
+        first, *others = self._conditions(job)
+        return f"{first}{f' and {len(others)} more' if others else ''} ({_runs(len(job.attempts))})"
 
     def say(self, text: str) -> None:
         """Print a permanent line on standard error."""
@@ -286,13 +333,36 @@ class Progress:
             print(f"{_CLEAR}{shown}", end="", file=sys.stderr, flush=True)
 
 
-def _left_text(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
+
+
+def _end_text(attempt: Attempt, going: bool, status: Mapping[str, object]) -> str:
+    """How an attempt ended, by the status of its run."""
+    state, reason = status.get("status"), status.get("reason")
+    if going:
+        return "another launcher is training it"
+    if state == schema.DONE:
+        return f"done{_scores(status)}"
+    if state == schema.COLLAPSED:
+        return f"collapsed: {reason}"
+    if state == schema.PARTIAL:
+        return str(reason)
+    return f"FAILED: {reason or 'it ended without a word'}: see `cppo logs {attempt.run_id}`"
+
+
+def _rate_text(rate: float) -> str:
+    """`21 steps/s`, `0.4 steps/s`; of slow steps `90 s per step`."""
+    if rate < 0.1:
+        return f"{1 / rate:.0f} s per step"
+    return f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s"
+
+
+def _left_text(seconds: float) -> str:
     if seconds < 60:
-        return "  (under a minute left)"
+        return "under a minute left"
     minutes = seconds / 60
-    return f"  (about {minutes:.0f} min left)" if minutes < 90 else f"  (about {minutes / 60:.1f} h left)"
+    return f"about {minutes:.0f} min left" if minutes < 90 else f"about {minutes / 60:.1f} h left"
 
 
 def _scores(status: Mapping[str, object]) -> str:

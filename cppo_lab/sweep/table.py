@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import yaml
@@ -48,6 +49,53 @@ def run_table(
     return aligned(
         head, rows, right={"GPU-hours"}, width=width, spare=("GPU-hours", "layout", RUN_ID), coloured=coloured
     )
+
+
+def score_table(
+    runs: Sequence[PlannedRun], statuses: Mapping[str, Mapping[str, Any]], width: int | None = None
+) -> str:
+    """The scores of finished runs by variant and model, from the `statuses` in their folders; empty without any.
+
+    The interval is that of the mean over seeds in reports; of fewer than three runs, and without scipy, the range.
+    Collapsed runs are counted and not averaged.
+    """
+    cells: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        cells.setdefault((run.variant, run.spec.model.name), []).append(run)
+    rows = []
+    for (variant, model), of_cell in cells.items():
+        states = [statuses[run.run_id] for run in of_cell]
+        done = [status for status in states if status.get("status") == schema.DONE]
+        collapsed = sum(status.get("status") == schema.COLLAPSED for status in states)
+        counts = f"{len(done)} of {len(of_cell)}" + (f", {collapsed} collapsed" if collapsed else "")
+        final, best = (
+            [value for status in done if isinstance(value := status.get(name), float)]
+            for name in ("final_mean", "best")
+        )
+        if done or collapsed:
+            means = [
+                f"{100 * sum(scores) / len(scores):.1f} %" if scores else "-" for scores in (final, best)
+            ]
+            rows.append([variant, model, counts, means[0], _interval(final), means[1]])
+    if not rows:
+        return ""
+    head = ["variant", "model", "runs done", "final mean", "95 % interval", "best"]
+    text = aligned(head, rows, right={"final mean", "best"}, width=width, spare=("best", "model"))
+    ranges = " Without brackets: the range." if any(" to " in row[4] for row in rows) else ""
+    return f"{text}\nMeans over seeds, see `cppo status` for each run.{ranges}"
+
+
+def _interval(scores: Sequence[float]) -> str:
+    """`[41.0, 45.2]`, or `41.0 to 45.2` of fewer than three; empty for one."""
+    if len(scores) < 2:
+        return ""
+    if len(scores) > 2 and find_spec("scipy") is not None:
+        from cppo_lab.analysis.statistics.estimate import mean_estimate
+
+        found = mean_estimate(scores)
+        if found is not None and found.low is not None and found.high is not None:
+            return f"[{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    return f"{100 * min(scores):.1f} to {100 * max(scores):.1f}"
 
 
 def cost_summary(

@@ -30,13 +30,8 @@ FORMS = [
         says="unknown action 'fetch': valid: prepare, check: see `cppo data --help`",
     ),
     _case("data", "check", says="the following arguments are required: DIR: see `cppo data check --help`"),
-    _case(
-        "check-vectors",
-        says="the following arguments are required: FILE.npz: see `cppo check-vectors --help`",
-    ),
     _case("sync", "extra", says="unrecognized arguments: extra: see `cppo sync --help`"),
     _case("ui", "extra", says="unrecognized arguments: extra: see `cppo ui --help`"),
-    _case("bounds", "extra", says="unrecognized arguments: extra: see `cppo bounds --help`"),
     _case("doctor", "--core", says="argument --core: expected one argument: see `cppo doctor --help`"),
     _case("status", "--nope", says="unrecognized arguments: --nope: see `cppo status --help`"),
     _case(

@@ -39,7 +39,7 @@ CASES = [
     ),
     _slurm(
         "+launcher.sbatch.job-name='$(touch x)'",
-        "sbatch.job-name='$(touch x)' must not be set here: it is cppo",
+        "sbatch.job-name='$(touch x)' must not be set here: it is that of the sweep and the run",
     ),
     _slurm(
         "+launcher.sbatch.wrap='touch x'",

@@ -79,7 +79,7 @@ def test_the_batch_script_of_a_folder_with_a_hostile_name(folder_of_a_stranger: 
     assert main(["launch", *RUN, "launcher=slurm"]) == 0
     script = record / "script.sh"
     directives = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH --job-name=cppo" in directives
+    assert [line for line in directives if line.startswith("#SBATCH --job-name=quickstart/grpo-0-")]
     given = carried_out(script, record)
     jobs = folder_of_a_stranger / "runs" / FOLDER
     assert [word for word in given if word.startswith(str(jobs))]

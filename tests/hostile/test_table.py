@@ -12,6 +12,7 @@ from cppo_lab.cli.answer import Exit
 from tests.hostile import (
     argument_forms,
     arguments,
+    doctor_and_data,
     folders,
     launchers,
     overrides,
@@ -20,7 +21,6 @@ from tests.hostile import (
     stores,
     sweep_files,
     sweep_keys,
-    theory_and_data,
 )
 from tests.hostile.case import Case
 
@@ -34,7 +34,7 @@ KINDS = {
     "store": stores.CASES,
     "reference": reference_files.CASES,
     "search": searches.CASES,
-    "theory_and_data": theory_and_data.CASES,
+    "doctor_and_data": doctor_and_data.CASES,
     "folder": folders.CASES,
 }
 # How messages begin of stores that are not there, or cannot be read.

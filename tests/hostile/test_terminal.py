@@ -14,8 +14,8 @@ from cppo_lab.doctor.check import Check
 from cppo_lab.search.results import _line
 from cppo_lab.search.study import REASON
 from cppo_lab.sweep.columns import aligned, to_csv
+from cppo_lab.testing.vectors import Mismatch, Report
 from cppo_lab.tracking.client import fault_line
-from cppo_lab.vectors.check import Mismatch, Report
 
 RUN = "0123456789ab"
 # Title, clipboard, clear, cursor, alternate screen, one of the eight-bit forms, bell, backspace, direction of text.

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 from mlflow.entities import Run
 
 from cppo_lab import schema
@@ -42,14 +45,14 @@ def stored() -> list[Run]:
     return list(client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'"))
 
 
+def all_specs(tmp_path: Path) -> list[ExactRun]:
+    """The runs that are in the folder."""
+    return [ExactRun.model_validate_json(path.read_text()) for path in tmp_path.glob("runs/*/config.json")]
+
+
 def specs(tmp_path: Path) -> dict[int, ExactRun]:
     """The runs of ONE that are in the folder, by seed."""
-    found = {}
-    for path in tmp_path.glob("runs/*/config.json"):
-        spec = ExactRun.model_validate_json(path.read_text())
-        if spec.rule.name == "cppo":
-            found[spec.seed] = spec
-    return found
+    return {spec.seed: spec for spec in all_specs(tmp_path) if spec.rule.name == "cppo"}
 
 
 def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
@@ -99,7 +102,7 @@ def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
 
 
 def test_an_inline_batch_leaves_what_single_runs_leave(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     said = capsys.readouterr().err
@@ -123,11 +126,27 @@ def test_an_inline_batch_leaves_what_single_runs_leave(
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
         assert (status(spec.run_id)["status"], status(spec.run_id)["step"]) == ("done", 6)
         assert not (workspace / "runs" / spec.run_id / CHECKPOINT).exists()
-    monkeypatch.setattr("cppo_lab.cli.training.MANY", 5)
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     again = capsys.readouterr()
     assert "0 to train" in again.err
-    assert again.out.startswith("6 finished runs are not listed")
+    table = again.out.splitlines()
+    assert table[0].split("  ")[0] == "variant" and len(table) == 9  # two variants, and no row for a run
+    for line, variant in zip(table[1:3], ("grpo", "cppo"), strict=True):
+        finals = [
+            status(spec.run_id)["final_mean"] for spec in all_specs(workspace) if spec.rule.name == variant
+        ]
+        interval = scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals))
+        low, high = (f"{100 * end:.1f}" for end in interval)
+        assert line.split()[2:9] == [
+            "3",
+            "of",
+            "3",
+            f"{100 * np.mean(finals):.1f}",
+            "%",
+            f"[{low},",
+            f"{high}]",
+        ]
+    assert table[5:7] == ["Report:", "  cppo report " + shlex.join([*SWEEP, "launcher=inline"])]
     assert len(stored()) == 6
     assert main(["status", *SWEEP]) == 0
     assert "6 done" in capsys.readouterr().out

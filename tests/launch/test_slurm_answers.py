@@ -32,11 +32,14 @@ from cppo_lab.launch.slurm.queue import (
     shows_others,
     view,
 )
-from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.launch.slurm.submit import launch_slurm, title_of
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.monitor.cancel import WORD, cancel
 from cppo_lab.monitor.status import Label, RunStatus
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.signals import Interrupted
+from cppo_lab.sweep.compose import compose
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
 SILENT = "exec /bin/sleep 600"
@@ -435,16 +438,38 @@ def test_a_submission_is_found_whatever_comment_the_site_demands(
     options = {name: shlex.split(value)[0] for name, _, value in lines if name in ("comment", "job-name")}
     with Ledger(runs) as ledger:
         token = ledger.open_tasks()[0].token
-        wanted = {"comment": token, "job-name": "cppo"}
+        wanted = {"comment": token, "job-name": "cppo/a"}
         if comment is not None:
-            wanted = {"comment": str(comment), "job-name": f"cppo-{token}"}
+            wanted = {"comment": str(comment), "job-name": f"cppo/a@{token}"}
         assert options == wanted
         # As if its launcher had died before sbatch answered.
         with sqlite3.connect(ledger.path) as database:
             database.execute("UPDATE submission SET job_id = NULL")
         database.close()
-        slurm.shows(f"100;PENDING;{options['comment']};;{options['job-name']}")
-        assert [job.job for job in refresh(ledger).values()] == ["100"]
+        older = [] if comment is None else [f"cppo-{token}"]  # the name that older versions gave
+        for name in [options["job-name"], *older]:
+            slurm.shows(f"100;PENDING;{options['comment']};;{name}")
+            assert [job.job for job in refresh(ledger).values()] == ["100"]
+
+
+@pytest.mark.parametrize(
+    ("variants", "runs_in_job", "title"),
+    [
+        ({"quickstart": "cppo"}, 1, "quickstart/cppo-1-{id}"),
+        ({"mine": "cppo w_min=0.8, λ|x", "study": "b"}, 1, "mine/cppo_w_min=0.8_x-1-{id}"),
+        ({}, 1, "cppo/cppo-1-{id}"),
+        ({"quickstart": "n" * 300}, 1, "quickstart/" + "n" * 89),
+        ({"quickstart": "cppo"}, 3, "quickstart/cppo-3-runs"),
+    ],
+)
+def test_a_job_is_named_after_its_sweep_and_run(
+    runs: Path, variants: dict[str, str], runs_in_job: int, title: str
+) -> None:
+    spec = compose(["rule=cppo", "seed=1"]).run
+    tags = {schema.sweep_tag(sweep): variant for sweep, variant in variants.items()}
+    attempts = (Attempt(spec, runs, tags=tags),) * runs_in_job
+    job = TrainingJob(attempts, "", batch="batch-1" if runs_in_job > 1 else "")
+    assert title_of(job) == title.format(id=spec.run_id[:4])
 
 
 TWO = ["a" * 12, "b" * 12]

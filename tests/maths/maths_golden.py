@@ -5,10 +5,8 @@ from pathlib import Path
 
 import torch
 
-from cppo_lab.vectors.archive import load
-from cppo_lab.vectors.check import DTYPES, TOLERANCE
-from cppo_lab.vectors.parts import value
-from cppo_lab.vectors.recompute import Recomputation
+from cppo_lab.testing.golden import Recomputation, load, value
+from cppo_lab.testing.vectors import DTYPES, TOLERANCE
 
 __all__ = [
     "ARRAYS",

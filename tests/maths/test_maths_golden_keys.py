@@ -7,7 +7,7 @@ import torch
 
 import tests.maths.test_maths_golden_parts as parts
 import tests.maths.test_maths_golden_rules as rules
-from cppo_lab.vectors.parts import is_input
+from cppo_lab.testing.golden import is_input
 from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import DTYPES, KEYS, VECTORS
 

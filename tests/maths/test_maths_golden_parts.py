@@ -12,7 +12,7 @@ from cppo_lab.maths import divergence as divergences
 from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import DTYPES, KEYS, VECTORS, by_case, golden, keys, ours
 
-# part -> tolerance in float64 and in float32: tighter than `check-vectors`, which takes any seed
+# part -> tolerance in float64 and in float32: tighter than `cppo_lab.testing.vectors`, which takes any seed
 STRICT = {
     "in": (1e-10, 2e-6),
     "D": (1e-10, 2e-6),

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from cppo_lab.vectors.methods import SOFT
+from cppo_lab.testing.golden import SOFT
 from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import DTYPES, OURS, TOLERANCE, VECTORS, by_case, golden, keys, ours
 

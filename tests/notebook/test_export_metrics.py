@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cppo_lab
 from cppo_lab.cli import main
@@ -75,39 +74,6 @@ def test_csv_has_whole_numbers_and_every_digit(study: cppo_lab.Results, tmp_path
     )
 
 
-def test_tensorboard_has_a_folder_for_each_run(study: cppo_lab.Results, tmp_path: Path) -> None:
-    assert export(tmp_path / "out", "--format", "tensorboard") == 0
-    done = study.runs[study.runs["state"] == "done"]
-    files = sorted((tmp_path / "out").rglob("events*"))
-    assert len(files) == len(done)
-    for row in done.itertuples():
-        folder = tmp_path / "out" / row.model / row.variant / f"seed_{row.seed}-{row.run_id}"
-        read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-        read.Reload()
-        assert set(read.Tags()["scalars"]) == set(study.metrics)
-        history = study.history(SCORE, runs=row.run_id)
-        points = read.Scalars(SCORE)
-        assert [point.step for point in points] == history["step"].tolist()
-        assert [point.value for point in points] == pytest.approx(
-            history["value"].tolist(), rel=1e-6
-        )  # float32
-        assert points[0].wall_time == pytest.approx(row.start.timestamp())
-
-
-def test_every_variant_has_a_tensorboard_folder_of_its_own(tmp_path: Path) -> None:
-    names = ["a:b", "a b", "a_b", ".a", "n" * 300, "n" * 301, "λ=0.9"]
-    ids = [f"{number:012x}" for number in range(len(names))]
-    runs = pd.DataFrame({"run_id": ids, "variant": names}).assign(model="m", seed=0, start=pd.NaT)
-    history = pd.DataFrame({"run_id": ids}).assign(
-        metric=pd.Categorical(["train/reward"] * 7), step=0, value=1.0
-    )
-    tables = metrics.MetricTables(runs, history, pd.DataFrame(), {})
-    metrics.write(tables, "tensorboard", tmp_path / "out", False, lambda _: None)
-    folders = {path.name for path in (tmp_path / "out" / "m").iterdir()}
-    assert len(folders) == len(names)
-    assert {"a_b", "λ=0.9"} < folders
-
-
 def test_nothing_is_overwritten_without_force(
     study: cppo_lab.Results,
     tmp_path: Path,
@@ -169,16 +135,14 @@ def test_the_paper_s_curves_need_no_store(tmp_path: Path, workspace: Path) -> No
     assert "paper-" in (tmp_path / "out" / "runs.csv").read_text()
 
 
-@pytest.mark.parametrize("form", ["parquet", "tensorboard"])
 def test_a_package_that_is_missing_is_named(
-    form: str,
     in_trained: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metrics, "find_spec", lambda name: None)
-    assert export(tmp_path / "out", "--format", form) == 2
+    assert export(tmp_path / "out", "--format", "parquet") == 2
     assert "pip install 'cppo-lab[export]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -16,6 +16,7 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
+from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
@@ -50,15 +51,22 @@ def record(folder: Path, rows: dict[int, float | None], seconds: float = 2.0) ->
 
 
 def started(plan: Plan, attempt: Attempt, ago: float = 100.0, **others: object) -> Progress:
-    progress = Progress(plan, {}, todo=1, **others)  # type: ignore[arg-type]
-    progress.see(Event("started", TrainingJob((attempt,), "")))
-    progress.running[0].rows.since -= ago
+    progress = Progress(plan, {}, **{"waiting": [attempt.run_id], **others})  # type: ignore[arg-type]
+    start(progress, TrainingJob((attempt,), ""), ago)
     return progress
 
 
+def start(progress: Progress, job: TrainingJob, ago: float = 100.0) -> None:
+    progress.see(Event("started", job))
+    started = progress.running[-1]
+    started.since -= ago
+    for rows in started.rows.values():
+        rows.since -= ago
+
+
 def look(progress: Progress) -> str:
-    for one in progress.running:
-        progress._look(one)
+    for started in progress.running:
+        progress.look(started)
     return progress.overview()
 
 
@@ -83,16 +91,19 @@ def test_what_a_run_does_before_its_steps(
 def test_time_left_is_measured(plan: Plan, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 200 s each are left of four; what is waiting takes what the running one takes."""
     progress = started(plan, attempt, ago=10_000)
+    other = plan.runs[1].run_id
     assert look(progress) == f"{NAME} starting"  # nothing measured: no time
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     record(attempt.folder, {0: 0.25, 1: None, 2: 0.5}, seconds=200)
     assert progress.seconds_left() is None
     text = look(progress)
-    assert text.startswith(f"{NAME} step 2/4, last 50.0 %, best 50.0 %")
-    assert text.endswith("(about 7 min left)")
-    progress.waiting = [plan.runs[1].run_id]
+    assert text.endswith(f"{NAME} step 2/4, last 50.0 %, best 50.0 %")
+    assert text.startswith("50 % of 4 steps, 200 s per step, about 7 min left; ")
+    progress.waiting = [other]
     assert progress.seconds_left() == pytest.approx(2 * 200 + 4 * 200, abs=0.01)
+    progress.states = {other: RunState(schema.PARTIAL, step=3)}  # it has one step to take
+    assert progress.seconds_left() == pytest.approx(2 * 200 + 200, abs=0.01)
 
 
 def test_time_left_by_past_runs_before_the_first_step(plan: Plan, attempt: Attempt) -> None:
@@ -124,6 +135,7 @@ def test_a_pipe_gets_a_line_per_validation_and_every_few_seconds_before_the_firs
     for _ in range(3):
         look(progress)
     lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith("  (100 % of 4 steps, 0.5 steps/s, under a minute left)")
     assert [line.partition("  (")[0] for line in lines] == [
         f"{NAME}: warm start 0/1000",
         f"{NAME}: warm start 400/1000",
@@ -153,7 +165,7 @@ def test_a_terminal_has_one_line_in_its_place(
     assert text.count("\n") == before
     shown = text.rpartition("\x1b[K")[2]
     assert len(shown) < 40
-    assert shown.startswith(NAME)
+    assert shown.startswith("50 % of 4 steps")
 
 
 def test_ctrl_c_says_at_once_what_is_waited_for(
@@ -173,7 +185,7 @@ def test_ctrl_c_says_at_once_what_is_waited_for(
 
 
 def test_ctrl_c_while_nothing_runs_says_nothing(plan: Plan, capfd: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(plan, {}, todo=1)
+    progress = Progress(plan, {}, [plan.runs[0].run_id])
     capfd.readouterr()
     progress._at_interrupt()
     assert capfd.readouterr().err == ""
@@ -181,7 +193,7 @@ def test_ctrl_c_while_nothing_runs_says_nothing(plan: Plan, capfd: pytest.Captur
 
 def test_before_the_first_run_starts_no_time_is_said(plan: Plan) -> None:
     first = plan.runs[0].run_id
-    progress = Progress(plan, {}, todo=2, pace={first: 60.0}, waiting=[first])
+    progress = Progress(plan, {}, pace={first: 60.0}, waiting=[first, plan.runs[1].run_id])
     assert progress.seconds_left() is None
     assert progress.overview() == "0/2 ended"
 
@@ -189,7 +201,7 @@ def test_before_the_first_run_starts_no_time_is_said(plan: Plan) -> None:
 def test_steps_without_a_validation_have_no_score(plan: Plan, attempt: Attempt) -> None:
     progress = started(plan, attempt)
     record(attempt.folder, {1: None, 2: None})
-    assert look(progress).partition("  (")[0] == f"{NAME} step 2/4"
+    assert look(progress).rpartition("; ")[2] == f"{NAME} step 2/4"
 
 
 def test_a_cancelled_batch_is_one_line_and_counts_all_its_runs(
@@ -197,9 +209,55 @@ def test_a_cancelled_batch_is_one_line_and_counts_all_its_runs(
 ) -> None:
     other = Attempt(plan.runs[1].spec, workspace / "runs")
     waiting = [run.run_id for run in plan.runs[:3]]
-    progress = Progress(plan, {}, todo=3, waiting=waiting)
+    progress = Progress(plan, {}, waiting)
     capsys.readouterr()
     progress.see(Event("cancelled", TrainingJob((attempt, other), "", batch="batch-0")))
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("grpo/mini_base") and line.endswith("(2 runs): cancelled  [2/3]")
     assert progress.waiting == [plan.runs[2].run_id]
+
+
+def test_jobs_that_do_the_same_before_their_first_step_are_counted(plan: Plan, workspace: Path) -> None:
+    attempts = [Attempt(run.spec, workspace / "runs", created=0.0) for run in plan.runs[:3]]
+    progress = Progress(plan, {}, [run.run_id for run in plan.runs[:4]])
+    activities = ("importing the trainer", "importing the trainer", "warm start 400/1000")
+    for attempt, activity in zip(attempts, activities, strict=True):
+        attempt.folder.mkdir(parents=True)
+        write_status(attempt.folder, {"status": "running", "activity": activity})
+        start(progress, TrainingJob((attempt,), ""))
+    name = progress.name(attempts[2])
+    assert look(progress) == f"0/4 ended; importing the trainer: 2 of 4 runs; {name} warm start 400/1000"
+
+
+def test_runs_of_one_job_share_a_line_for_each_validation(
+    plan: Plan, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each condition has its line once all of its runs are there; steps, their rate and the time left are of all."""
+    by_variant = [run for name in ("grpo", "cppo") for run in plan.runs if run.variant == name]
+    attempts = tuple(Attempt(run.spec, workspace / "runs") for run in by_variant)
+    assert len(attempts) == 4
+    progress = Progress(plan, {}, [one.run_id for one in attempts])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    start(progress, TrainingJob(attempts, "", batch="batch-0"), ago=10_000)
+    capsys.readouterr()
+    first, second, third, _ = attempts
+    record(first.folder, {0: 0.25, 1: None, 2: 0.5}, seconds=100)
+    record(second.folder, {0: 0.75, 1: None}, seconds=100)
+    record(third.folder, {0: 0.5}, seconds=100)
+    # 200 s and 100 s ago to now: 2 + 1 steps in 200 s; 13 of 16 are left.
+    share = "18 % of 16 steps, 67 s per step, about 14 min left"
+    text = look(progress)
+    name = "grpo/mini_base and 1 more (4 runs)"
+    assert text == f"{share}; 0/4 ended; {name} 3 of 16 steps"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"grpo/mini_base (2 runs): step 0/4, mean 50.0 % (25.0 to 75.0 %)  ({share})"]
+    look(progress)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_submitted_run_is_counted_as_one(
+    plan: Plan, attempt: Attempt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Progress(plan, {}, [attempt.run_id]).see(Event("submitted", TrainingJob((attempt,), "")))
+    assert capsys.readouterr().err.splitlines()[-1] == "1 run is in Slurm's queue"

@@ -1,5 +1,6 @@
 """What runs inside a Slurm job: one launcher job, requeued when Slurm takes its machine away."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -29,10 +30,13 @@ PREDECESSOR_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """`job`, and how often it may be requeued. submitit calls it, and `checkpoint` on Slurm's warning."""
+    """`job`, how often it may be requeued, and its name in the queue. submitit calls it, and `checkpoint` on Slurm's
+    warning.
+    """
 
     job: Job
     requeues: int
+    title: str = ""  # empty in jobs of older versions
 
     def __call__(self) -> None:
         allocation = _allocation(self.job)
@@ -40,6 +44,7 @@ class SlurmTask:
             if allocation is not None and allocation.rank:
                 return
             sys.exit(self._give_up())
+        self._take_name()
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
             self._run(_in_this_job(self.job, allocation))
@@ -53,6 +58,17 @@ class SlurmTask:
         finally:
             if allocation is not None and allocation.rank == 0:
                 allocation.end()
+
+    def _take_name(self) -> None:
+        """Show this run's name in the queue, where the tasks of an array share one until they start."""
+        name = os.environ.get("SLURM_JOB_NAME", "")
+        if not self.title or "SLURM_ARRAY_TASK_ID" not in os.environ or OUTSIDE in os.environ:
+            return
+        mine = self.title + "".join(name.partition("@")[1:])  # the token stays
+        if name != mine and os.environ.get("SLURM_PROCID", "0") == "0":
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                job_id = os.environ.get("SLURM_JOB_ID", "")
+                command_output("scontrol", "update", f"JobId={job_id}", f"JobName={mine}")
 
     def _run(self, job: Job) -> None:
         deadline = time.monotonic() + PREDECESSOR_SECONDS

@@ -32,7 +32,8 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPEC
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 LEFT = "left Slurm's queue"
 _KIND = "Slurm job"
-NAME_OF_JOBS = "cppo"  # and, of jobs whose comment is the user's, a dash and the token
+# Where the user sets the comment, the token ends the name of the job; older versions called that cppo-TOKEN.
+_TOKEN_IN_NAME = re.compile(r"(?:^cppo-|@)([0-9a-f]{16})$")
 # Of a job for squeue. Comment and name come last, since they may hold any character, even line breaks.
 _FIELDS = "%i|%U|%T|%r|%k|%j"
 # Slurm's states and reasons of jobs that a user, an administrator or a failed node holds: it does not start them.
@@ -167,8 +168,8 @@ def _parse(record: str) -> QueuedJob | None:
         return None
     job, owner, state, reason, words = fields
     comment, _, name = words.rpartition("|")
-    if name.startswith(f"{NAME_OF_JOBS}-"):
-        comment = name.removeprefix(f"{NAME_OF_JOBS}-")
+    if token := _TOKEN_IN_NAME.search(name):
+        comment = token[1]
     return QueuedJob(job, int(owner), state, "" if reason == "None" else reason, comment)
 
 

@@ -22,7 +22,7 @@ from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.launch.environment import AGREED, agreed, variables
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import NAME_OF_JOBS, ask, configured, refresh, require_slurm
+from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.spec import ResourcesSpec
 
@@ -33,6 +33,7 @@ _EARLY_SECONDS = 30  # Slurm checks limits at this interval: its warning may com
 _START_SECONDS = 15  # until a job receives the warning
 _SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
 _SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
+_LONGEST_NAME = 100  # characters of a job's name
 _LARGEST_ARRAY = 1000  # if the cluster does not report its limit
 _REASON_TRIES, _REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
 # Reasons of pending jobs that could never start, whatever the nodes' states.
@@ -54,7 +55,7 @@ OURS = {
     "cpus-per-task": "set resources.cpus",
     "error": "see `cppo logs`",
     "gpus-per-node": "set layout.devices_per_node",
-    "job-name": "it is cppo",
+    "job-name": "it is that of the sweep and the run",
     "mem": "set resources.memory_gb",
     "nodes": "set layout.nodes",
     "ntasks": "one task runs on each node",
@@ -136,7 +137,6 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
     agreement = " ".join(f"{name}={value}" for name, value in AGREED.items())
     values: dict[str, Any] = {
-        "job_name": NAME_OF_JOBS,
         "nodes": job.nodes,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{gpu_type}{job.gpus}" if job.gpus else None,
@@ -255,7 +255,12 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
 
     from cppo_lab.launch.slurm.job import SlurmTask
 
-    executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
+    titles = [title_of(job) for job in jobs]
+    # An array has one name; each of its tasks takes that of its run when it starts (job.py).
+    name = (
+        titles[0] if len(titles) == 1 else ",".join(dict.fromkeys(text.partition("/")[0] for text in titles))
+    )
+    executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs), name)
     # sbatch retries for minutes, silently, if the controller accepts no more jobs.
     slow = (
         f"sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
@@ -266,7 +271,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     timer.start()
     try:
         with executor.batch():
-            submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
+            submitted = [executor.submit(SlurmTask(job, spec.requeues, title_of(job))) for job in jobs]
     except FailedJobError as error:
         ledger.end(ledger.open_tasks(token), "not submitted")
         if (limit := _FULL.search(str(error))) and (len(jobs) > 1 or limit[0] != _TOO_LONG):
@@ -288,6 +293,12 @@ def _names(job: Job) -> tuple[str, ...]:
     return job.run_ids if isinstance(job, TrainingJob) else (job.name,)
 
 
+def title_of(job: Job) -> str:
+    """The name of a job in Slurm's queue: its sweep and run, without what people's scripts around squeue split at."""
+    title = job.title if isinstance(job, TrainingJob) else f"cppo/{job.name}"
+    return re.sub(r"[^\w./=+-]+", "_", title, flags=re.ASCII)[:_LONGEST_NAME]
+
+
 def _without(job: J, busy: Collection[str]) -> J | None:
     """`job` without the runs that are in the queue already; None if nothing is left of it."""
     if isinstance(job, TrainingJob):
@@ -296,7 +307,7 @@ def _without(job: J, busy: Collection[str]) -> J | None:
 
 
 def _executor(
-    folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int
+    folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int, name: str = "cppo"
 ) -> "SlurmExecutor":
     from submitit import SlurmExecutor
 
@@ -305,8 +316,10 @@ def _executor(
     if spec.container.runtime:
         options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
     if "comment" in options["additional_parameters"]:  # a site may demand one: the token is in the name
-        options["job_name"] = f"{NAME_OF_JOBS}-{token}"
-    executor.update_parameters(**options, comment=token, array_parallelism=spec.workers or size)
+        name += f"@{token}"
+    executor.update_parameters(
+        **options, job_name=name, comment=token, array_parallelism=spec.workers or size
+    )
     return executor
 
 

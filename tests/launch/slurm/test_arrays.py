@@ -30,6 +30,8 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     assert len({task.job_id for task in tasks.values()}) == 1
 
     until("four have begun", lambda: begun(tmp_path).total() == 4)
+    names = bare_slurm.call("squeue", "-h", "-r", "-o", "%T %j").splitlines()
+    assert sorted(names) == ["PENDING cppo"] * 8 + [f"RUNNING cppo/job{number}" for number in range(4)]
     reasons = bare_slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%r").split()
     assert reasons == ["JobArrayTaskLimit"] * 8
     bare_slurm.end("slurmctld")  # while four run: a job that ends now would try for a minute to report it

@@ -1,26 +1,35 @@
-"""`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained."""
+"""`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained.
 
+A sweep with hypotheses, or with claims of the paper, is asked for the power of each. Any other is asked for the
+difference between two methods that its seeds can show.
+"""
+
+import itertools
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, variance
 
 from cppo_lab import schema
+from cppo_lab.analysis.exact_claims import ErrorClaim, planned_error_power
+from cppo_lab.analysis.exact_study import without_horizon
+from cppo_lab.analysis.statistics.claims import Claim, Kind, claims_about, named, pairs
+from cppo_lab.analysis.statistics.planned_power import Design, PlannedPower, can_plan, planned_power
+from cppo_lab.analysis.statistics.power import MOST, POWER, reached, shown
+from cppo_lab.analysis.statistics.trend import slope_weights
 from cppo_lab.core_records import core_names, core_of, miniature_of
 from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import read_status
+from cppo_lab.sweep.claims import error_claims, score_claims
+from cppo_lab.sweep.columns import aligned
+from cppo_lab.sweep.cost import Cost
+from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking.reference_curves import reference_runs
 
-if TYPE_CHECKING:
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.analysis.statistics.claims import Claim
-    from cppo_lab.analysis.statistics.planned_power import PlannedPower
-    from cppo_lab.sweep.cost import Cost
-    from cppo_lab.sweep.plan import Plan
-
-    Costs = Mapping[str, Cost | None]
-
+Costs = Mapping[str, Cost | None]
 
 # Standard deviations over seeds where the user names none, in points: of the paper's models.
 DEVIATIONS = (1.0, 2.0)
@@ -82,15 +91,12 @@ def _points(option: str, text: str) -> float:
     return value
 
 
-def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
-    """The power of each claim that the plan's sweeps test, for each deviation: first the sweeps' own hypotheses.
+def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
+    """The power of each claim that the plan's sweeps test, for each deviation: first the sweeps' own hypotheses. None
+    where nothing claims anything about their scores.
 
-    Raises UserError if there is none, or nothing says what the true scores may be.
+    Raises UserError if no run that tests their hypotheses is planned.
     """
-    from cppo_lab.analysis.statistics.claims import Kind, claims_about, pairs
-    from cppo_lab.analysis.statistics.planned_power import Design, can_plan, planned_power
-    from cppo_lab.analysis.statistics.trend import slope_weights
-    from cppo_lab.cli.stated import score_claims
 
     cells = {sweep.name: planned_cells(plan, sweep.name) for sweep in plan.sweeps}
     variants = {
@@ -137,17 +143,19 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
             planned_power(claim, means, value / 100, seeds, design)
             for value in question.deviations_of(plan.core, claim in own)
         ]
-    if not found:
-        raise UserError(_nothing_to_plan(plan))
+    tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
+    if not found and tests:
+        seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
+        trends = any(one.models == "trend" for sweep in plan.sweeps for one in sweep.hypotheses.values())
+        raise UserError(
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
+            + (", and a trend on models of different response lengths" if trends else "")
+        )
     return found
 
 
-def _errors_power(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
+def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
     """The power of the hypotheses about the surrogate's error."""
-    from cppo_lab.analysis.exact_claims import planned_error_power
-    from cppo_lab.analysis.exact_study import without_horizon
-    from cppo_lab.analysis.statistics.planned_power import PlannedPower
-    from cppo_lab.cli.stated import error_claims
 
     found = []
     for claim in (claim for sweep in plan.sweeps for claim in error_claims(sweep, plan.is_study)):
@@ -170,32 +178,13 @@ def _errors_power(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]"
     return found
 
 
-def _nothing_to_plan(plan: "Plan") -> str:
-    """Why no claim has a power, and the remedy."""
-    tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
-    if tests:
-        seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
-        trends = any(one.models == "trend" for sweep in plan.sweeps for one in sweep.hypotheses.values())
-        return (
-            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
-            + (", and a trend on models of different response lengths" if trends else "")
-        )
-    return (
-        f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
-        "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
-    )
-
-
-def _has_pair(claim: "Claim", of_model: Mapping[str, float]) -> bool:
+def _has_pair(claim: Claim, of_model: Mapping[str, float]) -> bool:
     """Whether both sides of a comparison of the claim are planned on a model."""
-    from cppo_lab.analysis.statistics.claims import pairs
 
     return any({*pair} <= of_model.keys() for pair in pairs(claim, tuple(of_model)))
 
 
-def planned_cells(
-    plan: "Plan", sweep: str, seeds: Collection[int] | None = None
-) -> dict[str, dict[str, int]]:
+def planned_cells(plan: Plan, sweep: str, seeds: Collection[int] | None = None) -> dict[str, dict[str, int]]:
     """Model -> variant -> number of planned runs of a sweep (with these seeds; None: any)."""
     found: dict[str, Counter[str]] = {}
     for run in plan.runs:
@@ -204,7 +193,7 @@ def planned_cells(
     return {model: dict(counts) for model, counts in found.items()}
 
 
-def _lengths(plan: "Plan", sweep: str) -> dict[str, float]:
+def _lengths(plan: Plan, sweep: str) -> dict[str, float]:
     """Model -> the longest response, in tokens: of the mean one nothing is known before training."""
     return {
         run.spec.model.name: run.spec.rollout.max_response_length
@@ -214,7 +203,7 @@ def _lengths(plan: "Plan", sweep: str) -> dict[str, float]:
 
 
 def _means_with(
-    claim: "Claim",
+    claim: Claim,
     planned: Mapping[str, Mapping[str, int]],
     effect: float,
     lengths: Mapping[str, float],
@@ -222,7 +211,6 @@ def _means_with(
     """Each tier of the claim leads the next one, and the last one those without a tier, by `effect`; for a trend, by
     `effect` for each doubling of the response length (tokens).
     """
-    from cppo_lab.analysis.statistics.claims import Kind
 
     step = 0.0 if claim.kind is Kind.EQUIVALENCE else effect
     level = {one: step * (len(claim.tiers) - i) for i, tier in enumerate(claim.tiers) for one in tier}
@@ -233,10 +221,8 @@ def _means_with(
     }
 
 
-def _paper_means(plan: "Plan", sweep: str) -> Means:
+def _paper_means(plan: Plan, sweep: str) -> Means:
     """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
-    from cppo_lab.analysis.statistics.claims import named
-    from cppo_lab.tracking.reference_curves import reference_runs
 
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [one for one in plan.sweeps if one.name == sweep]
@@ -265,10 +251,10 @@ NARROWEST = 24  # columns for a claim, however narrow the terminal is
 
 
 def power_text(
-    plan: "Plan",
-    found: "Sequence[PlannedPower]",
+    plan: Plan,
+    found: Sequence[PlannedPower],
     question: PowerQuestion,
-    costs: "Costs",
+    costs: Costs,
     columns: int | None = None,
 ) -> str:
     """The powers as a table for people, and what they rest on; `costs` of the plan's runs, by id. `columns`: of the
@@ -335,14 +321,13 @@ def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
     return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
 
 
-def is_error(claim: "Claim | ErrorClaim") -> bool:
+def is_error(claim: Claim | ErrorClaim) -> bool:
     """Whether a claim is about the surrogate's error."""
-    from cppo_lab.analysis.exact_claims import ErrorClaim
 
     return isinstance(claim, ErrorClaim)
 
 
-def _default_effects(found: "Sequence[PlannedPower]") -> str:
+def _default_effects(found: Sequence[PlannedPower]) -> str:
     """What is assumed without `--effect`. Only a sweep's own hypotheses name the seeds that test them."""
     own = [one for one in found if one.claim.seeds is not None]
     lead = "a lead of twice the smallest advantage that counts"
@@ -353,12 +338,11 @@ def _default_effects(found: "Sequence[PlannedPower]") -> str:
 
 
 def _needed(seeds: int | None) -> str:
-    from cppo_lab.analysis.statistics.power import MOST
 
     return f"over {MOST}" if seeds is None else str(seeds)
 
 
-def _unit(costs: "Costs") -> str:
+def _unit(costs: Costs) -> str:
     """The heading of the cost column; empty where the cost is not known."""
     if not costs or any(cost is None for cost in costs.values()):
         return ""
@@ -366,7 +350,7 @@ def _unit(costs: "Costs") -> str:
     return "GPU-hours for it" if on_gpus else "hours for it"
 
 
-def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
+def _hours(plan: Plan, one: PlannedPower, costs: Costs) -> float | None:
     """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
     if one.needed is None or not _unit(costs):
         return None
@@ -382,10 +366,8 @@ def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
     return hours * one.needed
 
 
-def _compared(claim: "Claim | ErrorClaim", model: str, variants: "Sequence[str]") -> set[str]:
+def _compared(claim: Claim | ErrorClaim, model: str, variants: Sequence[str]) -> set[str]:
     """Those of the variants on a model that a claim compares."""
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.analysis.statistics.claims import pairs
 
     if isinstance(claim, ErrorClaim):
         return {name for name in variants if claim.is_tested_by(model, name, claim.seeds[0])}
@@ -399,7 +381,7 @@ def _hours_text(hours: float | None) -> str:
 
 
 def power_values(
-    plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Costs"
+    plan: Plan, found: Sequence[PlannedPower], question: PowerQuestion, costs: Costs
 ) -> dict[str, object]:
     """For JSON: the sweep, what was assumed, and each claim with its power. `hours_needed`: of all runs that the claim
     compares, with the seeds that it needs, in the unit of `hours_are`; null where it is not known.
@@ -430,7 +412,7 @@ def power_values(
     return head | {"claims": claims}
 
 
-def _lead(one: "PlannedPower", question: PowerQuestion) -> float | str:
+def _lead(one: PlannedPower, question: PowerQuestion) -> float | str:
     """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
     the paper's final means.
     """
@@ -441,3 +423,127 @@ def _lead(one: "PlannedPower", question: PowerQuestion) -> float | str:
     if question.effect is not None:
         return question.effect
     return "paper" if one.claim.seeds is None else round(100 * one.claim.lead, 6)
+
+
+# A sweep that claims nothing
+
+SEEDS = (3, 5, 10, 20)  # shown beside the planned ones
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What runs of two methods on a model can show: `differences` has, for numbers of seeds, the smallest true lead in
+    points that they show with the probability POWER; None for one seed.
+
+    `deviation`: in points, of runs of one method over seeds; without what runs of one seed have in common, if they are
+    compared seed by seed (`paired`). `measured`: the number of finished runs that it is taken from; 0: assumed.
+    `power` and `seeds_needed`: for the lead of the question; None without one.
+    """
+
+    sweep: str
+    model: str
+    seeds: int
+    paired: bool
+    deviation: float
+    measured: int
+    differences: dict[int, float | None]
+    power: float | None = None
+    seeds_needed: int | None = None
+
+
+def shown_differences(plan: Plan, question: PowerQuestion) -> list[Shown]:
+    """What the planned seeds show, with the scatter of the plan's finished runs, or the one assumed by the question.
+
+    Raises UserError if no model is planned with two variants.
+    """
+    found = []
+    for sweep in plan.sweeps:
+        paired = plan.is_paired(sweep.name)
+        shared = math.sqrt(1 - question.correlation) if paired else 1.0
+        for model, counts in planned_cells(plan, sweep.name).items():
+            if len(counts) < 2:
+                continue
+            measured = None if question.deviations else _scatter(plan, sweep.name, model, paired)
+            assumed = [(shared * value, 0) for value in question.deviations_of(plan.core, own=True)]
+            found += [
+                _shown(sweep.name, model, min(counts.values()), paired, *scatter, question.effect)
+                for scatter in ([measured] if measured else assumed)
+            ]
+    if not found:
+        raise UserError(
+            f"{plan.name}: --power compares two methods, and no model is planned with two variants: add one to "
+            "`variants`, or plan them all (without variant=)"
+        )
+    return found
+
+
+def _shown(
+    sweep: str, model: str, seeds: int, paired: bool, deviation: float, measured: int, effect: float | None
+) -> Shown:
+    def spread(n: int) -> tuple[float, float]:
+        return math.sqrt(2 / n) * deviation, (n - 1) * (1 if paired else 2)
+
+    numbers = dict.fromkeys((seeds, *(n for n in SEEDS if n > seeds)))
+    differences = {n: None if n < 2 else shown(*spread(n)) for n in numbers}
+    result = Shown(sweep, model, seeds, paired, deviation, measured, differences)
+    if effect is None:
+        return result
+    power = reached(effect, *spread(seeds)) if seeds > 1 else 0.0
+    needed = next((n for n in range(2, MOST + 1) if reached(effect, *spread(n)) >= POWER), None)
+    return replace(result, power=power, seeds_needed=needed)
+
+
+def _scatter(plan: Plan, sweep: str, model: str, paired: bool) -> tuple[float, int] | None:
+    """The standard deviation of the final means of the plan's finished runs on a model, in points, pooled over its
+    variants, and their number; if `paired`, by the differences of runs of one seed. None without two runs to compare.
+    """
+    scores: dict[str, dict[int, float]] = {}
+    for run in plan.runs:
+        if sweep in run.variants and run.spec.model.name == model:
+            status = read_status(runs_folder() / run.run_id)
+            score = status.get("final_mean")
+            if status.get("status") == schema.DONE and isinstance(score, float):
+                scores.setdefault(run.variants[sweep], {})[run.spec.seed] = 100 * score
+    samples = [list(of_variant.values()) for of_variant in scores.values()]
+    if paired:  # a difference has twice the variance of what is not common to both
+        samples = [
+            [(ours[seed] - theirs[seed]) / math.sqrt(2) for seed in ours.keys() & theirs.keys()]
+            for ours, theirs in itertools.combinations(scores.values(), 2)
+        ]
+    samples = [values for values in samples if len(values) > 1]
+    squares = sum((len(values) - 1) * variance(values) for values in samples)
+    degrees = sum(len(values) - 1 for values in samples)
+    return (math.sqrt(squares / degrees), sum(map(len, scores.values()))) if squares else None
+
+
+def shown_text(found: Sequence[Shown], question: PowerQuestion, columns: int | None = None) -> str:
+    """The differences as a table for people, and what they rest on."""
+    several = len({one.sweep for one in found}) > 1
+    numbers = sorted({n for one in found for n in one.differences})
+    head = [*(["sweep"] if several else []), "model", "seeds", "deviation", "from"]
+    head += [f"shown by {n}" for n in numbers]
+    head += [] if question.effect is None else [f"power for {question.effect:g}", "seeds for 80 %"]
+    rows = []
+    for one in found:
+        row = [*([one.sweep] if several else []), one.model, str(one.seeds), f"{one.deviation:.2g}"]
+        row.append(f"{one.measured} runs" if one.measured else "assumed")
+        row += ["-" if (points := one.differences.get(n)) is None else f"{points:.1f}" for n in numbers]
+        row += [] if one.power is None else [f"{one.power:.2f}", _needed(one.seeds_needed)]
+        rows.append(row)
+    how = {True: "compared seed by seed", False: "compared without regard to seeds"}
+    kinds = " and ".join(how[kind] for kind in sorted({one.paired for one in found}, reverse=True))
+    note = (
+        "Shown by n: the smallest true lead of one method over another, in points, that n seeds of each show with a "
+        f"probability of {100 * POWER:.0f} % (a 95 % interval above 0; runs are {kinds}), where the final means of one "
+        "method have the given standard deviation over seeds (points). --deviation=POINTS,... assumes others, "
+        "--effect=POINTS asks for a lead. The file states no hypothesis: with one (docs/sweeps.md) its own power is "
+        "shown."
+    )
+    table = aligned(head, rows, right={*head} - {"sweep", "model", "from"}, width=columns)
+    return f"{table}\n\n{note if columns is None else textwrap.fill(note, columns)}"
+
+
+def shown_values(plan: Plan, found: Sequence[Shown], question: PowerQuestion) -> dict[str, object]:
+    """For JSON, as `power_values` without claims: and what the seeds show."""
+    head = {"sweep": plan.name, "core": plan.core, "correlation": question.correlation, "hours_are": None}
+    return head | {"claims": [], "differences": [asdict(one) for one in found]}

@@ -3,19 +3,15 @@
 import itertools
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from cppo_lab.analysis.exact_claims import ErrorClaim
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.sweep.file import ERRORS, Hypothesis
-
-if TYPE_CHECKING:
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.sweep.enumerate import RunPlace
-    from cppo_lab.sweep.file import Sweep
+from cppo_lab.sweep.enumerate import RunPlace
+from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep
 
 
-def score_claims(sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]" = ()) -> tuple[Claim, ...]:
+def score_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
     """The hypotheses about scores. In a study the keys have the sweep's name. `declared`: all runs of the sweep."""
     claims = (
         Claim(
@@ -37,12 +33,8 @@ def score_claims(sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]
     return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
 
 
-def error_claims(
-    sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]" = ()
-) -> "tuple[ErrorClaim, ...]":
+def error_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[ErrorClaim, ...]:
     """The hypotheses about the surrogate's error, which only the exact core's runs have."""
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-
     claims = (
         ErrorClaim(
             key=_key(sweep, key, in_study),
@@ -64,7 +56,7 @@ def error_claims(
     return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
 
 
-def _tests(claim: "Claim | ErrorClaim", declared: "Collection[RunPlace]") -> "frozenset[RunPlace]":
+def _tests(claim: Claim | ErrorClaim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
     tests = {place for place in declared if claim.is_tested_by(*place)}
     # A test seed that the file does not declare is missing for each cell.
     missing = set(claim.seeds or ()) - {seed for _, _, seed in declared} if declared else set()
@@ -75,7 +67,7 @@ def _tests(claim: "Claim | ErrorClaim", declared: "Collection[RunPlace]") -> "fr
     return frozenset(tests)
 
 
-def _key(sweep: "Sweep", key: str, in_study: bool) -> str:
+def _key(sweep: Sweep, key: str, in_study: bool) -> str:
     """The paper's claims have keys too, and the sweeps of a study may use the same."""
     return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
 

@@ -1,22 +1,9 @@
-"""Arguments of `cppo bounds`, `check-vectors`, `doctor` and `data`, and the files that they read."""
-
-import io
-import pickle
-import zipfile
-
-import numpy
+"""Arguments of `cppo doctor` and `data`, and the files that they read."""
 
 from tests.hostile.case import Case, Content
 
-VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest"
-TV = "must lie in (0, 1]: a total variation never exceeds 1"
-HORIZON = "must be an integer in 1..1000000000: pass the response length in tokens"
 PREPARE = "prepare the data again"
 ROW = "fix or drop it"
-
-
-def _bounds(option: str, value: str, says: str) -> Case:
-    return Case(["bounds", option, value], says)
 
 
 def _rows(content: Content, says: str) -> Case:
@@ -26,74 +13,6 @@ def _rows(content: Content, says: str) -> Case:
 def _doctor(*words: str, says: str) -> Case:
     return Case(["doctor", *words], says)
 
-
-def _archive(**arrays: object) -> bytes:
-    file = io.BytesIO()
-    numpy.savez(file, **arrays)  # type: ignore[arg-type]
-    return file.getvalue()
-
-
-class _Canary:
-    """What would write a file when it is unpickled."""
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        import os
-
-        return os.system, ("touch canary",)
-
-
-def _pickled() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("manifest.npy", pickle.dumps(_Canary()))
-    return file.getvalue()
-
-
-BOUNDS = [
-    _bounds("--delta", "x", "delta='x' is not a number: pass one such as --delta 0.5"),
-    _bounds("--delta", "", "delta='' is not a number: pass one such as --delta 0.5"),
-    _bounds("--delta", "1,5", "delta='1,5' is not a number: pass one such as --delta 0.5"),
-    _bounds("--delta", "0x1", "delta='0x1' is not a number: pass one such as --delta 0.5"),
-    _bounds("--delta", "-1", f"delta=-1.0 {TV}"),
-    _bounds("--delta", "0", f"delta=0.0 {TV}"),
-    _bounds("--delta", "nan", f"delta=nan {TV}"),
-    _bounds("--delta", "2", f"delta=2.0 {TV}"),
-    _bounds("--delta-b", "0", f"delta_b=0.0 {TV}"),
-    _bounds("--delta-b", "inf", f"delta_b=inf {TV}"),
-    _bounds("--w-min", "0", "w_min=0.0 must lie in (0, 1]: w_min=1 means no position weights"),
-    _bounds("--w-min", "1.1", "w_min=1.1 must lie in (0, 1]: w_min=1 means no position weights"),
-    _bounds("--horizon", "0", f"horizon=0 {HORIZON}"),
-    _bounds("--horizon", "-5", f"horizon=-5 {HORIZON}"),
-    _bounds("--horizon", "1.5", f"horizon=1.5 {HORIZON}"),
-    _bounds("--horizon", "nan", f"horizon=nan {HORIZON}"),
-    _bounds("--horizon", "inf", f"horizon=inf {HORIZON}"),
-    _bounds("--horizon", "1e300", f"horizon=1e+300 {HORIZON}"),
-    _bounds("--horizon", "9" * 5000, f"horizon=inf {HORIZON}"),
-    _bounds("--horizon", "many", "horizon='many' is not a number: pass one such as --horizon 8192"),
-    _bounds("--w-min", "high", "w_min='high' is not a number: pass one such as --w-min 0.5"),
-    Case(["bounds", "--xi=-1"], "xi=-1.0 must lie in (0, inf): pass a finite number above 0"),
-    _bounds("--xi", "0", "xi=0.0 must lie in (0, inf): pass a finite number above 0"),
-    _bounds("--xi", "inf", "xi=inf must lie in (0, inf): pass a finite number above 0"),
-]
-
-CHECKED = [
-    Case(["check-vectors", "gone.npz"], f"vectors file gone.npz does not exist or is not a file: {VECTORS}"),
-    Case(["check-vectors", "."], f"vectors file . does not exist or is not a file: {VECTORS}"),
-    Case(["check-vectors", "x"], f"x is not an .npz archive, or cut short: {VECTORS}", {"x": ""}),
-    Case(["check-vectors", "x"], f"x is not an .npz archive, or cut short: {VECTORS}", {"x": b"PK\x03\x04"}),
-    Case(["check-vectors", "x"], f"x has no array 'manifest': {VECTORS}", {"x": _archive(a=numpy.zeros(2))}),
-    Case(
-        ["check-vectors", "x"],
-        "the manifest of x is not usable (",
-        {"x": _archive(manifest=numpy.array("{"))},
-    ),
-    Case(
-        ["check-vectors", "x"],
-        "x cannot be read (",
-        {"x": _archive(manifest=numpy.array([{}], dtype=object))},
-    ),
-    Case(["check-vectors", "x"], f"{VECTORS}", {"x": _pickled()}),
-]
 
 DOCTOR = [
     _doctor("--core", "tpu", says="unknown core 'tpu': valid: exact, mini, verl"),
@@ -211,4 +130,4 @@ DATA = [
     ),
 ]
 
-CASES = [*BOUNDS, *CHECKED, *DOCTOR, *DATA]
+CASES = [*DOCTOR, *DATA]

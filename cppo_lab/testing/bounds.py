@@ -1,11 +1,26 @@
-"""The bounds of one configuration as a table for the terminal. Arithmetic: `maths.bounds`."""
+"""The bounds of one configuration as a table. Arithmetic: `maths.bounds`.
 
+python -m cppo_lab.testing.bounds --delta .15 --delta-b .02 --w-min .8 --horizon 8192
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cppo_lab.maths import bounds
 
+# Option -> default, meaning.
+OPTIONS = {
+    "delta": ("0.15", "token threshold"),
+    "delta-b": ("0.02", "prefix-budget rate"),
+    "w-min": ("0.8", "last position weight"),
+    "horizon": ("8192", "response length in tokens"),
+    "xi": ("1", "largest absolute reward"),
+}
 
-class CalculatorRow(NamedTuple):
+
+class Bound(NamedTuple):
     """One rule's bound; `limit` is the delta_b at which it stops being tighter than DPPO's, None for DPPO."""
 
     rule: str
@@ -14,7 +29,7 @@ class CalculatorRow(NamedTuple):
     limit: float | None
 
 
-def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: float) -> list[CalculatorRow]:
+def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: float) -> list[Bound]:
     """DPPO's constant and those of CPPO. For horizon > 1; a single token has no later state to move.
 
     Raises:
@@ -35,15 +50,15 @@ def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: 
         ("CPPO, position weights, slack of the mask", impl, weighted_slack),
         ("budget checked only at the end, uniform", bounds.terminal_constant(*arguments), 0.0),
     ]
-    rows = [CalculatorRow("DPPO", dppo, 1.0, None)]
+    rows = [Bound("DPPO", dppo, 1.0, None)]
     for rule, slope, rest in parts:
         limit = delta_b * (dppo - rest) / slope if slope else 0.0
-        rows.append(CalculatorRow(rule, slope + rest, (slope + rest) / dppo if dppo else 1.0, limit))
+        rows.append(Bound(rule, slope + rest, (slope + rest) / dppo if dppo else 1.0, limit))
     return rows
 
 
 def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, xi: float) -> str:
-    """The table that `cppo bounds` prints.
+    """The table that this module prints.
 
     Raises:
         ValueError: a value out of range.
@@ -83,3 +98,34 @@ def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, 
             f"J lies in [{-xi:g}, {xi:g}]: constants of this size only compare the rules with each other."
         )
     return "\n".join(lines)
+
+
+def _number(option: str, text: str) -> float:
+    """A whole number as such: how large one may be is not said as a float."""
+    try:
+        return (
+            int(text)
+            if option == "horizon" and text.lstrip("+-").isdecimal() and len(text) < 20
+            else float(text)
+        )
+    except ValueError:
+        example = "8192" if option == "horizon" else "0.5"
+        name = option.replace("-", "_")
+        raise ValueError(f"{name}={text!r} is not a number: pass one such as --{option} {example}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the constants of CPPO's bounds, compared with DPPO's."""
+    parser = argparse.ArgumentParser(prog="python -m cppo_lab.testing.bounds", description=main.__doc__)
+    for option, (default, text) in OPTIONS.items():
+        parser.add_argument(f"--{option}", default=default, help=f"{text} (default: {default})")
+    options = vars(parser.parse_args(arguments))
+    try:
+        print(bounds_table(**{name: _number(name.replace("_", "-"), text) for name, text in options.items()}))
+    except ValueError as error:
+        parser.exit(2, f"cppo: error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,14 @@
-"""Checking a vectors file: every array against our value, in float64 and in float32.
+"""Checks a file of golden vectors: every array against our value, in float64 and in float32.
+
+    python -m cppo_lab.testing.vectors FILE.npz     # 0: all agree; 1: an array differs; 2: the file cannot be read
 
 Masks must agree exactly in both; everything else within TOLERANCE, relative or absolute. An array stored in
-less than float64 is compared with float32's tolerance throughout.
+less than float64 is compared with float32's tolerance throughout. One that we do not know is listed, and no mismatch.
 """
 
+import argparse
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab.errors import UserError, printable
-from cppo_lab.vectors import theory
-from cppo_lab.vectors.archive import Vectors, load
-from cppo_lab.vectors.methods import SOFT
-from cppo_lab.vectors.parts import is_input, value
-from cppo_lab.vectors.recompute import Recomputation
+from cppo_lab.errors import UserError, message, printable
+from cppo_lab.testing.golden import SOFT, Recomputation, Vectors, is_input, load, unknown_columns, value
 
 DTYPES = (torch.float64, torch.float32)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
@@ -69,7 +70,7 @@ def check_file(path: Path) -> Report:
 def check(vectors: Vectors) -> Report:
     """Check every array of `vectors`, and that no array is missing that its manifest lists."""
     report = Report(mismatches=_missing(vectors))
-    report.unknown += [f"theory/constants column {name!r}" for name in theory.unknown_columns(vectors)]
+    report.unknown += [f"theory/constants column {name!r}" for name in unknown_columns(vectors)]
     both = [Recomputation(vectors, dtype) for dtype in DTYPES]
     for key in vectors.arrays:
         if is_input(vectors, key):
@@ -142,3 +143,24 @@ def _missing(vectors: Vectors) -> list[Mismatch]:
             Mismatch("manifest", "/keys", f"{total} arrays", str(len(vectors.arrays) + 1), "with itself")
         ]
     return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what a check finds; 0 if nothing differs, 1 if something does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cppo_lab.testing.vectors",
+        description="Check the rules against a file of golden vectors.",
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE.npz", help="in the format of tests/oracles/vectors.npz"
+    )
+    try:
+        report = check_file(parser.parse_args(arguments).file)
+    except UserError as error:
+        parser.exit(2, f"cppo: error: {message(str(error))}\n")
+    print("\n".join(report.lines()))
+    return 1 if report.mismatches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
