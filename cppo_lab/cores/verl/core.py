@@ -29,6 +29,7 @@ from cppo_lab.cores.verl.cluster import (
     shut_down_after,
     without_working_folder,
 )
+from cppo_lab.cores.verl.files import planned_files, require_files
 from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
@@ -103,7 +104,6 @@ def _train_on(
         resources.doing("importing verl")
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.config import check_config, set_answers, set_mismatch, verl_config
-        from cppo_lab.cores.verl.files import planned_files, require_files
 
         resume = None if step is None else steps.checkpoint_folder(folder, step)
         files = planned_files(spec, paths, resources.shared, folder, resume)
