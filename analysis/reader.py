@@ -4,7 +4,7 @@
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,7 +13,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.newest import newest_of_each, run_id_of
 from cppo_lab.analysis.points import points_frame
-from cppo_lab.analysis.run_versions import result_version, stored_version
+from cppo_lab.analysis.run_versions import result_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
@@ -34,15 +34,6 @@ class StoreListing:
         """The runs that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`."""
         tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
         return [run for run in self.runs if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in wanted]
-
-    def versions(self, sweeps: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-        """The version of every run that belongs to one of the sweeps (name -> run ids), independent of the store's
-        order.
-        """
-        runs = {
-            run.mlflow_id: run for sweep, run_ids in sweeps.items() for run in self.of_sweep(sweep, run_ids)
-        }
-        return tuple(sorted(map(stored_version, runs.values())))
 
 
 def list_runs(uri: str, experiment: str, tag: str | None = None) -> StoreListing:

@@ -1,4 +1,4 @@
-"""Fingerprints of a run's state, without reading its history."""
+"""The version of a run's result, without reading its history."""
 
 import hashlib
 
@@ -15,19 +15,6 @@ _RESULT_TAGS = (
 def is_result(metric: str) -> bool:
     """Whether this metric is part of a run's result: all are, except speed and system metrics."""
     return not metric.startswith(_BESIDE)
-
-
-def stored_version(run: StoredRun) -> str:
-    """A digest of everything that the store has of the run, ids and times included, since a report may show it.
-
-    It also covers histories and diagnostics, without reading them: an unfinished run gets new last points, and a tag
-    marks when the artifacts of a finished run are uploaded. A point added later at a step before the last one goes
-    unnoticed.
-    """
-    points = sorted((name, step, time_ms, repr(value)) for name, (step, time_ms, value) in run.latest.items())
-    about = (run.mlflow_id, run.name, run.mlflow_status, run.start_ms, run.end_ms, run.artifact_uri)
-    tags = sorted(item for item in run.tags.items() if item[0] != schema.TAG_NOTE)
-    return _digest((about, tags, sorted(run.params.items()), points))
 
 
 def result_version(run: StoredRun) -> str:

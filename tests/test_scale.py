@@ -97,7 +97,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
 
     def scored() -> None:
         listing = list_runs(uri, experiment)
-        assert len(listing.versions({plan.name: run_ids})) == len(plan.runs)
+        assert len(listing.of_sweep(plan.name, run_ids)) == len(plan.runs)
         score_sweep(read_sweep(uri, experiment, plan.name, None, run_ids, listing), expected)
 
     return {

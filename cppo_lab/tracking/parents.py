@@ -202,11 +202,11 @@ def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, N
     return runs
 
 
-def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) -> int:
+def keep_report(uri: str, experiment: str, log: ReportLog) -> int:
     """Stores a report with the sweep's parent, where MLflow's page shows it, and returns how many files had to be
     uploaded.
 
-    Unchanged files are not uploaded, except with `again`. Raises UserError if the store fails.
+    Unchanged files are not uploaded. Raises UserError if the store fails.
     """
     client = open_client(uri)
     try:
@@ -215,7 +215,7 @@ def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) 
             raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
         run = client.get_run(ensure_parent(client, uri, stored.experiment_id, log.sweep.name))
         parent, tags = run.info.run_id, run.data.tags
-        before = {} if again else kept_files(tags)
+        before = kept_files(tags)
         now = {name: digest[:_DIGITS] for name, digest in log.files.items()}
         changed = [name for name, digest in now.items() if before.get(name) != digest]
         for name in changed:
