@@ -5,12 +5,12 @@ import contextlib
 import gc
 import sys
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer
+from cppo_lab.cli.answer import Exit, answer, passing
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.training import planned
 from cppo_lab.core_records import core_of
@@ -90,10 +90,12 @@ def _watch(options: argparse.Namespace) -> int:
                 if not left:
                     break
             except NothingScored as error:
+                passing("")
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             except UserError as error:
                 if page is None:
                     raise
+                passing("")
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             _pause(options.every)
     return Exit.DONE if page is None else _answer(options, page)
@@ -106,12 +108,13 @@ def _pause(seconds: float) -> None:
 
 
 def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
-    """Make the report and return its page; unless `quiet`, say where it is."""
+    """Make the report and return its page; unless `quiet`, say what is done and where it is."""
     import shlex
 
     from cppo_lab.sweep.file import Search, load_sweep
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
+    options.tell = partial(passing, piped=not quiet)
     # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     if options.source == "paper":
@@ -124,6 +127,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
         )
     else:
         page = _report_runs(options, _own_request(options, out, command))
+    passing("")
     if not options.json and not quiet:
         print(f"report: {page}", flush=True)
     return page
@@ -144,9 +148,13 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
     from cppo_lab.tracking.parents import ReportLog, keep_report
 
     request, text = wanted
-    page = build_report(request)
+    sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
+    runs = {run for sweep in sweeps for run in sweep.expected}
+    passing(f"scoring {len(runs)} run{'s' * (len(runs) != 1)}")
+    page = build_report(request, options.tell)
     if not options.log:
         return page
+    options.tell("keeping the report in MLflow")
     saved = read_record(request.out)
     shown = ("figure_4.png", "figure_exact.png", "figure_curves.png")
     log = ReportLog(
@@ -201,6 +209,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
 
     plan, uri = planned(options)
     address.require_store(uri)
+    passing("reading the tracking store")  # in a pipe only what comes after all mistakes: they cost one line
     experiment = schema.experiment_name(plan.core)
     grids = tuple(
         SweepGrid(
@@ -375,6 +384,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
+    passing("reading the trials")
     return build_report(
         SearchRequest(
             uri=address.tracking_uri(tuning.base.tracking.uri),
@@ -385,7 +395,8 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
-        )
+        ),
+        options.tell,
     )
 
 

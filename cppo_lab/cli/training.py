@@ -382,8 +382,10 @@ def plan_arguments(command: CommandParser) -> None:
     add_sweep(command)
     add_listing(command)
     command.add_argument(
-        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim or, without claims, the difference "
-        "between two methods that the seeds can show"
+        "--power",
+        action="store_true",
+        help="show what the planned runs can decide: the power of each claim or, without claims, which difference "
+        "between two methods the seeds can show",
     )
     command.add_argument(
         "--deviation",
