@@ -250,3 +250,15 @@ def counter(what: str) -> Callable[[int, int], None]:
             print(f"\r{done}/{of} {what}", end=end, file=sys.stderr, flush=True)
 
     return show
+
+
+def known_store(uri: str) -> str:
+    """`uri`, if the store can be there; a note on standard error if somebody has named one that is not there yet.
+
+    Raises StoreAway for a SQLite file in a folder that does not exist.
+    """
+    from cppo_lab.tracking.address import require_place
+
+    if note := require_place(uri):
+        print(f"cppo: note: {note}", file=sys.stderr)
+    return uri
