@@ -121,9 +121,9 @@ def without_folders(found: "Plan", options: argparse.Namespace) -> str:
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
-    from cppo_lab.sweep.power import parse_question
-
     if options.power:
+        from cppo_lab.sweep.power import parse_question
+
         if options.csv:
             raise UserError("--csv with --power: use --json")
         return parse_question(options.deviation, options.effect, options.correlation, options.error_deviation)
