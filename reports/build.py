@@ -174,8 +174,8 @@ class BuildRequest(Protocol):
 def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Build the report and return the path of its page, `index.html`. The same runs give the same bytes.
 
-    `tell` takes what is done once nothing of the input can be wrong any more. Raises UserError, with nothing written, if
-    the runs cannot be read or scored, or if `request.out` exists and is not one of our reports.
+    `tell` takes what is done, once no input can be wrong any more. Raises UserError, with nothing written, if the runs
+    cannot be read or scored, or if `request.out` exists and is not one of our reports.
     """
     out = request.out.absolute()
     require_ours(out)
