@@ -11,7 +11,7 @@ import io
 import re
 import zipfile
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import resources
@@ -171,18 +171,25 @@ class BuildRequest(Protocol):
         """Raises UserError if the runs cannot be read or scored."""
 
 
-def build_report(request: BuildRequest) -> Path:
+def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Build the report and return the path of its page, `index.html`. The same runs give the same bytes.
 
-    Raises UserError, with nothing written, if the runs cannot be read or scored, or if `request.out` exists and is not
-    one of our reports.
+    `tell` takes what is done, once no input can be wrong any more. Raises UserError, with nothing written, if the runs
+    cannot be read or scored, or if `request.out` exists and is not one of our reports.
     """
     out = request.out.absolute()
     require_ours(out)
     contents = request.contents()
+    runs, figures = sum(len(board.runs) for board in contents.boards.values()), len(contents.pictures)
+    tell((f"scored {_count(runs, 'run')}; " if runs else "") + f"drawing {_count(figures, 'figure')}")
     files = _files(contents)
+    tell("writing the page")
     swap_in(out, files, f"{contents.about.name}; {origin(contents.about.core)}")
     return request.out / PAGE
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _files(contents: Contents) -> dict[str, bytes]:

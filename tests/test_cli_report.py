@@ -1,7 +1,10 @@
 """`cppo report`: what is asked of it, how it watches, and what is kept of it in MLflow."""
 
 import argparse
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,9 +47,22 @@ def parent() -> Run:
     return found
 
 
+def test_a_terminal_shows_each_step_in_its_place(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
+    steps = [text.removesuffix(" ...") for text in screen.getvalue().split("\r\x1b[K")]
+    assert steps[:3] == ["", "reading the tracking store", "scoring 1 run"]
+    assert steps[3].startswith("scored 1 run; drawing ") and steps[4:] == ["writing the page", ""]
+
+
 def test_it_is_made_and_kept_in_mlflow(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["report", *ONE, "seed=0"]
+    capsys.readouterr()
     assert main(asked) == 0
+    [drawing, *others] = [line.removeprefix("cppo: ") for line in capsys.readouterr().err.splitlines()]
+    assert re.fullmatch(r"scored 1 run; drawing \d+ figures", drawing)
+    assert others == ["writing the page", "keeping the report in MLflow"]
     tags = parent().data.tags
     assert "index.html" in tags[schema.TAG_REPORT]
     assert "### Verdict" in tags[schema.TAG_NOTE]
@@ -55,7 +71,7 @@ def test_it_is_made_and_kept_in_mlflow(trained: Path, capsys: pytest.CaptureFixt
     page.write_text("spoiled")
     assert main(asked) == 0  # it is made again each time it is asked for
     assert "spoiled" not in page.read_text()
-    assert capsys.readouterr().out.count("report: reports/build/quickstart/index.html\n") == 2
+    assert capsys.readouterr().out.count("report: reports/build/quickstart/index.html\n") == 1
 
 
 def test_it_is_watched_until_every_run_is_a_result(

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cppo_lab.cli.answer import Exit, document, exclusive_output
+from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
 from cppo_lab.cli.completion import COMPLETE, complete
 from cppo_lab.cli.parser import UsageError, build_parser, parse
 from cppo_lab.errors import StoreAway, UserError, message
@@ -116,5 +116,6 @@ def _of_the_system(error: OSError) -> str:
 def _refuse(text: str) -> str:
     """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
     line = redacted(message(text))
+    passing("")
     print(f"cppo: error: {line}", file=sys.stderr)
     return line

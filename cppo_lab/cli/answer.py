@@ -231,10 +231,14 @@ def coloured() -> bool:
     return sys.stdout.isatty() and not plain
 
 
-def passing(text: str) -> None:
-    """Say what goes on, on a line of standard error that the next one replaces; nothing where that is no terminal."""
+def passing(text: str, piped: bool = False) -> None:
+    """Say what goes on, on a line of standard error that the next one replaces, an empty one by nothing. Where that is
+    no terminal, nothing is said or, if it may be `piped`, a line.
+    """
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{text and f'{text} ...'}", end="", file=sys.stderr, flush=True)
+    elif piped and text:
+        print(f"cppo: {text}", file=sys.stderr, flush=True)
 
 
 def counter(what: str) -> Callable[[int, int], None]:
@@ -246,3 +250,15 @@ def counter(what: str) -> Callable[[int, int], None]:
             print(f"\r{done}/{of} {what}", end=end, file=sys.stderr, flush=True)
 
     return show
+
+
+def known_store(uri: str) -> str:
+    """`uri`, if the store can be there; a note on standard error if somebody has named one that is not there yet.
+
+    Raises StoreAway for a SQLite file in a folder that does not exist.
+    """
+    from cppo_lab.tracking.address import require_place
+
+    if note := require_place(uri):
+        print(f"cppo: note: {note}", file=sys.stderr)
+    return uri

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cppo_lab.cli.answer import Exit, answer
+from cppo_lab.cli.answer import Exit, answer, known_store
 from cppo_lab.cli.parser import RUN, CommandParser
-from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
 from cppo_lab.plugins import entry_points
 from cppo_lab.sweep.paths import runs_folder

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer, coloured, counter, width
+from cppo_lab.cli.answer import Exit, answer, coloured, counter, known_store, width
 from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_listing, add_runs, add_sweep, parse_states
-from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import runs_folder

@@ -28,7 +28,7 @@ COMMANDS = {
         "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
     ),
     "preflight": (
-        "preflight",
+        "training",
         "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
     ),
     "status": ("monitoring", "show the state of runs, whoever launched them"),
@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "tune": ("searching", "search for the best constants with Optuna; run it again to resume"),
     "report": ("reporting", "write tables, curves and the report page of a sweep"),
-    "compare": ("comparing", "show how two reports differ"),
+    "compare": ("reporting", "show how two reports differ"),
     "reference": ("reporting", "import the paper's own curves"),
     "export": (
         "exporting",

@@ -1,19 +1,18 @@
-"""`cppo report` and `cppo reference`."""
+"""`cppo report`, `cppo compare` and `cppo reference`."""
 
 import argparse
 import contextlib
 import gc
 import sys
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer
+from cppo_lab.cli.answer import Exit, answer, passing
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.training import planned
-from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
@@ -21,7 +20,6 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from cppo_lab.analysis.grid import Axes, Baseline
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     Request = ReportRequest | StudyRequest
     Asked = tuple[Request, SweepText]
 
+BUILT = Path("reports/build")  # where reports are written by default
 OBJECTS_BETWEEN = (
     100_000  # more new objects than freed ones between two collections; Python's own number is 700
 )
@@ -90,10 +89,12 @@ def _watch(options: argparse.Namespace) -> int:
                 if not left:
                     break
             except NothingScored as error:
+                passing("")
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             except UserError as error:
                 if page is None:
                     raise
+                passing("")
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             _pause(options.every)
     return Exit.DONE if page is None else _answer(options, page)
@@ -106,12 +107,13 @@ def _pause(seconds: float) -> None:
 
 
 def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
-    """Make the report and return its page; unless `quiet`, say where it is."""
+    """Make the report and return its page; unless `quiet`, say what is done and where it is."""
     import shlex
 
     from cppo_lab.sweep.file import Search, load_sweep
 
-    out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
+    out: Path = options.out or BUILT / Path(options.sweep).stem
+    options.tell = partial(passing, piped=not quiet)
     # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     if options.source == "paper":
@@ -124,6 +126,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
         )
     else:
         page = _report_runs(options, _own_request(options, out, command))
+    passing("")
     if not options.json and not quiet:
         print(f"report: {page}", flush=True)
     return page
@@ -144,9 +147,13 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
     from cppo_lab.tracking.parents import ReportLog, keep_report
 
     request, text = wanted
-    page = build_report(request)
+    sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
+    runs = {run for sweep in sweeps for run in sweep.expected}
+    passing(f"scoring {len(runs)} run{'s' * (len(runs) != 1)}")
+    page = build_report(request, options.tell)
     if not options.log:
         return page
+    options.tell("keeping the report in MLflow")
     saved = read_record(request.out)
     shown = ("figure_4.png", "figure_exact.png", "figure_curves.png")
     log = ReportLog(
@@ -194,29 +201,16 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 
 
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
+    from cppo_lab.sweep.claims import axes_of, grids_of
     from cppo_lab.tracking.parents import SweepText
 
     plan, uri = planned(options)
     address.require_store(uri)
+    passing("reading the tracking store")  # in a pipe only what comes after all mistakes: they cost one line
     experiment = schema.experiment_name(plan.core)
-    grids = tuple(
-        SweepGrid(
-            sweep.name,
-            sweep.title,
-            sweep.question,
-            tuple(
-                ExpectedRun(run.run_id, run.spec.model.name, run.variants[sweep.name], run.spec.seed)
-                for run in plan.runs
-                if sweep.name in run.variants
-            ),
-            _baseline(plan, sweep, options.overrides),
-            sweep.paired,
-        )
-        for sweep in plan.sweeps
-    )
+    grids = grids_of(plan, options.overrides)
     about = {
         "title": plan.title,
         "question": plan.question,
@@ -232,49 +226,12 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
     about |= {
         "stated": stated[plan.sweeps[0].name],
-        "axes": _axes(plan, plan.sweeps[0], options.overrides),
+        "axes": axes_of(plan, plan.sweeps[0], options.overrides),
         "baseline": grids[0].baseline,
         "beside": beside,
         "pairing": grids[0].pairing,
     }
     return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
-
-
-def _axes(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Axes":
-    """Where the variants of a sweep are on its axes."""
-    from cppo_lab.analysis.grid import Axes, AxisPlace
-    from cppo_lab.sweep.enumerate import axis_values
-
-    # The plan knows the core also where the command line leaves it to the sweep's models.
-    found = axis_values(sweep, [f"core={plan.core}", *overrides])
-    keys = tuple(dict.fromkeys(key for _, values in found.values() for key in values))
-    places = (
-        AxisPlace(variant, group, tuple(values.get(key) for key in keys))
-        for variant, (group, values) in found.items()
-    )
-    return Axes(keys, tuple(places))
-
-
-def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Baseline":
-    """The sweep's baseline: a reported variant, or one of its file for each combination of values of its axes."""
-    from cppo_lab.analysis.grid import USUAL, Baseline
-
-    wanted = sweep.baseline
-    if not wanted or any(run.variants.get(sweep.name) == wanted for run in plan.runs):
-        return Baseline(wanted)
-    axes = _axes(plan, sweep, overrides)
-    at = {place.variant: dict(zip(axes.keys, place.values, strict=True)) for place in axes.places}
-    named = {place.variant: at[place.variant] for place in axes.places if place.group == wanted}
-    if not named:
-        return USUAL
-
-    def counterpart(variant: str) -> str | None:
-        for name, values in named.items():
-            if all(value is None or at[variant][key] == value for key, value in values.items()):
-                return name
-        return None
-
-    return Baseline(wanted, {one: base for one in at if (base := counterpart(one)) is not None})
 
 
 def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
@@ -315,7 +272,7 @@ def _hypotheses(
     """
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.runs.machine import code_version
-    from cppo_lab.sweep.claims import error_claims, score_claims
+    from cppo_lab.sweep.claims import error_claims, registered_pairing, score_claims
     from cppo_lab.sweep.file import differences
 
     declared = plan.declared[sweep.name]
@@ -332,9 +289,7 @@ def _hypotheses(
                 changes=() if other is None else differences(other, text),
             )
         )
-    pairing = _registered_pairing(
-        plan, sweep, [one for one in found if one.covers(digest, declared.settings)]
-    )
+    pairing = registered_pairing(plan, sweep, [one for one in found if one.covers(digest, declared.settings)])
     claims = score_claims(sweep, plan.is_study, declared.places)
     return Hypotheses(
         claims=tuple(replace(claim, pairing=pairing) for claim in claims),
@@ -344,19 +299,6 @@ def _hypotheses(
         code=code_version(),
         deleted=deleted,
     )
-
-
-def _registered_pairing(plan: "Plan", sweep: "Sweep", found: "Sequence[Registration]") -> bool | None:
-    """Whether the hypotheses were registered (`found`: in force, the oldest first) as comparisons seed by seed; None if
-    that is how their runs are compared now.
-    """
-    now = plan.is_paired(sweep.name)
-    if not found:
-        return None
-    # A version that did not record it paired by the sweep file and by warm starts, not by the record of the core.
-    unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
-    then = {"seed": True, "none": False}.get(found[0].pairing, unrecorded)
-    return None if then == now else then
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:
@@ -375,6 +317,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
+    passing("reading the trials")
     return build_report(
         SearchRequest(
             uri=address.tracking_uri(tuning.base.tracking.uri),
@@ -385,7 +328,8 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
-        )
+        ),
+        options.tell,
     )
 
 
@@ -397,6 +341,34 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
         return section.get(name) if isinstance(section, dict) else None
 
     return {key: reduce(under, key.split("."), values) for key in tuning.space}
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Say what differs between two reports; 0 if nothing does, 1 if something does."""
+    from cppo_lab.reports import compare as comparing
+    from cppo_lab.reports.compare import compare_lines
+    from cppo_lab.reports.saved import read_record
+
+    before, after = (read_record(_report_folder(name)) for name in (options.before, options.after))
+    found = comparing.compare(before, after, (options.before, options.after))
+    if options.json:
+        answer(options, found.plain())
+    else:
+        print("\n".join(compare_lines(found)))
+    return Exit.DONE if found.same else Exit.NO
+
+
+def _report_folder(name: str) -> Path:
+    """The folder of a report that is named by itself or by its sweep."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    built = BUILT / folder.stem
+    if folder.name == name and built.is_dir():
+        return built
+    raise UserError(
+        f"{name!r} is no folder, and {built} is none: name the folder of a report, or run `cppo report` first"
+    )
 
 
 def reference_import(options: argparse.Namespace) -> int:
@@ -465,6 +437,14 @@ def report_arguments(command: CommandParser) -> None:
         action="store_false",
         help="do not upload page, figures and verdicts to MLflow",
     )
+
+
+def compare_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=compare)
+    for side in ("before", "after"):
+        command.add_argument(
+            side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"
+        )
 
 
 def reference_arguments(command: CommandParser) -> None:

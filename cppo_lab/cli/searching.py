@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
-from cppo_lab.cli.requirements import require_machine
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
+    from cppo_lab.doctor import require_machine
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.tune import tune as carry_out

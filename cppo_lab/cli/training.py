@@ -1,4 +1,4 @@
-"""`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo launch`."""
+"""`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo preflight`, `cppo launch`."""
 
 import argparse
 import contextlib
@@ -7,15 +7,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer, coloured, passing, width
+from cppo_lab.cli.answer import Exit, answer, coloured, known_store, passing, width
 from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within, parse_states
-from cppo_lab.cli.requirements import known_store, require_plan
 from cppo_lab.cli.searching import plan_search
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -122,9 +121,9 @@ def without_folders(found: "Plan", options: argparse.Namespace) -> str:
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
-    from cppo_lab.sweep.power import parse_question
-
     if options.power:
+        from cppo_lab.sweep.power import parse_question
+
         if options.csv:
             raise UserError("--csv with --power: use --json")
         return parse_question(options.deviation, options.effect, options.correlation, options.error_deviation)
@@ -230,6 +229,37 @@ def pull(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def preflight(options: argparse.Namespace) -> int:
+    """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
+    from cppo_lab.doctor import require_plan
+    from cppo_lab.launch.launchers import launcher_of
+    from cppo_lab.sweep import preflight as short
+
+    found, uri = planned(options)
+    runs = runs_folder()
+    require_folder(runs)
+    kinds = short.kinds(found, runs, options.random_weights)
+    todo = [] if options.show else short.open_kinds(kinds, found, runs, options.again)
+    if todo and options.random_weights:
+        found = short.with_stand_ins(todo, found, runs)
+    if todo:
+        require_plan(found, uri)
+        interrupt_on_termination()
+        count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
+        print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
+        short.measure(todo, found, runs)
+    if options.json:
+        answer(options, {"sweep": found.name, "core": found.core, "kinds": list(map(short.as_values, kinds))})
+    else:
+        print("\n\n".join(short.report(kind) for kind in kinds))
+    launcher = launcher_of(found.launcher.name)
+    if launcher.queue and todo:
+        if not options.json:
+            print(f"\n{launcher.title} has the jobs: show their results with --show")
+        return Exit.DONE
+    return Exit.DONE if all(kind.is_measured for kind in kinds) else Exit.NO
+
+
 def train(
     found: "Plan",
     uri: str,
@@ -240,6 +270,7 @@ def train(
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
     of it.
     """
+    from cppo_lab.doctor import require_plan
     from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
@@ -382,8 +413,10 @@ def plan_arguments(command: CommandParser) -> None:
     add_sweep(command)
     add_listing(command)
     command.add_argument(
-        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim or, without claims, the difference "
-        "between two methods that the seeds can show"
+        "--power",
+        action="store_true",
+        help="show what the planned runs can decide: the power of each claim or, without claims, which difference "
+        "between two methods the seeds can show",
     )
     command.add_argument(
         "--deviation",
@@ -442,6 +475,20 @@ def launch_arguments(command: CommandParser) -> None:
         "--without-store",
         action="store_true",
         help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
+    )
+
+
+def preflight_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=preflight)
+    add_sweep(command)
+    command.add_argument(
+        "--again", action="store_true", help="repeat measurements whose results are already stored"
+    )
+    command.add_argument("--show", action="store_true", help="only show stored results")
+    command.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="measure with random weights of the same shapes and with generated problems; needs no download",
     )
 
 

@@ -1,4 +1,4 @@
-"""`cppo doctor`: checks what this machine has and lacks for one run.
+"""Checks what this machine has and lacks for a run: `cppo doctor`, and every launch before it starts one.
 
 Guarantees of this package:
 
@@ -9,9 +9,11 @@ Guarantees of this package:
 Begin with `check.py` and `machine.py`. docs/verl.md shows an example.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from cppo_lab.core_records import BUILT_IN, core_of
 from cppo_lab.doctor.check import MISSING, Check, checks_of
 from cppo_lab.doctor.machine import (
     check_data,
@@ -22,11 +24,14 @@ from cppo_lab.doctor.machine import (
     check_packages,
     check_store,
 )
-from cppo_lab.errors import printable
-from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.errors import UserError, printable
+from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.sweep.compose import Composed
+from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking.address import sqlite_file
 
-__all__ = ["MISSING", "Check", "examine", "lines", "ready"]
+__all__ = ["MISSING", "Check", "examine", "lines", "ready", "require_machine", "require_plan"]
 
 
 def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -> list[Check]:
@@ -59,3 +64,48 @@ def lines(checks: Sequence[Check]) -> list[str]:
 def ready(checks: Sequence[Check]) -> bool:
     """Whether nothing that the run needs is missing."""
     return all(check.status != MISSING for check in checks)
+
+
+def require_plan(found: Plan, uri: str) -> None:
+    """See that what the runs of a plan need is here, before any of them is started.
+
+    Raises UserError naming everything that is missing, ModuleNotFoundError for a package that every run needs.
+    """
+    _require_packages(found.core, found.launcher.name)
+    kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
+    require_machine(
+        [
+            Composed(
+                run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
+            )
+            for run in kinds.values()
+        ],
+        uri,
+    )
+
+
+def _require_packages(core: str, launcher: str) -> None:
+    """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
+    load_launcher(launcher)
+    # A queue's nodes have packages of their own, and what another package's core needs it says itself.
+    if core in BUILT_IN and launcher_of(launcher).one_machine and importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
+def require_machine(kinds: Sequence[Composed], uri: str) -> None:
+    """See that what these kinds of runs need is here, if their core uses a layout.
+
+    Raises UserError naming everything that is missing.
+    """
+    if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:
+        return  # a cluster's nodes are other machines than this one
+    missing = []
+    for composed in kinds:
+        checks = examine(composed, uri, runs_folder(), interfaces=False)
+        if sqlite_file(uri) is None:  # a launch asks a server itself, and goes on with what it can without it
+            checks = [check for check in checks if check.name != "MLflow store"]
+        missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
+    if missing:
+        raise UserError(
+            "runs of this sweep cannot start here (see `cppo doctor`):\n  " + "\n  ".join(missing)
+        )

@@ -1,14 +1,20 @@
-"""The hypotheses of a sweep file as claims, which `cppo report` judges and `cppo plan --power` simulates."""
+"""What a plan asks of the analysis: its hypotheses as claims, which `cppo report` judges and `cppo plan --power`
+simulates, and its grids with their axes and baselines.
+"""
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cppo_lab.analysis.exact_claims import ErrorClaim
+from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.sweep.enumerate import RunPlace
+from cppo_lab.core_records import core_of
+from cppo_lab.sweep.enumerate import RunPlace, axis_values
 from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep
+from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking.parents import Registration
 
 
 def score_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
@@ -76,3 +82,68 @@ def _kind(one: Hypothesis) -> Kind:
     if one.models == "trend":
         return Kind.TREND
     return Kind.SUPERIORITY if one.within is None else Kind.EQUIVALENCE
+
+
+def registered_pairing(plan: Plan, sweep: Sweep, found: Sequence[Registration]) -> bool | None:
+    """Whether the hypotheses were registered (`found`: in force, the oldest first) as comparisons seed by seed; None if
+    that is how their runs are compared now.
+    """
+    now = plan.is_paired(sweep.name)
+    if not found:
+        return None
+    # A version that did not record it paired by the sweep file and by warm starts, not by the record of the core.
+    unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
+    then = {"seed": True, "none": False}.get(found[0].pairing, unrecorded)
+    return None if then == now else then
+
+
+def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
+    """The grid of each sweep of a plan, with the runs that are planned of it."""
+    return tuple(
+        SweepGrid(
+            sweep.name,
+            sweep.title,
+            sweep.question,
+            tuple(
+                ExpectedRun(run.run_id, run.spec.model.name, run.variants[sweep.name], run.spec.seed)
+                for run in plan.runs
+                if sweep.name in run.variants
+            ),
+            _baseline(plan, sweep, overrides),
+            sweep.paired,
+        )
+        for sweep in plan.sweeps
+    )
+
+
+def axes_of(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Axes:
+    """Where the variants of a sweep are on its axes."""
+    # The plan knows the core also where the command line leaves it to the sweep's models.
+    found = axis_values(sweep, [f"core={plan.core}", *overrides])
+    keys = tuple(dict.fromkeys(key for _, values in found.values() for key in values))
+    places = (
+        AxisPlace(variant, group, tuple(values.get(key) for key in keys))
+        for variant, (group, values) in found.items()
+    )
+    return Axes(keys, tuple(places))
+
+
+def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
+    """The sweep's baseline: a reported variant, or one of its file for each combination of values of its axes."""
+
+    wanted = sweep.baseline
+    if not wanted or any(run.variants.get(sweep.name) == wanted for run in plan.runs):
+        return Baseline(wanted)
+    axes = axes_of(plan, sweep, overrides)
+    at = {place.variant: dict(zip(axes.keys, place.values, strict=True)) for place in axes.places}
+    named = {place.variant: at[place.variant] for place in axes.places if place.group == wanted}
+    if not named:
+        return USUAL
+
+    def counterpart(variant: str) -> str | None:
+        for name, values in named.items():
+            if all(value is None or at[variant][key] == value for key, value in values.items()):
+                return name
+        return None
+
+    return Baseline(wanted, {one: base for one in at if (base := counterpart(one)) is not None})

@@ -145,10 +145,10 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         ]
     tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
     if not found and tests:
-        seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
+        listed = ",".join(str(seed) for seed in dict.fromkeys(tests))
         trends = any(one.models == "trend" for sweep in plan.sweeps for one in sweep.hypotheses.values())
         raise UserError(
-            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={listed}"
             + (", and a trend on models of different response lengths" if trends else "")
         )
     return found
@@ -156,7 +156,6 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
 
 def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
     """The power of the hypotheses about the surrogate's error."""
-
     found = []
     for claim in (claim for sweep in plan.sweeps for claim in error_claims(sweep, plan.is_study)):
         cells = [
@@ -180,7 +179,6 @@ def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
 
 def _has_pair(claim: Claim, of_model: Mapping[str, float]) -> bool:
     """Whether both sides of a comparison of the claim are planned on a model."""
-
     return any({*pair} <= of_model.keys() for pair in pairs(claim, tuple(of_model)))
 
 
@@ -223,7 +221,6 @@ def _means_with(
 
 def _paper_means(plan: Plan, sweep: str) -> Means:
     """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
-
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [one for one in plan.sweeps if one.name == sweep]
     originals = [
@@ -323,7 +320,6 @@ def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
 
 def is_error(claim: Claim | ErrorClaim) -> bool:
     """Whether a claim is about the surrogate's error."""
-
     return isinstance(claim, ErrorClaim)
 
 
@@ -368,7 +364,6 @@ def _hours(plan: Plan, one: PlannedPower, costs: Costs) -> float | None:
 
 def _compared(claim: Claim | ErrorClaim, model: str, variants: Sequence[str]) -> set[str]:
     """Those of the variants on a model that a claim compares."""
-
     if isinstance(claim, ErrorClaim):
         return {name for name in variants if claim.is_tested_by(model, name, claim.seeds[0])}
     return {name for pair in pairs(claim, variants) for name in pair}
