@@ -185,7 +185,7 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
                 display_name(cell.variant),
                 cell.variant == OURS,
                 tuple(column[index] for column in parts),
-                cell.steps,
+                _steps(board, cell),
             )
             for index, cell in enumerate(cells)
         )
@@ -193,6 +193,14 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         stop = stops.pop() if len(stops) == 1 else None
         blocks.append(TableBlock(model, stop, board.benchmarks_of(model), rows))
     return FullTable(title, core_of(board), tuple(blocks), table_notes(board))
+
+
+def _steps(board: Scoreboard, cell: CellScore) -> tuple[int, ...]:
+    """The selected step of each run; of a cell that is a collapse, the last steps of the curves that did."""
+    if cell.state is not SelectionState.COLLAPSE:
+        return cell.steps
+    ends = [run.choice.last_step for run in board.runs_of(cell.model, cell.variant) if run.state is cell.state]
+    return tuple(step for step in ends if step is not None)
 
 
 def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
@@ -232,10 +240,10 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     )
 
 
-# PAPER: the paper does not define the word. The shares are those of analysis/selection.py and conf/config.yaml.
+# PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/selection.py, conf/config.yaml.
 COLLAPSE_OF_PAPER = (
-    f"collapse: the curve ends below {COLLAPSE_SHARE:g} of its own best score. The paper does not define the word; our "
-    "own runs are ended during training, below 0.4 of their best."
+    f"collapse: the run diverged; the step is its curve's last. Counted here: a curve that ends below "
+    f"{COLLAPSE_SHARE:g} of its own best score. Our own runs are ended during training, below 0.4 of their best."
 )
 COLLAPSE = (
     "collapse: training was ended, because the validation score stayed below a share of the run's best "

@@ -303,3 +303,15 @@ def test_selected_steps_are_never_a_row_of_equal_numbers(steps: tuple[int, ...],
 def test_the_score_has_the_name_that_its_core_gives_it() -> None:
     assert score_name("exact", 16) == "expected score"
     assert score_name("mini", 16) == score_name("paper", 16) == score_name("not installed", 16) == "Avg@16"
+
+
+def test_a_collapse_has_the_last_step_of_its_curve(paper_board: Scoreboard) -> None:
+    """CISPO on 30B-A3B-Base is best at step 145 and ends at step 215, where it diverged."""
+    [row] = [
+        row
+        for block in full_table(paper_board, "Table 4").blocks
+        if block.model == "Qwen3-30B-A3B-Base"
+        for row in block.rows
+        if row.variant == "cispo"
+    ]
+    assert row.steps == (215,)
