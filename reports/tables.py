@@ -199,7 +199,9 @@ def _steps(board: Scoreboard, cell: CellScore) -> tuple[int, ...]:
     """The selected step of each run; of a cell that is a collapse, the last steps of the curves that did."""
     if cell.state is not SelectionState.COLLAPSE:
         return cell.steps
-    ends = [run.choice.last_step for run in board.runs_of(cell.model, cell.variant) if run.state is cell.state]
+    ends = [
+        run.choice.last_step for run in board.runs_of(cell.model, cell.variant) if run.state is cell.state
+    ]
     return tuple(step for step in ends if step is not None)
 
 
