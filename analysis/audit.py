@@ -12,9 +12,15 @@ from enum import StrEnum
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.scoring import (
+    LateMean,
+    Scoreboard,
+    ends_early,
+    late_means,
+    rank_descending,
+    step_noise,
+)
 from cppo_lab.analysis.selection import RunScore, SelectionState
-from cppo_lab.analysis.window import LateMean, ends_early, late_means, rank_descending, step_noise
 
 CENT = Decimal("0.01")
 # The curves give fractions to 1e-6, so a percentage is known to 1e-4; further digits are rounding noise.

@@ -21,9 +21,8 @@ from cppo_lab.analysis.exact_study import (
     slope_estimate,
     without_horizon,
 )
-from cppo_lab.analysis.statistics.estimate import Estimate
-from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power
+from cppo_lab.analysis.statistics.estimate import Estimate, holm
+from cppo_lab.analysis.statistics.power import ReachedPower, reached_power
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, outcome_of, outcome_of_all
 
 

@@ -1,13 +1,89 @@
-"""Many metric points in one compact tidy frame: 15 bytes per point for 1,000 runs."""
+"""Which attempts of a configuration count, and their points in tidy frames.
 
-from collections.abc import Iterable, Sequence
+Which of several attempts at one configuration counts, and in what state it is.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cppo_lab.tracking.history import History
+from cppo_lab import schema
+from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.tracking.history import History, StoredRun
+
+
+def run_id_of(run: StoredRun) -> str:
+    """The id of the run's configuration, or MLflow's id if it has none."""
+    return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
+
+
+def newest_of_each(found: Iterable[StoredRun]) -> list[StoredRun]:
+    """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
+    best: dict[str, StoredRun] = {}
+
+    def rank(run: StoredRun) -> tuple[bool, int, str]:
+        return (run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id)
+
+    for run in found:
+        key = run_id_of(run)
+        if key not in best or rank(run) > rank(best[key]):
+            best[key] = run
+    return [best[key] for key in sorted(best)]
+
+
+# The tidy frames of a sweep, as returned by the readers of a store.
+
+
+RUN_COLUMNS = (
+    "mlflow_id",
+    "run_id",
+    "variant",
+    "rule",
+    "model",
+    "core",
+    "seed",
+    "t_stop",
+    "status",
+    "reason",
+    "name",
+    "start",
+    "end",
+    "warm_start",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepData:
+    """The runs of one sweep and all their logged metrics (or the requested ones).
+
+    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times;
+    `warm_start` is the digest of the weights from which training began, empty if the run has none.
+    `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
+    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
+    `versions`: MLflow run -> its `run_versions.result_version`. `outcomes`: MLflow run -> each problem's outcome at
+    each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start,
+    alike for all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
+    empty without runs.
+    """
+
+    experiment: str
+    sweep: str
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
+    drawn_starts: frozenset[str] = frozenset()
+    experiment_id: str = ""
+
+
+# Many metric points in one compact tidy frame: 15 bytes per point for 1,000 runs.
+
 
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 
@@ -87,3 +163,31 @@ def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[n
     kind = np.min_scalar_type(-max(1, len(names)))
     categories = pd.Index(names, dtype=object)
     return pd.Categorical.from_codes(np.repeat(codes.astype(kind), lengths), categories=categories)
+
+
+# The version of a run's result, without reading its history.
+
+
+_BESIDE = ("perf/", "system/")
+_RESULT_TAGS = (
+    *(schema.TAG_RUN_ID, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_CORE, schema.TAG_SEED),
+    *(schema.TAG_T_STOP, schema.TAG_STATUS, schema.TAG_REASON),
+)
+
+
+def is_result(metric: str) -> bool:
+    """Whether this metric is part of a run's result: all are, except speed and system metrics."""
+    return not metric.startswith(_BESIDE)
+
+
+def result_version(run: StoredRun) -> str:
+    """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
+    tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
+    points = sorted(
+        (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
+    )
+    return _digest((tags, sorted(run.params.items()), points))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab.analysis.artifacts import PositionGaps
-from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.rules.weights import position_weight
 
 BINS = 60  # points per line at most

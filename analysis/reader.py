@@ -11,10 +11,14 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.newest import newest_of_each, run_id_of
-from cppo_lab.analysis.points import points_frame
-from cppo_lab.analysis.run_versions import result_version
-from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
+from cppo_lab.analysis.points import (
+    RUN_COLUMNS,
+    SweepData,
+    newest_of_each,
+    points_frame,
+    result_version,
+    run_id_of,
+)
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address

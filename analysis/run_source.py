@@ -7,8 +7,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.newest import newest_of_each
-from cppo_lab.analysis.points import points_frame
+from cppo_lab.analysis.points import newest_of_each, points_frame
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
+from cppo_lab.analysis.points import is_result
 from cppo_lab.analysis.reader import StoreListing, list_runs, read_sweep
-from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.errors import UserError

@@ -25,15 +25,19 @@ from summary.table import show
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import METRIC_COLUMNS
+from cppo_lab.analysis.points import METRIC_COLUMNS, RUN_COLUMNS, SweepData
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.aggregates import AGGREGATES, probability_of_improvement
-from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
-from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval
-from cppo_lab.analysis.statistics.selection_bias import held_out_best
+from cppo_lab.analysis.statistics.estimate import (
+    AGGREGATES,
+    Estimate,
+    bootstrap,
+    holm,
+    mean_estimate,
+    percentile_interval,
+    probability_of_improvement,
+)
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
+from cppo_lab.analysis.statistics.values import held_out_best
 
 SEEDS = (3, 5, 10)
 LEVELS = np.array([0.20, 0.30, 0.40, 0.50])  # four models

@@ -20,16 +20,17 @@ import numpy as np
 from summary.form import result
 from summary.table import Rows, show
 
-from cppo_lab.analysis.statistics.by_problem import clustered_mean, evaluation_variance
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import difference_of
-from cppo_lab.analysis.statistics.paired_problems import problem_difference
-from cppo_lab.analysis.statistics.repeated_draws import (
+from cppo_lab.analysis.statistics.problems import (
+    clustered_mean,
     difference_variance,
     draw_correlation,
+    evaluation_variance,
     mean_variance,
+    problem_difference,
+    separations,
 )
-from cppo_lab.analysis.statistics.separation import separations
 
 BENCHMARK_OF = np.repeat([0, 1, 2], 30)
 BETA = ((0.5, 1.0), (0.4, 1.6), (0.9, 0.9))  # chances of being right, by benchmark

@@ -25,9 +25,8 @@ from summary.table import show
 
 from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, combine, mean_estimate
-from cppo_lab.analysis.statistics.paired import Difference, difference_of
+from cppo_lab.analysis.statistics.paired import Difference, difference_of, slope
 from cppo_lab.analysis.statistics.power import ALPHA
-from cppo_lab.analysis.statistics.trend import slope
 from cppo_lab.analysis.statistics.values import Score
 
 SEEDS = (3, 5, 8)

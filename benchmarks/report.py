@@ -50,7 +50,7 @@ SCALE = """
 import json, resource, sys, time
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
-from cppo_lab.analysis.run_versions import is_result
+from cppo_lab.analysis.points import is_result
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.record import About, record

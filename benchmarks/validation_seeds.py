@@ -4,7 +4,7 @@ Three runs (DPPO with two seeds, CPPO) are validated with the seed that all vali
 evaluation's own, and `aligned`: token t of answer j to a problem takes the same random number in every evaluation, as
 with verl's seed of each request. The embedded core draws for the answers that still run, so its numbers come out of
 step as soon as an answer ends elsewhere. phi: the correlation of answers with the same random numbers, given both
-chances of being right (`analysis/statistics/repeated_draws.py`), for neighbouring validations, for validations five
+chances of being right (`analysis/statistics/problems.py`), for neighbouring validations, for validations five
 apart, for two seeds and for two methods at the same step. least phi: the bound that counts alone give.
 
     python benchmarks/validation_seeds.py [--quick] [--model NAME]
@@ -24,7 +24,7 @@ import torch
 from summary.form import result
 from summary.table import Rows, show
 
-from cppo_lab.analysis.statistics.repeated_draws import draw_correlation, least_correlation
+from cppo_lab.analysis.statistics.problems import draw_correlation, least_correlation
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini import sampler
 from cppo_lab.cores.mini.sampler import Rollout, sample

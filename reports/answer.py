@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab.analysis.statistics.claims import SMALLEST
-from cppo_lab.analysis.statistics.estimate import ONE_RUN
-from cppo_lab.analysis.statistics.multiplicity import holm
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, holm
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.aggregates import Share
-from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
-from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.collapse import CellCollapse, LogRank, cell_collapses
+from cppo_lab.analysis.statistics.estimate import Estimate, Share
 from cppo_lab.analysis.statistics.summary import baseline_of
-from cppo_lab.analysis.statistics.survival import LogRank
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER

@@ -20,8 +20,7 @@ from cppo_lab.analysis.exact_study import (
 )
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
-from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+from cppo_lab.analysis.statistics.verdicts import MISSING, VerdictOutcome, power_words
 from cppo_lab.reports.exact_tables import condition_table, ratio_table, shown_ratio
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import (

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.scoring import LateMean, Scoreboard, late_means, step_noise
 from cppo_lab.analysis.selection import SelectionState, Stat
-from cppo_lab.analysis.window import LateMean, late_means, step_noise
 from cppo_lab.reports.names import display_name, in_order, points
 
 

@@ -14,11 +14,12 @@ from cppo_lab.analysis.statistics.problems import (
     CellProblems,
     PairedProblems,
     cell_problems,
+    difference_variance,
     kept_draws,
     majority_score,
+    mean_variance,
     paired_problems,
 )
-from cppo_lab.analysis.statistics.repeated_draws import difference_variance, mean_variance
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import ABSENT, baseline_name, display_name, estimate_text, p_text, points

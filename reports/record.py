@@ -16,9 +16,8 @@ from typing import Any
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
 from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.analysis.statistics.reached_power import ReachedPower
-from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
+from cppo_lab.analysis.statistics.power import ReachedPower
+from cppo_lab.analysis.statistics.verdicts import Verdict, reason, verdicts
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.saved import FORMAT, RECORD

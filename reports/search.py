@@ -9,6 +9,7 @@ from pathlib import Path
 from cppo_lab.analysis.search import (
     FAILED,
     SearchResult,
+    SeedValues,
     TrialResult,
     Value,
     complete_trials,
@@ -16,10 +17,11 @@ from cppo_lab.analysis.search import (
     front_of,
     neighbours,
     ranking,
+    read_seed_values,
+    separation,
     value_of,
 )
 from cppo_lab.analysis.search_file import read_search
-from cppo_lab.analysis.search_noise import SeedValues, read_seed_values, separation
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.reports.build import Contents
 from cppo_lab.reports.figures.search_figures import search_figures

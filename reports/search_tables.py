@@ -10,6 +10,7 @@ from cppo_lab.analysis.search import (
     PRUNED,
     RUNNING,
     SearchResult,
+    SeedValues,
     Space,
     TrialResult,
     Value,
@@ -17,7 +18,6 @@ from cppo_lab.analysis.search import (
     ranking,
     value_of,
 )
-from cppo_lab.analysis.search_noise import SeedValues
 from cppo_lab.reports.escapes import csv_text
 from cppo_lab.reports.names import ABSENT, objective_name, origin, value_text
 from cppo_lab.reports.tables import TextRow, TextTable

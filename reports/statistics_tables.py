@@ -6,10 +6,16 @@ from types import MappingProxyType
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.aggregates import Share
+from cppo_lab.analysis.statistics.estimate import Share
 from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.ranking import Rank, Ranking, kendall
-from cppo_lab.analysis.statistics.summary import CellStatistics, Statistics, sweep_statistics
+from cppo_lab.analysis.statistics.summary import (
+    CellStatistics,
+    Rank,
+    Ranking,
+    Statistics,
+    kendall,
+    sweep_statistics,
+)
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
     ABSENT,

@@ -9,19 +9,23 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, claims_about
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
-from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.summary import CANNOT
 from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, run_values
-from cppo_lab.analysis.statistics.verdict_words import (
+from cppo_lab.analysis.statistics.verdicts import (
     MISSING,
+    Comparison,
+    Verdict,
+    VerdictOutcome,
     against_words,
     exploratory,
+    judge,
     place,
     power_question,
     power_words,
     reason,
+    verdicts,
 )
-from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge, verdicts
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text
 from cppo_lab.reports.registration import Standing, is_exploratory

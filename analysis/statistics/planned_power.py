@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from cppo_lab.analysis.statistics.aggregates import FloatArray
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
-from cppo_lab.analysis.statistics.power import ALPHA
-from cppo_lab.analysis.statistics.reached_power import fewest
-from cppo_lab.analysis.statistics.trend import LEAST, slope_weights
+from cppo_lab.analysis.statistics.estimate import FloatArray
+from cppo_lab.analysis.statistics.paired import LEAST, slope_weights
+from cppo_lab.analysis.statistics.power import ALPHA, fewest
 
 if TYPE_CHECKING:
     from cppo_lab.analysis.exact_claims import ErrorClaim

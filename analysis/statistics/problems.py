@@ -1,42 +1,429 @@
-"""Per-problem statistics of one scored sweep, from the runs that recorded each problem's outcome
-(`answers/outcomes.py`).
+"""Statistics from each problem's outcome: errors of one evaluation, pairs of methods, pass@k and maj@k.
 
-A model is left out if one of its finished runs recorded no outcomes, or if two runs were validated on different
-problems or with different numbers of answers, since they could not be paired.
+The standard error of one evaluation for which the number of right answers to each problem is known.
+
+Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems are the independent units, and the answers to
+one problem are a cluster. Let s_i be the share of right answers among k answers to problem i, over n problems, and s
+the mean of the s_i:
+
+    other problems (clustered)     sum (s_i - s)^2 / (n (n - 1))
+    other answers to these         sum s_i (1 - s_i) / (k - 1) / n^2
+
+Both are unbiased; the second is the part of the first that more answers to each problem would remove. Benchmarks are
+strata: the variances of their means are added and divided by the square of their number.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from itertools import pairwise
+from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState
-from cppo_lab.analysis.statistics.aggregates import FloatArray
-from cppo_lab.analysis.statistics.by_problem import Counts, clustered_mean, evaluation_variance
-from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.estimate import (
+    LEVEL,
+    Estimate,
+    FloatArray,
+    combine,
+    estimate,
+    holm,
+    mean_estimate,
+)
 from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.paired_problems import ProblemDifference, problem_difference
-from cppo_lab.analysis.statistics.pass_at_k import majority_at_k, pass_at_k
-from cppo_lab.analysis.statistics.repeated_draws import (
-    DrawCorrelation,
-    Evaluations,
-    draw_correlation,
-    least_correlation,
-)
-from cppo_lab.analysis.statistics.separation import (
-    Separation,
-    performance_profile,
-    separations,
-    solved_by_one,
-)
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import VALIDATION, Sample, Texts
 from cppo_lab.data.answers import value
+
+Counts = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class EvaluationVariance:
+    """Variances of the unweighted mean over benchmarks. `answers`: over other answers to the same problems; None for
+    one answer per problem. `problems`: over other problems; None if a benchmark has a single one. `between`: rho, the
+    share of p (1 - p) that lies between problems; None if `answers` is None or nothing varies.
+    """
+
+    answers: float | None
+    problems: float | None
+    between: float | None
+
+
+def strata_of(benchmark_of: Counts) -> list[NDArray[np.intp]]:
+    """The problems of each benchmark, as indices, from the benchmark of each problem [P]."""
+    return [np.flatnonzero(benchmark_of == number) for number in np.unique(benchmark_of)]
+
+
+def within_problem(right: Counts, samples: int) -> FloatArray:
+    """Unbiased estimate of p_i (1 - p_i) for each problem, the variance of one answer; `samples` is at least 2."""
+    shares = np.asarray(right, dtype=np.float64) / samples
+    return shares * (1 - shares) * samples / (samples - 1)
+
+
+def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> EvaluationVariance:
+    """The variances of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
+    benchmark number.
+    """
+    strata = strata_of(benchmark_of)
+    shares = np.asarray(right, dtype=np.float64) / samples
+    problems = None
+    if all(len(own) > 1 for own in strata):
+        problems = _over_strata([float(np.var(shares[own], ddof=1)) / len(own) for own in strata])
+    if samples < 2:
+        return EvaluationVariance(None, problems, None)
+    inside = within_problem(right, samples)
+    answers = _over_strata([float(inside[own].mean()) / (len(own) * samples) for own in strata])
+    return EvaluationVariance(answers, problems, _between(shares, inside, samples, strata))
+
+
+def _over_strata(variances: Sequence[float]) -> float:
+    return math.fsum(variances) / len(variances) ** 2
+
+
+def _between(
+    shares: FloatArray, inside: FloatArray, samples: int, strata: Sequence[NDArray[np.intp]]
+) -> float | None:
+    """The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks."""
+    spread = math.fsum(float(np.var(shares[own]) - inside[own].mean() / samples) for own in strata)
+    noise = math.fsum(float(inside[own].mean()) for own in strata)
+    total = spread + noise
+    return min(1.0, max(0.0, spread / total)) if total > 0 else None
+
+
+def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
+    """The mean over benchmarks of shares or differences [P], with its error over other problems (t, Satterthwaite).
+
+    `n` is the number of problems. There is no interval if a benchmark has one problem or nothing varies.
+    """
+    strata = strata_of(benchmark_of)
+    parts = [part for own in strata if (part := mean_estimate([float(x) for x in shares[own]])) is not None]
+    found = combine(parts, [1 / len(strata)] * len(strata))
+    assert found is not None, "an evaluation has problems"
+    return found
+
+
+# The problems that separate two methods, and the performance profile of a method over problems.
+#
+# For each problem, Fisher's exact test compares the right answers of the two methods, over all runs of each. Holm's
+# adjustment over the problems bounds the probability of any false finding by the level. The result is conditional on
+# these trained runs. It extends to other seeds only if every run of one method is above every run of the other, and
+# with few seeds even that happens by chance (with three seeds each, for one in ten problems of equal methods).
+#
+# Answers drawn with repeated seeds (`repeated_draws`) make the test conservative, because the shared part of two
+# evaluations cancels in their difference. This also holds with several seeds per method, since both methods share the
+# draws.
+
+
+@dataclass(frozen=True)
+class Separation:
+    """One problem (its index) under two methods: their shares of right answers, Fisher's two-sided p-value, the same
+    after Holm's adjustment over the problems, and whether every run of one is above every run of the other.
+    """
+
+    problem: int
+    ours: float
+    theirs: float
+    p: float
+    adjusted: float
+    every_run: bool
+
+    @property
+    def separates(self) -> bool:
+        """Whether the adjusted test is significant."""
+        return self.adjusted <= 1 - LEVEL
+
+
+def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation, ...]:
+    """The separation of every problem, in order, from the right answers [S, P] (of `samples`) of each run of both
+    methods.
+    """
+    answers = [samples * len(runs) for runs in (ours, theirs)]
+    counts = [np.asarray(runs).sum(axis=0, dtype=np.int64) for runs in (ours, theirs)]
+    p_values = [
+        fisher(int(a), answers[0], int(b), answers[1]) for a, b in zip(counts[0], counts[1], strict=True)
+    ]
+    apart = (ours.min(axis=0) > theirs.max(axis=0)) | (theirs.min(axis=0) > ours.max(axis=0))
+    return tuple(
+        Separation(index, float(a) / answers[0], float(b) / answers[1], p, adjusted, bool(every))
+        for index, (a, b, p, adjusted, every) in enumerate(
+            zip(counts[0], counts[1], p_values, holm(p_values), apart, strict=True)
+        )
+    )
+
+
+@cache
+def fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
+    """Fisher's exact two-sided p-value: the total probability of the tables with these margins that are no likelier
+    than the observed one.
+    """
+    right = right_a + right_b
+    ways = [
+        comb(answers_a, count) * comb(answers_b, right - count)
+        for count in range(max(0, right - answers_b), min(answers_a, right) + 1)
+    ]
+    seen = comb(answers_a, right_a) * comb(answers_b, right_b)
+    return sum(way for way in ways if way <= seen) / sum(ways)
+
+
+def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]:
+    """Indices of the problems that a run of ours solved (at least half of its answers right at one validation) and that
+    no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of `samples`).
+    """
+    return tuple(
+        int(i) for i in np.flatnonzero((2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0))
+    )
+
+
+def performance_profile(
+    shares: FloatArray, thresholds: Sequence[float], benchmark_of: Counts
+) -> tuple[Estimate, ...]:
+    """For each threshold, the share of problems with at least that share of right answers. `shares` is [S, P] by run;
+    the result is averaged over runs, with its standard error over other problems.
+    """
+    return tuple(
+        clustered_mean((shares >= threshold - 1e-9).mean(axis=0), benchmark_of) for threshold in thresholds
+    )
+
+
+# Unbiased pass@k and maj@k of a problem from n answers to it, for every k up to n.
+#
+# pass@k (Chen et al. 2021, arXiv 2107.03374): the share of the k-subsets of the n answers with a right one. maj@k: the
+# share of the k-subsets whose most frequent answer is right, with an m-way tie counting 1 / m; it needs the extracted
+# answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
+
+
+def pass_at_k(right: Counts, samples: int, k: int) -> FloatArray:
+    """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`."""
+    _demand(samples, k)
+    by_count = [1 - Fraction(comb(samples - count, k), comb(samples, k)) for count in range(samples + 1)]
+    found: FloatArray = np.array([float(chance) for chance in by_count])[np.asarray(right, dtype=np.intp)]
+    return found
+
+
+def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
+    """The probability that the most frequent of `k` answers is right. `right` counts the right answers, `wrong` each
+    distinct wrong one. Answers that could not be extracted do not agree with each other: each is its own entry of 1.
+    """
+    _demand(right + sum(wrong), k)
+    total = Fraction(0)
+    for votes in range(1, min(right, k) + 1):
+        # ways[t, m]: the number of ways to draw m wrong answers, none more than `votes` times and t of them exactly so
+        # often.
+        ways = {(0, 0): 1}
+        for count in wrong:
+            further: dict[tuple[int, int], int] = {}
+            for (tied, taken), number in ways.items():
+                for more in range(min(count, votes, k - votes - taken) + 1):
+                    key = (tied + (more == votes), taken + more)
+                    further[key] = further.get(key, 0) + number * comb(count, more)
+            ways = further
+        for (tied, taken), number in ways.items():
+            if taken == k - votes:
+                total += Fraction(comb(right, votes) * number, tied + 1)
+    return float(total / comb(right + sum(wrong), k))
+
+
+def _demand(samples: int, k: int) -> None:
+    if not 1 <= k <= samples:
+        raise ValueError(f"k = {k} is not between 1 and the {samples} answers there are")
+
+
+# The difference of two methods, paired by problem.
+#
+# Both methods answer the same problems, and problems that are hard for one are mostly hard for the other. So the
+# standard error of the difference over other problems is that of the mean of d_i = s_i(ours) - s_i(theirs), far below
+# that of two separate evaluations (Miller 2024, section 4.2). It is conditional on these trained runs. For other seeds
+# and other problems at once, seeds and problems are crossed random effects: their variances add up, minus the
+# interaction of seed and problem, which both contain:
+#
+#     var = var over seeds + var over problems - var of the interaction
+#
+# With few seeds the interaction may be overestimated, so the result is never taken below either part. The interval adds
+# the squared half-widths of the parts, each with its own Student's t. Satterthwaite's degrees of freedom would trust
+# three seeds too much whenever they happen to agree (91 % coverage instead of 95).
+
+
+@dataclass(frozen=True)
+class ProblemDifference:
+    """`problems`: the difference with its standard error over other problems, for these runs. `both`: with its error
+    over other seeds and other problems; it has no interval if `seeds` (the error over seeds, for these problems) has
+    none. `correlation`: of the two methods' shares by problem (None if one does not vary); near 1, pairing removes most
+    of the error.
+    """
+
+    problems: Estimate
+    seeds: Estimate
+    both: Estimate
+    correlation: float | None
+
+
+def problem_difference(
+    ours: FloatArray, theirs: FloatArray, benchmark_of: Counts, seeds: Estimate, paired: bool
+) -> ProblemDifference:
+    """The difference of two methods from their shares by run and problem, [S, P] each. `seeds` is their difference over
+    seeds; `paired` says that row r of both has the same seed.
+    """
+    mine, other = ours.mean(axis=0), theirs.mean(axis=0)
+    problems = clustered_mean(mine - other, benchmark_of)
+    if paired:
+        interaction = _interaction(ours - theirs, benchmark_of)
+    else:
+        interaction = _interaction(ours, benchmark_of) + _interaction(theirs, benchmark_of)
+    return ProblemDifference(problems, seeds, _both(seeds, problems, interaction), _correlation(mine, other))
+
+
+def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
+    """Variance of the mean over benchmarks that comes from the interaction of run and problem: mean square / (S P)."""
+    runs, found, strata = len(values), 0.0, strata_of(benchmark_of)
+    if runs < 2:
+        return 0.0
+    for own in strata:
+        if len(own) < 2:
+            continue
+        part = values[:, own]
+        rest = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
+        square = float((rest**2).sum()) / ((runs - 1) * (len(own) - 1))
+        found += square / (runs * len(own)) / len(strata) ** 2
+    return found
+
+
+def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
+    if seeds.error is None or problems.error is None or seeds.degrees is None or problems.degrees is None:
+        return Estimate(problems.value, seeds.n, unknown=seeds.unknown or problems.unknown)
+    over_seeds, over_problems = seeds.error**2, problems.error**2
+    alone = max(over_problems - interaction, 0.0)  # problems alone, without the interaction with runs
+    error = math.sqrt(max(over_seeds + alone, over_problems))
+    half = math.hypot(_quantile(seeds.degrees) * seeds.error, _quantile(problems.degrees) * math.sqrt(alone))
+    return estimate(problems.value, seeds.n, error, _degrees(half / error, seeds.degrees, problems.degrees))
+
+
+def _quantile(degrees: float) -> float:
+    return float(stdtrit(degrees, (1 + LEVEL) / 2))
+
+
+def _degrees(quantile: float, one: float, other: float) -> float:
+    """The degrees of freedom between `one` and `other` at which t has this quantile."""
+    low, high = sorted((one, other))
+    for _ in range(60):  # the quantile falls as the degrees rise
+        middle = (low + high) / 2
+        low, high = (middle, high) if _quantile(middle) > quantile else (low, middle)
+    return (low + high) / 2
+
+
+def _correlation(one: FloatArray, other: FloatArray) -> float | None:
+    a, b = one - one.mean(), other - other.mean()
+    scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+    return float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
+
+
+# Answers drawn with repeated sampling seeds: the dependence between the errors of two evaluations of the same
+# problems.
+#
+# Both cores draw the answers of every validation with the same sampling seeds, whatever the step, training seed or
+# method (the embedded core from one generator, verl's with a seed per request). So answer j to problem i shares its
+# random numbers between evaluations. The closer the policies are, the more often such answers are right or wrong
+# together; equal policies give equal answers. Let phi be their correlation, given both probabilities of being right:
+#
+#     difference of two evaluations        var(a) + var(b) - 2 phi sd(a) sd(b)       less than for fresh answers
+#     mean of L evaluations (or of runs)   (1 - phi) sum var / L^2 + phi (sum sd / L)^2    more than for fresh answers
+#
+# Comparisons use the first: assuming phi = 0 makes their standard errors too large, never too small. The second
+# concerns the level of a score: more steps and more seeds remove only the share 1 - phi of the sampling error, and the
+# variance over seeds does not contain the rest.
+
+
+Graded = NDArray[np.bool_]
+Evaluations = Sequence[
+    tuple[float, float]
+]  # (weight, variance over other answers) of each evaluation; the weights sum to 1
+
+
+@dataclass(frozen=True)
+class DrawCorrelation:
+    """phi with its standard error (jackknife over problems; None if only a single problem varies)."""
+
+    value: float
+    error: float | None
+    problems: int
+
+    @property
+    def dependent(self) -> bool:
+        """Whether phi exceeds 0 by more than two standard errors."""
+        return self.error is not None and self.value > 2 * self.error
+
+
+def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
+    """phi from two evaluations graded answer by answer, [P, k] each with k > 1: the covariance of answers with the same
+    draw within problems, over the variance within problems. None if no problem varies in both.
+    """
+    a, b = (x.astype(np.float64) - x.mean(axis=1, keepdims=True) for x in (ours, theirs))
+    together = (a * b).sum(axis=1)
+    return _ratio(together, ((a * a).sum(axis=1) + (b * b).sum(axis=1)) / 2)
+
+
+def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
+    """A lower bound of phi for neighbouring evaluations from counts alone, `right` [V, P] of `samples` > 1.
+
+    Two evaluations with independent answers differ by at least the two within-problem variances. Counts that differ by
+    less share their draws: phi >= 1 - E (R_a - R_b)^2 / (k (w_a + w_b)). Movement of the policy in between lowers the
+    bound.
+    """
+    counts = np.asarray(right, dtype=np.float64)
+    if samples < 2 or len(counts) < 2:
+        return None
+    inside = within_problem(right, samples) * samples
+    fresh = (inside[1:] + inside[:-1]).sum(axis=0)
+    return _ratio(fresh - (np.diff(counts, axis=0) ** 2).sum(axis=0), fresh)
+
+
+def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
+    """sum(above) / sum(below) over problems, with its jackknife standard error."""
+    varied = below > 0
+    above, below, n = above[varied], below[varied], int(varied.sum())
+    if not n:
+        return None
+    value = float(above.sum() / below.sum())
+    if n == 1:
+        return DrawCorrelation(value, None, 1)
+    without = (above.sum() - above) / (below.sum() - below)
+    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
+    return DrawCorrelation(value, error, n)
+
+
+def mean_variance(evaluations: Evaluations, correlation: float = 0.0) -> float:
+    """Variance over other answers of a weighted mean of evaluations of the same problems, with correlation phi between
+    any two.
+    """
+    apart = math.fsum(weight**2 * variance for weight, variance in evaluations)
+    return (1 - correlation) * apart + correlation * _together(evaluations) ** 2
+
+
+def difference_variance(ours: Evaluations, theirs: Evaluations, correlation: float = 0.0) -> float:
+    """Variance over other answers of the difference of two such means."""
+    shared = 2 * correlation * _together(ours) * _together(theirs)
+    return max(0.0, mean_variance(ours, correlation) + mean_variance(theirs, correlation) - shared)
+
+
+def _together(evaluations: Evaluations) -> float:
+    return math.fsum(weight * math.sqrt(variance) for weight, variance in evaluations)
+
+
+# Per-problem statistics of one scored sweep, from the runs that recorded each problem's outcome
+# (`answers/outcomes.py`).
+#
+# A model is left out if one of its finished runs recorded no outcomes, or if two runs were validated on different
+# problems or with different numbers of answers, since they could not be paired.
+
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
 _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)

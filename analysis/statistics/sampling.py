@@ -27,7 +27,7 @@ import numpy as np
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.analysis.statistics.by_problem import evaluation_variance
+from cppo_lab.analysis.statistics.problems import evaluation_variance
 from cppo_lab.answers.outcomes import Outcomes
 
 AIME_PROBLEMS = 30

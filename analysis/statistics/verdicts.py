@@ -1,41 +1,194 @@
-"""Judges every claim from the runs, with the numbers: supported, supported but small, not supported or undecided.
+"""Judges every claim from the runs, with the numbers, and explains each verdict in a sentence.
 
-A claim consists of comparisons, one per pair of variants and model. Each has two one-sided p-values, tested at level
-0.025:
+Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
 
-    superiority   for: the difference is 0 or less         against: it is `Claim.smallest` or more
-    equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
-
-The compared quantity is a score of the runs, another of their quantities, their collapse rate, or the slope of a lead
-over the response length: see `claims.Kind`. Each verdict reports the power of its runs (`reached_power`).
-
-The claim is supported if every comparison is, without adjustment: all must hold, so the type I error is no larger than
-that of a single test (Berger's intersection-union test). It is not supported if any comparison is refuted, with Holm's
-adjustment over the comparisons, since any of many may be refuted by chance. Otherwise it is undecided.
-
-A difference can be certainly above 0 and certainly below `Claim.smallest`. Such a comparison is supported, and so is
-its claim, with the addition that the effect is too small to matter (`VerdictOutcome.SMALL`).
-
-A claim with `after` is confirmatory only if the claim with that key is supported: testing in a fixed order keeps the
-family-wise error at the level of one test. Otherwise its outcome is exploratory.
-
-By default verdicts use the mean over the last part of the window, which involves no selection and counts collapses.
-`others` has the outcome of the same claim by the other scores.
+rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
+masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, Claim
-from cppo_lab.analysis.statistics.collapse import ShareDifference
-from cppo_lab.analysis.statistics.compared import MeasuredDifference, compared
-from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
-from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power, seeds_for_shares
-from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, RunValues, Score, run_values
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
+from cppo_lab.analysis.statistics.collapse import ShareDifference, counts_of, share_difference
+from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm
+from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
+from cppo_lab.analysis.statistics.power import (
+    ALPHA,
+    POWER,
+    ReachedPower,
+    Seeds,
+    reached_power,
+    seeds_for_equivalence,
+    seeds_for_shares,
+    seeds_for_superiority,
+)
+from cppo_lab.analysis.statistics.values import (
+    FinishedRuns,
+    Quantity,
+    RunValues,
+    Score,
+    cell_runs,
+    finished_runs,
+    rise,
+    run_values,
+)
+
+PREFIX_SHARE = "rule/prefix_budget_share"
+LENGTH = "train/response_length"
+
+
+def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
+    """The runs with their `measured` value, None if a run did not log the metrics it needs."""
+    scored = finished_runs(board)
+    if quantity is Quantity.RISE:
+        found = {(run.model, run.variant, run.seed): rise(board, run) for run in scored}
+    else:
+        found = {}
+        for model, variant in board.cells:
+            early = _early_prefix(board, model, variant)
+            for run in board.runs_of(model, variant):
+                found[model, variant, run.seed] = early.get(run.mlflow_id or "")
+    return FinishedRuns(replace(run, measured=found[run.model, run.variant, run.seed]) for run in runs)
+
+
+def _early_prefix(board: Scoreboard, model: str, variant: str) -> dict[str, float]:
+    """MLflow run -> the quantity. Training ends with the window, or else at the last logged step."""
+    ends = {run.mlflow_id: run.t_stop for run in board.runs_of(model, variant)}
+    found = {}
+    for mlflow_id, points in board.logged(model, variant, PREFIX_SHARE).groupby("mlflow_id", observed=True):
+        end = ends.get(str(mlflow_id)) or int(points["step"].max())
+        early = points["value"][points["step"] <= schema.early_until(end)]
+        rest = points["value"][(points["step"] > schema.early_until(end)) & (points["step"] <= end)]
+        if len(early) and len(rest):
+            found[str(mlflow_id)] = float(early.mean() - rest.mean())
+    return found
+
+
+def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
+    """The mean length in tokens of the responses that the runs of a cell sampled; None if no run logged it."""
+    logged = board.logged(model, variant, LENGTH)["value"]
+    return float(logged.mean()) if len(logged) and logged.mean() > 0 else None
+
+
+# The comparisons of a claim on the runs of a sweep: an estimate for each pair of variants and model, or over the
+# models.
+
+
+NO_RUN = "one side has no finished run"
+
+
+@dataclass(frozen=True)
+class MeasuredDifference:
+    """One comparison. `model` is "" for the mean over the models, `against` is "" for a comparison with 0. If `found`
+    is None, `why` says what is missing. `runs`: the smallest number of runs of any variant and model.
+    """
+
+    model: str
+    variant: str
+    against: str
+    found: Difference | None
+    runs: int
+    why: str = NO_RUN
+
+
+def compared(
+    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
+) -> list[MeasuredDifference]:
+    """All comparisons of the claim, by a score or by the quantity that it is about."""
+    if isinstance(score, Quantity):
+        runs = with_quantity(board, runs, score)
+    single = [
+        _one(claim, runs, model, pair, score)
+        for model in board.models
+        for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells])
+    ]
+    if not claim.over_models and claim.kind is not Kind.TREND:
+        return single
+    groups = dict.fromkeys((one.variant, one.against) for one in single)
+    return [
+        _together(claim, board, runs, [one for one in single if (one.variant, one.against) == pair])
+        for pair in groups
+    ]
+
+
+def _one(
+    claim: Claim, runs: tuple[RunValues, ...], model: str, pair: tuple[str, str], score: Score | Quantity
+) -> MeasuredDifference:
+    sides = [len(cell_runs(runs, model, variant)) for variant in pair if variant]
+    if claim.kind is Kind.COLLAPSE:
+        found = _collapses(runs, [model], pair, score) if all(sides) else None
+    elif claim.kind is Kind.POSITIVE:
+        found = above_zero(runs, model, pair[0], score)
+    else:
+        found = difference(runs, model, *pair, score)
+    why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
+    return MeasuredDifference(model, *pair, found, min(sides), why)
+
+
+def _together(
+    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], parts: Sequence[MeasuredDifference]
+) -> MeasuredDifference:
+    """The comparisons of two variants combined over the models. For scores every model needs runs of both variants, so
+    that the mean covers all models; for a quantity, models that did not log it are left out.
+    """
+    pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
+    known = [part.found for part in parts if part.found is not None]
+    lacking = next((part.why for part in parts if part.found is None), "")
+    if lacking and (not known or lacking == NO_RUN):
+        return MeasuredDifference("", *pair, None, fewest, lacking)
+    if claim.kind is Kind.COLLAPSE:
+        return MeasuredDifference(
+            "", *pair, _collapses(runs, [part.model for part in parts], pair, known[0].score), fewest
+        )
+    if claim.kind is not Kind.TREND:
+        return MeasuredDifference("", *pair, mean_difference(known, runs), fewest)
+    lengths = {part.model: mean_length(board, part.model, part.against) for part in known}
+    logged = {model: length for model, length in lengths.items() if length is not None}
+    if len(logged) < len(lengths):
+        return MeasuredDifference(
+            "", *pair, None, fewest, "its runs did not log the length of their responses"
+        )
+    found = slope(known, logged, runs)
+    return MeasuredDifference("", *pair, found, fewest, "its models have equal response lengths")
+
+
+def _collapses(
+    runs: tuple[RunValues, ...], models: Sequence[str], pair: tuple[str, str], score: Score | Quantity
+) -> Difference:
+    ours, theirs = ([counts_of(runs, model, variant) for model in models] for variant in pair)
+    estimate = share_difference(ours, theirs)
+    sizes = [sum(count for _, count in side) for side in (ours, theirs)]
+    model = models[0] if len(models) == 1 else ""
+    return Difference(model, *pair, score, estimate, False, sizes[0], sizes[1], None)
+
+
+# Judges every claim from the runs, with the numbers: supported, supported but small, not supported or undecided.
+#
+# A claim consists of comparisons, one per pair of variants and model. Each has two one-sided p-values, tested at level
+# 0.025:
+#
+#     superiority   for: the difference is 0 or less         against: it is `Claim.smallest` or more
+#     equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
+#
+# The compared quantity is a score of the runs, another of their quantities, their collapse rate, or the slope of a lead
+# over the response length: see `claims.Kind`. Each verdict reports the power of its runs (`reached_power`).
+#
+# The claim is supported if every comparison is, without adjustment: all must hold, so the type I error is no larger
+# than that of a single test (Berger's intersection-union test). It is not supported if any comparison is refuted, with
+# Holm's adjustment over the comparisons, since any of many may be refuted by chance. Otherwise it is undecided.
+#
+# A difference can be certainly above 0 and certainly below `Claim.smallest`. Such a comparison is supported, and so is
+# its claim, with the addition that the effect is too small to matter (`VerdictOutcome.SMALL`).
+#
+# A claim with `after` is confirmatory only if the claim with that key is supported: testing in a fixed order keeps the
+# family-wise error at the level of one test. Otherwise its outcome is exploratory.
+#
+# By default verdicts use the mean over the last part of the window, which involves no selection and counts collapses.
+# `others` has the outcome of the same claim by the other scores.
 
 
 class VerdictOutcome(StrEnum):
@@ -284,3 +437,127 @@ def _seeds(found: Sequence[Comparison]) -> Seeds:
 
 def _count(seeds: Seeds) -> float:
     return float("inf") if seeds.count is None else seeds.count
+
+
+# Explains a verdict in one or two sentences.
+
+
+MISSING = "Runs of the sweep are missing, unfinished or not part of this report, so this may change."
+
+
+def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
+    """The reason for the outcome; `name` maps a variant to its display name."""
+    found, count = verdict.deciding, len(verdict.comparisons)
+    if found is None:
+        return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
+    sentence = f"{_counted(verdict, count)} {_numbers(verdict.claim, found, name)}"
+    if verdict.after is not None:
+        sentence += f" {exploratory(verdict.after)}"
+    if verdict.provisional:
+        sentence += f" {MISSING}"
+    if verdict.outcome is not VerdictOutcome.UNDECIDED:
+        return sentence
+    if verdict.seeds.unknown:
+        return f"{sentence} How many seeds would decide it is not known: {verdict.seeds.unknown}."
+    # A claim holds only if all its comparisons do, so one that leans against it suffices to decide it.
+    what = (
+        "it"
+        if count == 1 or not all(each.leans_for for each in verdict.comparisons)
+        else "the hardest comparison alone"
+    )
+    return (
+        f"{sentence} If the true differences are the observed ones, {verdict.seeds.words()} per method would decide "
+        f"{what} with probability {POWER}."
+    )
+
+
+def exploratory(before: Claim) -> str:
+    """The sentence that marks a verdict as exploratory."""
+    return f"Exploratory: the claim before it is not supported ({before.text})."
+
+
+def power_words(found: ReachedPower | None) -> str:
+    """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
+    if found is None:
+        return ""
+    if found.needed.unknown:
+        return f"none: {found.needed.unknown}"
+    return f"{found.power:.2f}; {POWER} takes {found.needed.words()}"
+
+
+def power_question(claim: Claim) -> str:
+    """The true difference at which `power_words` holds."""
+    if claim.margin is not None:
+        return "power if there is no difference"
+    return f"power at {_plain(claim.lead)} {claim.unit}"
+
+
+def against_words(variant: str, against: str) -> str:
+    """The two sides of a comparison; only the first if it is compared with 0."""
+    return f"{variant} against {against}" if against else variant
+
+
+def place(model: str) -> str:
+    """Where a comparison is made, as the end of a sentence; "" is the mean over the models."""
+    return f"on {model}" if model else "in the mean over the models"
+
+
+def _counted(verdict: Verdict, count: int) -> str:
+    held = sum(each.outcome is verdict.outcome for each in verdict.comparisons)
+    if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
+        return f"{held} of {count} comparisons contradict it; the strongest:"
+    if verdict.outcome is VerdictOutcome.SUPPORTED:
+        return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
+    if verdict.outcome is VerdictOutcome.SMALL:
+        below = "below the smallest relevant effect"
+        if count == 1:
+            return f"It holds, but the effect is {below}:"
+        return f"All {count} comparisons hold, but in {held} the effect is {below}; the smallest:"
+    return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the weakest:"
+
+
+def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str:
+    where = "over the models" if claim.kind is Kind.TREND else place(found.model)
+    pair = f"{against_words(name(found.variant), name(found.against) if found.against else '')} {where}"
+    if found.difference is None:
+        return f"{pair}, where {found.seeds.unknown}."
+    estimate = found.difference.estimate
+    value = f"{pair}, {_points(estimate.value)} {claim.unit}"
+    if estimate.low is None or estimate.high is None:
+        return f"{value}, without an interval: {estimate.unknown}."
+    how = _how(claim, found.difference)
+    limit = (
+        f"{_small(claim)} {_plain(claim.smallest)} counts as none"
+        if claim.margin is None
+        else f"margin {_plain(claim.margin)} points"
+    )
+    ends = f"95 % interval {_points(estimate.low)} to {_points(estimate.high)}"
+    return f"{value} ({ends}, {how}; {limit})."
+
+
+def _small(claim: Claim) -> str:
+    return "less than" if claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE) else "an advantage below"
+
+
+def _how(claim: Claim, found: Difference) -> str:
+    if claim.kind is Kind.TREND:
+        return f"slope over {found.estimate.n} models, which differ in more than length; {_width(found.estimate)}"
+    if claim.kind is Kind.POSITIVE:
+        return f"{found.estimate.n} runs"
+    return f"{found.estimate.n} pairs of runs" if found.paired else "unpaired runs"
+
+
+def _width(found: Estimate) -> str:
+    """What the interval of a slope is as wide as."""
+    by_models = (
+        isinstance(found, SlopeEstimate) and found.models is not None and found.half == found.models.half
+    )
+    return f"width by {'their scatter around the line' if by_models else 'the spread over seeds'}"
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:+.1f}"
+
+
+def _plain(fraction: float) -> str:
+    return f"{100 * fraction:g}"

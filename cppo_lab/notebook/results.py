@@ -10,10 +10,16 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.curves import ValidationCurves, validation_curves
-from cppo_lab.analysis.newest import run_id_of
-from cppo_lab.analysis.selection import Choice, SelectionState, choose, state_in_store
-from cppo_lab.analysis.window import late_curve
+from cppo_lab.analysis.points import run_id_of
+from cppo_lab.analysis.scoring import late_curve
+from cppo_lab.analysis.selection import (
+    Choice,
+    SelectionState,
+    ValidationCurves,
+    choose,
+    state_in_store,
+    validation_curves,
+)
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.file import Sweep

@@ -16,9 +16,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.exact_claims import ErrorClaim, planned_error_power
 from cppo_lab.analysis.exact_study import without_horizon
 from cppo_lab.analysis.statistics.claims import Claim, Kind, claims_about, named, pairs
+from cppo_lab.analysis.statistics.paired import slope_weights
 from cppo_lab.analysis.statistics.planned_power import Design, PlannedPower, can_plan, planned_power
 from cppo_lab.analysis.statistics.power import MOST, POWER, reached, shown
-from cppo_lab.analysis.statistics.trend import slope_weights
 from cppo_lab.core_records import core_names, core_of, miniature_of
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import read_status

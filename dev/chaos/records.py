@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.analysis.run_versions import is_result
+from cppo_lab.analysis.points import is_result
 from cppo_lab.runs.recorder import OUTPUT
 from cppo_lab.tracking import history
 from cppo_lab.tracking.client import open_client

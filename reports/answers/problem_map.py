@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cppo_lab.analysis.answers import spread
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.separation import solved_by_one
+from cppo_lab.analysis.statistics.problems import solved_by_one
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.reports.names import display_name
 

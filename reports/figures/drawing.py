@@ -25,7 +25,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
+from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import DARK, Key

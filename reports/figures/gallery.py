@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS
-from cppo_lab.analysis.statistics.bands import FEWEST
+from cppo_lab.analysis.statistics.estimate import FEWEST
 from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults, runs_of
 from cppo_lab.reports.figures import model_curves, schematic, tokens, training, validation
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.analysis.study import OURS, runs_of
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, step_axis, surround

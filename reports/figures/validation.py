@@ -16,7 +16,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
-from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import above, panel_grid, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of

@@ -7,8 +7,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import points_frame
-from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
+from cppo_lab.analysis.points import RUN_COLUMNS, SweepData, points_frame
 from cppo_lab.tracking.history import from_columns
 
 

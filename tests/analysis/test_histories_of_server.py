@@ -10,8 +10,8 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
+from cppo_lab.analysis.points import SweepData
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec

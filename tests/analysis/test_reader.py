@@ -11,9 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import METRIC_COLUMNS
+from cppo_lab.analysis.points import METRIC_COLUMNS, RUN_COLUMNS
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.analysis.sweep_data import RUN_COLUMNS
 from cppo_lab.errors import UserError
 
 EXPERIMENT = "cppo-mini"

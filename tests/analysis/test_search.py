@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.analysis import artifacts
-from cppo_lab.analysis.fields import Fields
+from cppo_lab.analysis.artifacts import Fields
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
     SearchResult,
@@ -23,14 +23,17 @@ from cppo_lab.analysis.search import (
     complete_trials,
     counts,
     front_of,
+    mean_curves,
     neighbours,
+    objective_value,
     pair_points,
     pareto_front,
     ranking,
+    read_seed_values,
+    separation,
     slice_points,
 )
 from cppo_lab.analysis.search_file import parse_search, read_search
-from cppo_lab.analysis.search_noise import mean_curves, objective_value, read_seed_values, separation
 from cppo_lab.errors import UserError
 from cppo_lab.reports.search import certainty
 from tests.analysis.made_search import (

@@ -7,8 +7,15 @@ import pandas as pd
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.curves import validation_curves
-from cppo_lab.analysis.selection import GAPS, Choice, SelectionState, Stat, choose, state_in_store
+from cppo_lab.analysis.selection import (
+    GAPS,
+    Choice,
+    SelectionState,
+    Stat,
+    choose,
+    state_in_store,
+    validation_curves,
+)
 from tests.analysis.made_sweeps import MadeRun, both, make_data
 
 NAN = float("nan")

@@ -4,8 +4,14 @@ import pandas as pd
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.analysis.window import ends_early, late_curve, late_means, rank_descending, step_noise
+from cppo_lab.analysis.scoring import (
+    ends_early,
+    late_curve,
+    late_means,
+    rank_descending,
+    score_sweep,
+    step_noise,
+)
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
-from cppo_lab.analysis.statistics.estimate import mean_estimate
+from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE, mean_estimate
 from cppo_lab.reports.figures import drawing, palette, training, validation
 from cppo_lab.reports.figures.drawing import Picture, figure_style, legend_columns, render
 from cppo_lab.reports.figures.palette import PALETTES

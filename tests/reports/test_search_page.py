@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.analysis.fields import Fields
-from cppo_lab.analysis.search import SearchResult, Value
+from cppo_lab.analysis.artifacts import Fields
+from cppo_lab.analysis.search import SearchResult, Value, read_seed_values
 from cppo_lab.analysis.search_file import parse_search, read_search
-from cppo_lab.analysis.search_noise import read_seed_values
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report

@@ -9,7 +9,7 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS
-from cppo_lab.analysis.statistics.one_seed import CANNOT
+from cppo_lab.analysis.statistics.summary import CANNOT
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.reports.verdict_view import verdict_view
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cppo_lab.analysis.statistics.aggregates import AGGREGATES, iqm, probability_of_improvement
+from cppo_lab.analysis.statistics.estimate import AGGREGATES, iqm, probability_of_improvement
 from tests.oracles.statistics import wins
 
 RLIABLE = json.loads((Path(__file__).parents[2] / "oracles" / "rliable.json").read_text(encoding="utf-8"))

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE, band
-from cppo_lab.analysis.statistics.estimate import mean_estimate
+from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE, band, mean_estimate
 
 NAN = math.nan
 

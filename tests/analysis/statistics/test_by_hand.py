@@ -7,9 +7,8 @@ import pytest
 
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.selection_bias import corrected_score
-from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.analysis.statistics.estimate import holm
+from cppo_lab.analysis.statistics.values import corrected_score, run_values
 from cppo_lab.analysis.statistics.verdicts import judge
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 from tests.analysis.statistics.made_curves import board_of, flat

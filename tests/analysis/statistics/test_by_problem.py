@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.by_problem import clustered_mean, evaluation_variance
+from cppo_lab.analysis.statistics.problems import clustered_mean, evaluation_variance
 
 RIGHT, SAMPLES = np.array([0, 3, 4, 1, 2, 4, 0]), 4
 BENCHMARK_OF = np.array([0, 0, 0, 0, 1, 1, 1])

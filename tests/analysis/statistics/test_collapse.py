@@ -12,10 +12,9 @@ from cppo_lab.analysis.statistics.collapse import (
     share_difference,
     wilson,
 )
-from cppo_lab.analysis.statistics.reached_power import shares_power
+from cppo_lab.analysis.statistics.power import shares_power
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
 

@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.statistics.aggregates import AGGREGATES, Statistic, probability_of_improvement
-from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
-from cppo_lab.analysis.statistics.multiplicity import holm
+from cppo_lab.analysis.statistics.estimate import (
+    AGGREGATES,
+    Estimate,
+    Statistic,
+    bootstrap,
+    holm,
+    mean_estimate,
+    percentile_interval,
+    probability_of_improvement,
+)
 from cppo_lab.analysis.statistics.paired import difference, difference_of, mean_difference
-from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval
 from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score
 
 STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.analysis.statistics.multiplicity import holm
+from cppo_lab.analysis.statistics.estimate import holm
 from tests.oracles.statistics import holm_rejections
 
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)

@@ -8,7 +8,7 @@ from scipy import stats
 
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.paired import difference_of
-from cppo_lab.analysis.statistics.paired_problems import problem_difference
+from cppo_lab.analysis.statistics.problems import problem_difference
 
 FLAT = np.zeros(12, dtype=int)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cppo_lab.analysis.statistics.pass_at_k import majority_at_k, pass_at_k
+from cppo_lab.analysis.statistics.problems import majority_at_k, pass_at_k
 
 
 @pytest.mark.parametrize("right", range(6))

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.by_problem import clustered_mean, evaluation_variance
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import difference_of
-from cppo_lab.analysis.statistics.paired_problems import problem_difference
+from cppo_lab.analysis.statistics.problems import clustered_mean, evaluation_variance, problem_difference
 from tests.analysis.statistics.test_coverage import STUDIES, covered, honest, margin
 
 BENCHMARK_OF = np.repeat([0, 1, 2], 30)

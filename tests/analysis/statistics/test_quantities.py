@@ -6,11 +6,19 @@ from scipy import stats
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.quantities import LENGTH, PREFIX_SHARE, mean_length, with_quantity
-from cppo_lab.analysis.statistics.trend import slope_weights
+from cppo_lab.analysis.statistics.paired import slope_weights
 from cppo_lab.analysis.statistics.values import Quantity, run_values
-from cppo_lab.analysis.statistics.verdict_words import power_question, reason
-from cppo_lab.analysis.statistics.verdicts import Comparison, VerdictOutcome, judge
+from cppo_lab.analysis.statistics.verdicts import (
+    LENGTH,
+    PREFIX_SHARE,
+    Comparison,
+    VerdictOutcome,
+    judge,
+    mean_length,
+    power_question,
+    reason,
+    with_quantity,
+)
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.analysis.statistics.made_curves import STEPS, board_of, broken
 

@@ -7,8 +7,7 @@ from scipy import stats
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
 from cppo_lab.analysis.statistics.collapse import share_difference
 from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate
-from cppo_lab.analysis.statistics.power import Spread
-from cppo_lab.analysis.statistics.reached_power import reached_power, spread_power
+from cppo_lab.analysis.statistics.power import Spread, reached_power, spread_power
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import judge
 from tests.analysis.statistics.made_curves import board_of, flat

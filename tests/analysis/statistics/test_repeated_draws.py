@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.repeated_draws import (
+from cppo_lab.analysis.statistics.problems import (
     difference_variance,
     draw_correlation,
     least_correlation,

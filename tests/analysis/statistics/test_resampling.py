@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.statistics.aggregates import AGGREGATES, iqm, mean
-from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN, combine, mean_estimate
-from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval, resample
+from cppo_lab.analysis.statistics.estimate import (
+    AGGREGATES,
+    NO_SPREAD,
+    ONE_RUN,
+    bootstrap,
+    combine,
+    iqm,
+    mean,
+    mean_estimate,
+    percentile_interval,
+    resample,
+)
 from tests.analysis.statistics.test_aggregates import RLIABLE, strata
 
 

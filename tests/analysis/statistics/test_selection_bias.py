@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.selection_bias import held_out_best
+from cppo_lab.analysis.statistics.values import held_out_best
 from tests.oracles.statistics import held_out
 
 

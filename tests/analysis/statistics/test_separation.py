@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.statistics.separation import (
+from cppo_lab.analysis.statistics.problems import (
     fisher,
     performance_profile,
     separations,

@@ -5,8 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from cppo_lab.analysis.statistics.bands import band
-from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
+from cppo_lab.analysis.statistics.estimate import Estimate, band, mean_estimate
 from cppo_lab.analysis.statistics.power import power
 
 # Degrees of freedom -> the 97.5 % quantile, as tables print it.

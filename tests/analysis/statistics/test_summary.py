@@ -4,10 +4,16 @@ import math
 
 import pytest
 
-from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.one_seed import CANNOT
-from cppo_lab.analysis.statistics.ranking import Ranking, kendall, rankings
-from cppo_lab.analysis.statistics.summary import Statistics, baseline_of, sweep_statistics
+from cppo_lab.analysis.statistics.estimate import holm
+from cppo_lab.analysis.statistics.summary import (
+    CANNOT,
+    Ranking,
+    Statistics,
+    baseline_of,
+    kendall,
+    rankings,
+    sweep_statistics,
+)
 from cppo_lab.analysis.statistics.values import Score, run_values
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.analysis.statistics.made_curves import board_of, broken, flat

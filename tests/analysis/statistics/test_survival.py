@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.statistics import survival
-from cppo_lab.analysis.statistics.survival import RunTime, kaplan_meier, logrank
+from cppo_lab.analysis.statistics import collapse as survival
+from cppo_lab.analysis.statistics.collapse import RunTime, kaplan_meier, logrank
 
 
 def times(text: str) -> list[RunTime]:

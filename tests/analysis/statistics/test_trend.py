@@ -6,11 +6,10 @@ from scipy import stats
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.estimate import SlopeEstimate, mean_estimate
-from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.paired import TOO_FEW, Difference, slope
 from cppo_lab.analysis.statistics.planned_power import STUDIES as PLANNED
 from cppo_lab.analysis.statistics.planned_power import Design, planned_power
 from cppo_lab.analysis.statistics.power import seeds_for_superiority, spread_of
-from cppo_lab.analysis.statistics.trend import TOO_FEW, slope
 from cppo_lab.analysis.statistics.values import Score
 from tests.analysis.statistics.test_coverage import STUDIES, margin
 

@@ -8,8 +8,7 @@ import yaml
 
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, named, pairs
 from cppo_lab.analysis.statistics.values import Score, run_values
-from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge, verdicts
+from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge, reason, verdicts
 from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
