@@ -1,5 +1,5 @@
 """The state of a hyper-parameter search and the results of its trials: the best trial, the Pareto front, the best
-trial's neighbours, and points for figures. `search_file` reads it, `search_noise` quantifies its noise. Nothing here
+trial's neighbours, and points for figures. `search_file` reads it; the functions below quantify its noise. Nothing here
 draws.
 """
 

@@ -119,7 +119,7 @@ def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
 # these trained runs. It extends to other seeds only if every run of one method is above every run of the other, and
 # with few seeds even that happens by chance (with three seeds each, for one in ten problems of equal methods).
 #
-# Answers drawn with repeated seeds (`repeated_draws`) make the test conservative, because the shared part of two
+# Answers drawn with repeated seeds (below) make the test conservative, because the shared part of two
 # evaluations cancels in their difference. This also holds with several seeds per method, since both methods share the
 # draws.
 

@@ -7,12 +7,12 @@ problems:
     other answers to the same problems:      p (1 - p) (1 - rho) / (n k)
     other answers to other problems as hard: p (1 - p) (rho + (1 - rho) / k) / n
 
-If a run recorded each problem's outcome, rho can be estimated and both errors are known (`by_problem`). Otherwise only
+If a run recorded each problem's outcome, rho can be estimated and both errors are known (`problems`). Otherwise only
 p is known: rho = 0 gives an upper bound of the first, rho = 1 of the second, p (1 - p) / n.
 
 Two runs are compared on the same problems. Given these problems, the first variances add up if the answers are drawn
-independently; with repeated draws (`repeated_draws`) their sum is an upper bound. The problems' difficulty cancels as
-far as the runs share it, which `paired_problems` measures and p alone does not show.
+independently; with repeated draws (`problems`) their sum is an upper bound. The problems' difficulty cancels as
+far as the runs share it, which `problems` measures and p alone does not show.
 
 The spread over seeds already contains the part of this error that is drawn separately for each run, so it must not be
 added to an interval over seeds. The sampling error describes a single run, and shows how much of the spread over seeds

@@ -67,7 +67,7 @@ def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | 
 # The four scores of every finished run, on which all statistics are based.
 #
 # best: the paper's selection rule, which is biased upwards, more so for a noisy run. corrected: the same, corrected for
-# selection bias (`selection_bias`). final: mean over the last part of the window (`schema.LATE_SHARE`), without
+# selection bias (above). final: mean over the last part of the window (`schema.LATE_SHARE`), without
 # selection. area: mean height of the curve over the window (area by the trapezoidal rule, divided by its length), which
 # measures how fast the run learned.
 #
@@ -85,7 +85,7 @@ class Score(StrEnum):
 
 
 class Quantity(StrEnum):
-    """A quantity of a run other than a score that a claim may be about; see `quantities`."""
+    """A quantity of a run other than a score that a claim may be about; see `verdicts`."""
 
     RISE = "rise"
     EARLY_PREFIX = "early prefix masks"

@@ -175,7 +175,7 @@ def _collapses(
 #     equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
 #
 # The compared quantity is a score of the runs, another of their quantities, their collapse rate, or the slope of a lead
-# over the response length: see `claims.Kind`. Each verdict reports the power of its runs (`reached_power`).
+# over the response length: see `claims.Kind`. Each verdict reports the power of its runs (`power`).
 #
 # The claim is supported if every comparison is, without adjustment: all must hold, so the type I error is no larger
 # than that of a single test (Berger's intersection-union test). It is not supported if any comparison is refuted, with
