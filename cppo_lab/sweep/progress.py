@@ -66,9 +66,9 @@ class StartedJob:
             return None
         return (max(last for _, (_, last) in times) - min(first for (_, first), _ in times)) / steps
 
-    def seconds_left(self, past: Mapping[str, float]) -> float | None:
-        """Estimated from its pace or, of one run, the `past` ones of its kind; None if there is none."""
-        pace = self.pace or (None if self.job.batch else past.get(self.job.attempts[0].run_id))
+    def seconds_left(self, past: Mapping[str, float], usual: float | None) -> float | None:
+        """Estimated from its pace, or that of `past` runs of its kind, or else the `usual` one; None without any."""
+        pace = self.pace or (None if self.job.batch else past.get(self.job.attempts[0].run_id)) or usual
         if pace is None:
             return None
         last = max((rows.times[-1][1] for rows in self.rows.values() if rows.times), default=None)
@@ -89,6 +89,7 @@ class Progress:
     waiting: list[str]
     pace: Mapping[str, float] = field(default_factory=dict)
     running: list[StartedJob] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)  # of the job that ended last, if it was measured
     ended: int = 0
     submitted: int = 0
 
@@ -162,6 +163,7 @@ class Progress:
         for started in [started for started in self.running if started.job is job]:
             self.look(started)
             self.running.remove(started)
+            self.paces = [started.pace] if started.pace else self.paces
         done = 0
         for attempt in job.attempts:
             # The status is read after the lock: an attempt that ended meanwhile has recorded it.
@@ -282,19 +284,20 @@ class Progress:
         return self.t_stop[run_id] - ((state.step if state else None) or 0)
 
     def seconds_left(self) -> float | None:
-        """Estimated seconds until all runs have ended, with the current parallelism; None if a run has no measured step
-        time.
+        """Estimated seconds until all runs have ended, with the current parallelism; None if nothing says how long the
+        steps of a run take.
         """
-        running = [started.seconds_left(self.pace) for started in self.running]
+        measured = [pace for started in self.running if (pace := started.pace)] or self.paces
+        usual = max(measured, default=None)
+        running = [started.seconds_left(self.pace, usual) for started in self.running]
         jobs = [seconds for seconds in running if seconds is not None]
         if not jobs or len(jobs) < len(running):
             return None
         # A run that has not begun is assumed to take as long as past runs of its kind, or else as the running ones; in
         # a job of several runs a step takes another time than alone.
-        measured = [pace for started in self.running if (pace := started.pace)]
         past = {} if any(started.job.batch for started in self.running) else self.pace
         for run_id in self.waiting:
-            pace = past.get(run_id) or (max(measured) if measured else None)
+            pace = past.get(run_id) or usual
             if pace is None:
                 return None
             jobs[jobs.index(min(jobs))] += self._steps_of(run_id) * pace  # it starts when the next job ends

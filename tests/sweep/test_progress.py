@@ -256,6 +256,17 @@ def test_runs_of_one_job_share_a_line_for_each_validation(
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_without_a_step_is_expected_to_take_what_others_took(plan: Plan, workspace: Path) -> None:
+    first, second = (Attempt(run.spec, workspace / "runs") for run in plan.runs[:2])
+    progress = Progress(plan, {}, [first.run_id, second.run_id])
+    start(progress, job := TrainingJob((first,), ""), ago=10_000)
+    record(first.folder, {0: None, 4: None}, seconds=400)
+    progress.see(Event("ended", job))
+    start(progress, TrainingJob((second,), ""))
+    assert progress.seconds_left() == pytest.approx(4 * 100)
+    assert progress.share() == "50 % of 8 steps, about 7 min left"
+
+
 def test_one_submitted_run_is_counted_as_one(
     plan: Plan, attempt: Attempt, capsys: pytest.CaptureFixture[str]
 ) -> None:
