@@ -4,7 +4,6 @@ The arguments of a command are beside its function. Only the module of the comma
 """
 
 import argparse
-import difflib
 import re
 import sys
 import textwrap
@@ -73,7 +72,7 @@ _OVERRIDES = (
 )
 _JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
 _INVALID_CHOICE = re.compile(
-    r"argument (?P<what>[A-Z]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
+    r"argument (?P<what>[\w/-]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
 )
 
 
@@ -92,12 +91,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line on the mistake, as for every other, with the usage of the command beside it."""
-        names = [name for name in subcommands(self) if not name.startswith("_")]
-        if names and (match := _INVALID_CHOICE.fullmatch(message)):
-            value = match["value"][1:-1]
-            close = difflib.get_close_matches(value, names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            message = f"unknown {match['what'].lower()} {value!r}: {hint}valid: {', '.join(names)}"
+        if match := _INVALID_CHOICE.fullmatch(message):
+            what = match["what"]
+            valid = next(
+                action.choices or ()
+                for action in self._actions
+                if what in (action.metavar, "/".join(action.option_strings), action.dest)
+            )
+            message = str(
+                unknown(
+                    f"value of {what}" if what.startswith("-") else what.lower(),
+                    match["value"][1:-1],
+                    map(str, valid),
+                )
+            )
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
 

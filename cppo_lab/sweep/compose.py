@@ -32,6 +32,7 @@ from cppo_lab.spec import (
     LayoutSpec,
     PathsSpec,
     ResourcesSpec,
+    RuleSpec,
     RunSpec,
     Spec,
     canonical,
@@ -267,8 +268,12 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
         return UserError(CONTAINER)
     names = _dotted(OmegaConf.to_container(config))
     section = key.rpartition(".")[0]
+    if section and OmegaConf.select(config, section) == {}:  # a mapping of whatever its user adds
+        return UnknownKey(key, f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
-    return UnknownKey(key, str(unknown("key", key, siblings or {*groups(), *map(str, config)})))
+    sections = {*groups(), *map(str, config)}
+    elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
+    return UnknownKey(key, str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
 
 
 def _refused(overrides: Sequence[str], error: Exception) -> UserError:

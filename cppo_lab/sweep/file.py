@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
@@ -691,6 +691,18 @@ def shipped_sweeps() -> list[str]:
     return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
+def _files(folder: Path) -> dict[str, str]:
+    """The YAML files in a folder: name without the ending -> path."""
+    try:
+        return {
+            path.stem: str(path)
+            for path in folder.iterdir()
+            if path.suffix in (".yaml", ".yml") and path.is_file()
+        }
+    except OSError:
+        return {}
+
+
 def is_path(name: str) -> bool:
     """Whether a sweep's name is the path of a file."""
     return name.endswith((".yaml", ".yml")) or "/" in name
@@ -706,8 +718,11 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         try:
             text = read_text(path, name)
         except FileNotFoundError:
+            files = _files(path.parent)
+            near = " or ".join(repr(files[stem]) for stem in nearest(path.stem, files))
+            hint = f": did you mean {near}?" if near else ""
             raise UserError(
-                f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
+                f"sweep file {name} does not exist{hint} (shipped sweeps: {', '.join(shipped_sweeps())})"
             ) from None
         stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
@@ -717,7 +732,7 @@ def load_sweep(name: str) -> Sweep | Study | Search:
             f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
         )
     else:
-        raise unknown("sweep", name, shipped_sweeps())
+        raise unknown("sweep", name, shipped_sweeps(), _files(Path()))
     values = {"name": stem, **mapping(text, name)}
     if not values.keys() & (_TELLING | {"search"}):
         keys = ", ".join(sorted(values.keys() - {"name"})[:8]) or "none"
