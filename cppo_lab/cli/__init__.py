@@ -18,8 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
-from cppo_lab.cli.completion import COMPLETE, complete
-from cppo_lab.cli.parser import UsageError, build_parser, parse
+from cppo_lab.cli.parser import UsageError, parse
 from cppo_lab.errors import StoreAway, UserError, message
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import share_with_group
@@ -44,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "1"  # no Python child, however it is started, imports files of the working folder
     )
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [COMPLETE]:
-        print("\n".join(complete(build_parser(), given[1:])))
-        return Exit.DONE
+    if "_ARGCOMPLETE" in os.environ:
+        from cppo_lab.cli.names import complete
+
+        complete()
     try:
         options = parse(given)
     except UsageError as error:

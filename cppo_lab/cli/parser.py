@@ -18,6 +18,8 @@ from cppo_lab.sweep.groups import groups
 
 # Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
 COMMANDS = {
+    "list": ("names", "list sweeps, models, rules or keys, a line each"),
+    "new": ("names", "write a first sweep file, which runs as it is"),
     "plan": ("training", "list the runs of a sweep with their ids, states and cost"),
     "show": ("training", "print the resolved configuration of a run, or of the runs of a sweep"),
     "diff": ("training", "show how two runs differ"),
@@ -59,8 +61,8 @@ COMMANDS = {
     "data": ("environment", "prepare or check the training and validation sets of the verl core"),
     "doctor": ("environment", "check what this machine lacks for a run, and say how to fix it"),
     "completion": (
-        "completion",
-        "print a script with which a shell completes commands, sweeps, keys and run ids",
+        "names",
+        "print a script with which a shell completes commands, sweeps, variants and run ids",
     ),
 }
 RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"

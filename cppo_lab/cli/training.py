@@ -41,7 +41,9 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 
 
 def plan(options: argparse.Namespace) -> int:
-    """List the runs of a sweep."""
+    """List the runs of a sweep; without a name, the sweeps."""
+    if options.sweep is None:
+        return _list_sweeps(options)
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
@@ -98,6 +100,16 @@ def _power(
     else:
         print(power.shown_text(differences, question, width()))
     return Exit.DONE
+
+
+def _list_sweeps(options: argparse.Namespace) -> int:
+    """`cppo plan` alone: what can be named."""
+    from cppo_lab.cli.names import list_names
+
+    if any((options.json, options.csv, options.power, options.state)):
+        raise UserError("name a sweep, before the options: `cppo list` lists them")
+    options.what = "sweeps"
+    return list_names(options)
 
 
 def plan_states(found: "Plan") -> "dict[str, RunState]":
@@ -410,7 +422,7 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
 
 def plan_arguments(command: CommandParser) -> None:
     command.set_defaults(command=plan)
-    add_sweep(command)
+    add_sweep(command, text=f"{SWEEP}; without it, the sweeps are listed", optional=True)
     add_listing(command)
     command.add_argument(
         "--power",

@@ -120,6 +120,14 @@ def compose(overrides: Sequence[str]) -> Composed:
     return Composed(run, run_id=run_id, **parts)
 
 
+def values(overrides: Sequence[str]) -> dict[str, Any]:
+    """Dotted key -> value of everything in the composition of these overrides; not validated.
+
+    Raises UserError for an override that does not parse, an unknown group option or key.
+    """
+    return _dotted({name: json.loads(text) for name, text in _sections(overrides).items()})
+
+
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
     """Whether the composition of these group choices has a key, while the keys `given` are set.
 
@@ -281,11 +289,15 @@ def _refused(overrides: Sequence[str], error: Exception) -> UserError:
     return UserError(f"overrides {' '.join(overrides)!r}: {reason}: {KEYS}")
 
 
-def _dotted(values: Any, before: str = "") -> list[str]:
-    """Dotted names of all values that are no mappings."""
+def _dotted(values: Any, before: str = "") -> dict[str, Any]:
+    """Dotted name -> value of all values that are no mappings."""
     if not isinstance(values, dict):
-        return [before.removesuffix(".")]
-    return [name for key, value in values.items() for name in _dotted(value, f"{before}{key}.")]
+        return {before.removesuffix("."): values}
+    return {
+        name: leaf
+        for key, value in values.items()
+        for name, leaf in _dotted(value, f"{before}{key}.").items()
+    }
 
 
 @lru_cache(maxsize=10_000)
