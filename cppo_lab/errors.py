@@ -34,6 +34,7 @@ class StoreBroken(StoreAway):
 
 
 MOST_FAULTS = 10  # that one message names
+ALSO = "; also: "  # between them
 
 
 def together(faults: Iterable[str], where: str = "") -> UserError:
@@ -43,7 +44,7 @@ def together(faults: Iterable[str], where: str = "") -> UserError:
         return UserError(first)
     rest = [text.removeprefix(where) for text in others[: MOST_FAULTS - 1]]
     more = len(others) - len(rest)
-    return UserError("; also: ".join([first, *rest]) + (f"; and {more} more" if more else ""))
+    return UserError(ALSO.join([first, *rest]) + (f"; and {more} more" if more else ""))
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
 from cppo_lab.cli.parser import UsageError, parse
-from cppo_lab.errors import StoreAway, UserError, message
+from cppo_lab.errors import ALSO, StoreAway, UserError, message
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import share_with_group
 
@@ -117,5 +117,6 @@ def _refuse(text: str) -> str:
     """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
     line = redacted(message(text))
     passing("")
-    print(f"cppo: error: {line}", file=sys.stderr)
+    shown = line.replace(ALSO, "\n  also: ") if sys.stderr.isatty() else line  # for a reader, a line each
+    print(f"cppo: error: {shown}", file=sys.stderr)
     return line

@@ -100,9 +100,9 @@ def new(options: argparse.Namespace) -> int:
 
 def completion(options: argparse.Namespace) -> int:
     """Print the script of a shell."""
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    script = argcomplete.shellcode(["cppo"], shell=options.shell)  # type: ignore[no-untyped-call]
+    script = shellcode(["cppo"], shell=options.shell)
     if options.json:
         answer(options, {"shell": options.shell, "script": script})
     else:
@@ -144,8 +144,8 @@ def _variants(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iter
     from cppo_lab.sweep.words import variants
 
     names = variants(parsed_args.sweep) if getattr(parsed_args, "sweep", None) else []
-    chosen, comma, _ = prefix.removeprefix("variant=").rpartition(",")
-    return [f"variant={chosen}{comma}{name}" for name in names if name not in chosen.split(",")]
+    chosen = prefix.removeprefix("variant=").split(",")[:-1]
+    return [f"variant={','.join([*chosen, name])}" for name in names if name not in chosen]
 
 
 def _run_ids(**_: object) -> Iterable[str]:

@@ -34,10 +34,9 @@ def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
-    from cppo_lab.sweep.file import load_sweep
-    from cppo_lab.sweep.plan import make_plan
+    from cppo_lab.sweep.plan import load_checked, make_plan
 
-    return make_plan(load_sweep(options.sweep), options.overrides)
+    return make_plan(load_checked(options.sweep, options.overrides), options.overrides)
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -47,9 +46,10 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.file import Search, load_sweep
+    from cppo_lab.sweep.file import Search
+    from cppo_lab.sweep.plan import load_checked
 
-    declared = load_sweep(options.sweep)
+    declared = load_checked(options.sweep, options.overrides)
     question = _power_question(options)
     if isinstance(declared, Search):
         if question is not None:
@@ -68,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
     else:
         shown = {row.run_id for row in rows.rows}
         stop = "" if found.title.endswith(("?", "!", ".")) else "."
-        print(f"{found.name}: {found.title}{stop} {found.question}\n")
+        print(f"{found.name}: {found.title}{stop} {found.question}".rstrip() + "\n")
         print(
             table.run_table(
                 [run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()

@@ -202,9 +202,9 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
     A key to which nothing refers changes its own section only, so that runs share sections.
     """
     given = [read(text) for text in overrides]
-    for override in given:
-        override.check()
     choices = tuple(override.text for override in given if override.kind == "choice")
+    for override in given:
+        override.check(override.parsed is None and _is_list(choices, override.key))
     others = [override for override in given if override.kind != "choice"]
     combination, texts = _combination(choices), tuple(override.text for override in others)
     touched = {override.key.partition(".")[0] for override in others}
@@ -281,7 +281,17 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
     sections = {*groups(), *map(str, config)}
     elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
+    if siblings:  # a key that is like another in other sections too is one of those
+        elsewhere = {name for name in elsewhere if name.rpartition(".")[2] == key.rpartition(".")[2]}
     return UnknownKey(key, str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
+
+
+def _is_list(choices: tuple[str, ...], key: str) -> bool:
+    """Whether a key takes a list in the composition of these group choices, if there is one."""
+    try:
+        return OmegaConf.is_list(OmegaConf.select(_combination(choices).config, key))
+    except (UserError, *_REFUSED):
+        return False
 
 
 def _refused(overrides: Sequence[str], error: Exception) -> UserError:

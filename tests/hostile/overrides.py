@@ -15,7 +15,7 @@ def _launch(override: str, says: str) -> Case:
     return Case(["launch", "quickstart", override], says)
 
 
-QUOTE = "a value with spaces or special characters needs quotes: key="
+QUOTE = "a value with spaces or special characters needs quotes: "
 NAME = "must match ^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 RESOLVER = "${NAME:...} is not resolved: write the value itself"
 SEED = "must be a whole number in [0, 2147483648)"
@@ -220,7 +220,9 @@ VALUES = [
     _plan("data.benchmarks=[]", "benchmarks=[] must be one or more distinct names"),
     _plan("data.benchmarks=[mean]", "'mean' names the mean over them; choose another"),
     _plan("data.benchmarks=['a/b']", f"configuration: data.benchmarks.0='a/b': {NAME}"),
-    _plan("data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: [...]"),
+    _plan(
+        "data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: \"data.benchmarks=['x']\""
+    ),
     _plan("data.operations=128", "configuration: data.operations=128: must be in [1, 127]"),
     _plan("divergence.k=1000000", "set divergence.k=206 or less"),
     _plan("divergence.estimator=binary", "k and convention belong to estimator 'topk', and only to it"),
