@@ -78,8 +78,8 @@ class Override:
         """Refuse what is not one value of a key: Hydra has settings of its own under `hydra`, and follows paths in the
         names of options to files outside conf/.
 
-        OmegaConf's resolvers (`${oc.env:...}`) are refused since they depend on machine and time. `is_list`: the key takes
-        a list. Raises UserError.
+        OmegaConf's resolvers (`${oc.env:...}`) are refused since they depend on machine and time. With `is_list` the
+        key takes a list. Raises UserError.
         """
         if self.parsed is None:
             right = self.right or ""
