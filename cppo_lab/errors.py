@@ -1,9 +1,13 @@
 """The one exception whose text is meant for the user."""
 
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 
+_JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
+_SEPARATORS = re.compile(r"[._]+")
+_LONGEST_NAME = 100  # characters of a wrong name that are compared
+_NEAR, _NEAR_WORD = 0.6, 0.75  # from which likeness on a name, and the last word of one, is offered
 LONGEST = 2000  # characters of a message; the longest of ours list fifty names
 # A colour; or a control character that is no tab or end of a line, or that turns the direction of text.
 _COLOUR_OR_CONTROL = re.compile(
@@ -30,6 +34,7 @@ class StoreBroken(StoreAway):
 
 
 MOST_FAULTS = 10  # that one message names
+ALSO = "; also: "  # between them
 
 
 def together(faults: Iterable[str], where: str = "") -> UserError:
@@ -39,7 +44,7 @@ def together(faults: Iterable[str], where: str = "") -> UserError:
         return UserError(first)
     rest = [text.removeprefix(where) for text in others[: MOST_FAULTS - 1]]
     more = len(others) - len(rest)
-    return UserError("; also: ".join([first, *rest]) + (f"; and {more} more" if more else ""))
+    return UserError(ALSO.join([first, *rest]) + (f"; and {more} more" if more else ""))
 
 
 def printable(text: str) -> str:
@@ -67,9 +72,54 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def unknown(kind: str, value: object, valid: Iterable[str]) -> UserError:
-    """An unknown name: says what it was, what it may have meant, and every valid name."""
+def nearest(value: object, names: Iterable[str]) -> list[str]:
+    """The names that `value` may have meant, those that are equally near together; none if no name is near.
+
+    A name is near if it has the same letters, or ends in the same word (`w_min`, `rule.w_min`), in a word with these
+    initials (`lr`, `optim.learning_rate`), or in one that begins with it or contains it; or if few letters differ.
+    """
+    typed = str(value)[:_LONGEST_NAME].lower()
+    scores = {
+        name: _likeness(typed, name.lower())
+        for name in sorted(names, key=lambda name: (name.count("."), name))
+    }
+    best = max(scores.values(), default=0.0)
+    return [name for name, score in scores.items() if score == best][:3] if best >= _NEAR else []
+
+
+def _likeness(typed: str, name: str) -> float:
+    """How much a name is like the typed one, from 0 to 1."""
+    typed, name = (_JOINTS.sub("_", text) for text in (typed, name))
+    letters = _SEPARATORS.sub("", typed)
+    if letters == _SEPARATORS.sub("", name):
+        return 1.0
+    last, ending = typed.rpartition(".")[2], name.rpartition(".")[2]
+    words = _SEPARATORS.split(ending)
+    scores = [SequenceMatcher(None, name, typed).ratio()]
+    if "." in name:
+        if last == ending:
+            scores.append(0.98)
+        elif (likeness := SequenceMatcher(None, ending, last).ratio()) >= _NEAR_WORD:
+            scores.append(likeness - 0.05)
+        if len(last) > 1 and last == "".join(word[:1] for word in words):
+            scores.append(0.96)
+    if len(letters) > 1 and name.startswith(typed):
+        scores.append(0.8 + 0.15 * len(typed) / len(name))
+    elif len(last) > 2 and (ending.startswith(last) or last in words):
+        scores.append(0.7 + 0.15 * len(last) / len(ending))
+    return max(scores)
+
+
+def unknown(
+    kind: str, value: object, valid: Iterable[str], others: Mapping[str, str] | None = None
+) -> UserError:
+    """An unknown name: says what it was, what it may have meant, and every valid name.
+
+    `others`: further names that it may have meant -> how each is written.
+    """
     names = sorted(valid)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    written = {**(others or {}), **dict(zip(names, names, strict=True))}
+    near = nearest(value, written)
+    near = [name for name in near if name in names] or [written[name] for name in near]
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return UserError(f"unknown {kind} {str(value)!r}: {hint}valid: {', '.join(names) or 'none'}")

@@ -26,6 +26,8 @@ from tests.conftest import ROOT
 SWEEP = ["quickstart", "variant=grpo", "seed=0", "launcher=inline"]
 # The words of each command. {run} and {other} are ids of finished runs; `add` runs only what follows it by name.
 CASES: dict[str, tuple[list[str], Exit]] = {
+    "list": (["list"], Exit.DONE),
+    "new": (["new", "first"], Exit.DONE),
     "plan": (["plan", *SWEEP], Exit.DONE),
     "show": (["show", "{run}"], Exit.DONE),
     "diff": (["diff", "{run}", "{other}"], Exit.DONE),

@@ -18,9 +18,8 @@ import sys
 from collections.abc import Sequence
 
 from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
-from cppo_lab.cli.completion import COMPLETE, complete
-from cppo_lab.cli.parser import UsageError, build_parser, parse
-from cppo_lab.errors import StoreAway, UserError, message
+from cppo_lab.cli.parser import UsageError, parse
+from cppo_lab.errors import ALSO, StoreAway, UserError, message
 from cppo_lab.files import redacted
 from cppo_lab.sweep.paths import share_with_group
 
@@ -44,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "1"  # no Python child, however it is started, imports files of the working folder
     )
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [COMPLETE]:
-        print("\n".join(complete(build_parser(), given[1:])))
-        return Exit.DONE
+    if "_ARGCOMPLETE" in os.environ:
+        from cppo_lab.cli.names import complete
+
+        complete()
     try:
         options = parse(given)
     except UsageError as error:
@@ -117,5 +117,6 @@ def _refuse(text: str) -> str:
     """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
     line = redacted(message(text))
     passing("")
-    print(f"cppo: error: {line}", file=sys.stderr)
+    shown = line.replace(ALSO, "\n  also: ") if sys.stderr.isatty() else line  # for a reader, a line each
+    print(f"cppo: error: {shown}", file=sys.stderr)
     return line

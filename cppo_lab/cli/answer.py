@@ -40,6 +40,13 @@ _TRAINED = {
 _FILES = {"folder": "path", "files": "name -> counts, origin and checksums"}
 # A key that ends with ? is there where it applies.
 ANSWERS: dict[str, dict[str, str]] = {
+    "list": {
+        "sweeps?": "without a word, or with `sweeps`: name (or path), title and question of each",
+        "models?": "with `models`: name and meaning of each",
+        "rules?": "with `rules`: name and meaning of each",
+        "keys?": "with `keys`: key, default and meaning of each",
+    },
+    "new": {"sweep": "name", "file": "path of the file that was written"},
     "plan": {
         **{"sweep": "name", "core": "trainer core", "runs?": _RUNS},
         "totals?": "runs, places, states and costs of all runs",

@@ -4,7 +4,6 @@ The arguments of a command are beside its function. Only the module of the comma
 """
 
 import argparse
-import difflib
 import re
 import sys
 import textwrap
@@ -19,6 +18,8 @@ from cppo_lab.sweep.groups import groups
 
 # Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
 COMMANDS = {
+    "list": ("names", "list sweeps, models, rules or keys, a line each"),
+    "new": ("names", "write a first sweep file, which runs as it is"),
     "plan": ("training", "list the runs of a sweep with their ids, states and cost"),
     "show": ("training", "print the resolved configuration of a run, or of the runs of a sweep"),
     "diff": ("training", "show how two runs differ"),
@@ -60,8 +61,8 @@ COMMANDS = {
     "data": ("environment", "prepare or check the training and validation sets of the verl core"),
     "doctor": ("environment", "check what this machine lacks for a run, and say how to fix it"),
     "completion": (
-        "completion",
-        "print a script with which a shell completes commands, sweeps, keys and run ids",
+        "names",
+        "print a script with which a shell completes commands, sweeps, variants and run ids",
     ),
 }
 RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"
@@ -73,7 +74,7 @@ _OVERRIDES = (
 )
 _JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
 _INVALID_CHOICE = re.compile(
-    r"argument (?P<what>[A-Z]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
+    r"argument (?P<what>[\w/-]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
 )
 
 
@@ -92,12 +93,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line on the mistake, as for every other, with the usage of the command beside it."""
-        names = [name for name in subcommands(self) if not name.startswith("_")]
-        if names and (match := _INVALID_CHOICE.fullmatch(message)):
-            value = match["value"][1:-1]
-            close = difflib.get_close_matches(value, names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            message = f"unknown {match['what'].lower()} {value!r}: {hint}valid: {', '.join(names)}"
+        if match := _INVALID_CHOICE.fullmatch(message):
+            what = match["what"]
+            valid = next(
+                action.choices or ()
+                for action in self._actions
+                if what in (action.metavar, "/".join(action.option_strings), action.dest)
+            )
+            message = str(
+                unknown(
+                    f"value of {what}" if what.startswith("-") else what.lower(),
+                    match["value"][1:-1],
+                    map(str, valid),
+                )
+            )
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
 

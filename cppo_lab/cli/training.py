@@ -34,20 +34,22 @@ def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
-    from cppo_lab.sweep.file import load_sweep
-    from cppo_lab.sweep.plan import make_plan
+    from cppo_lab.sweep.plan import load_checked, make_plan
 
-    return make_plan(load_sweep(options.sweep), options.overrides)
+    return make_plan(load_checked(options.sweep, options.overrides), options.overrides)
 
 
 def plan(options: argparse.Namespace) -> int:
-    """List the runs of a sweep."""
+    """List the runs of a sweep; without a name, the sweeps."""
+    if options.sweep is None:
+        return _list_sweeps(options)
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.file import Search, load_sweep
+    from cppo_lab.sweep.file import Search
+    from cppo_lab.sweep.plan import load_checked
 
-    declared = load_sweep(options.sweep)
+    declared = load_checked(options.sweep, options.overrides)
     question = _power_question(options)
     if isinstance(declared, Search):
         if question is not None:
@@ -66,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
     else:
         shown = {row.run_id for row in rows.rows}
         stop = "" if found.title.endswith(("?", "!", ".")) else "."
-        print(f"{found.name}: {found.title}{stop} {found.question}\n")
+        print(f"{found.name}: {found.title}{stop} {found.question}".rstrip() + "\n")
         print(
             table.run_table(
                 [run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()
@@ -98,6 +100,16 @@ def _power(
     else:
         print(power.shown_text(differences, question, width()))
     return Exit.DONE
+
+
+def _list_sweeps(options: argparse.Namespace) -> int:
+    """`cppo plan` alone: what can be named."""
+    from cppo_lab.cli.names import list_names
+
+    if any((options.json, options.csv, options.power, options.state)):
+        raise UserError("name a sweep, before the options: `cppo list` lists them")
+    options.what = "sweeps"
+    return list_names(options)
 
 
 def plan_states(found: "Plan") -> "dict[str, RunState]":
@@ -410,7 +422,7 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
 
 def plan_arguments(command: CommandParser) -> None:
     command.set_defaults(command=plan)
-    add_sweep(command)
+    add_sweep(command, text=f"{SWEEP}; without it, the sweeps are listed", optional=True)
     add_listing(command)
     command.add_argument(
         "--power",

@@ -225,7 +225,7 @@ def summary_text(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
         )
     return "\n".join(
         [
-            f"{search.name}: {search.title}. {search.question}",
+            f"{search.name}: {search.title}. {search.question}".rstrip(),
             "",
             *(f"{key.ljust(width)}  {describe(parameter)}" for key, parameter in tuning.space.items()),
             "",

@@ -21,7 +21,7 @@ from cppo_lab.sweep.file import (
     Sweep,
     load_sweep,
 )
-from cppo_lab.sweep.grid import core_of
+from cppo_lab.sweep.grid import core_of, with_core
 from cppo_lab.sweep.overrides import override_text, quote, read
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -88,6 +88,7 @@ def resolve(
     Overrides `model=` and `seed=0,1` replace the file's choice; all others apply to every run.
     Raises UserError naming the file, the key, the value and the remedy.
     """
+    overrides = with_core(search, overrides)
     core = core_of(overrides)
     space = search.parameters_of(core)
     model, seeds, rest = _chosen(search, core, overrides)

@@ -1,6 +1,7 @@
 """Plain values -> typed configs, with messages that name key, value and remedy."""
 
 import json
+import re
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -25,6 +26,7 @@ MUST_BE = {
     "tuple_type": "a list: [...]",
     "list_type": "a list: [...]",
 }
+_PLAIN = r"[^'\"$`\\!{}\[\]\n]+"  # text that needs no escape, in a shell or an override
 _NUMBERS = ("int_type", "int_from_float", "float_type", "finite_number")
 # pydantic's names for the kinds that a value may be of, at the end of a fault's place.
 _KINDS = {
@@ -50,7 +52,7 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise together(_said(kind, error.errors(), where), f"{where}: ") from None
+        raise together(_said(kind, error.errors(), where), f"{where}: ") from error
 
 
 def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
@@ -116,6 +118,10 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
         text = f"must be {fault['ctx']['expected']}"
     elif fault["type"] in MUST_BE:
         text = f"must be {MUST_BE[fault['type']]}"
+        value, section = str(fault["input"]), "" if where == "configuration" else f"{where}."
+        # On the command line; a shell takes away the quotes around it.
+        if fault["type"] in ("tuple_type", "list_type") and " " not in where and re.fullmatch(_PLAIN, value):
+            text = f"must be a list: \"{section}{key}=['{value}']\""
     elif fault["type"] == "too_short":
         least = fault["ctx"]["min_length"]
         text = f"must have {least} items or more" if least > 1 else "must not be empty"
@@ -126,7 +132,7 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
     if fault["type"] in _NUMBERS and str(fault["input"]).lower().lstrip("+-") == ".inf":
         text += " (infinity is `inf` on the command line, `.inf` in YAML)"
     text = text.replace("Input should be", "must be")
-    named = "" if text.startswith(f"{key}=") else f"{key}={fault['input']!r}: "
+    named = "" if text.startswith((f"{key}=", f"unknown {key} ")) else f"{key}={fault['input']!r}: "
     return UserError(f"{where}: {named}{text}")
 
 

@@ -32,6 +32,7 @@ from cppo_lab.spec import (
     LayoutSpec,
     PathsSpec,
     ResourcesSpec,
+    RuleSpec,
     RunSpec,
     Spec,
     canonical,
@@ -119,6 +120,14 @@ def compose(overrides: Sequence[str]) -> Composed:
     return Composed(run, run_id=run_id, **parts)
 
 
+def values(overrides: Sequence[str]) -> dict[str, Any]:
+    """Dotted key -> value of everything in the composition of these overrides; not validated.
+
+    Raises UserError for an override that does not parse, an unknown group option or key.
+    """
+    return _dotted({name: json.loads(text) for name, text in _sections(overrides).items()})
+
+
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
     """Whether the composition of these group choices has a key, while the keys `given` are set.
 
@@ -193,9 +202,9 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
     A key to which nothing refers changes its own section only, so that runs share sections.
     """
     given = [read(text) for text in overrides]
-    for override in given:
-        override.check()
     choices = tuple(override.text for override in given if override.kind == "choice")
+    for override in given:
+        override.check(override.parsed is None and _is_list(choices, override.key))
     others = [override for override in given if override.kind != "choice"]
     combination, texts = _combination(choices), tuple(override.text for override in others)
     touched = {override.key.partition(".")[0] for override in others}
@@ -267,8 +276,22 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
         return UserError(CONTAINER)
     names = _dotted(OmegaConf.to_container(config))
     section = key.rpartition(".")[0]
+    if section and OmegaConf.select(config, section) == {}:  # a mapping of whatever its user adds
+        return UnknownKey(key, f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
-    return UnknownKey(key, str(unknown("key", key, siblings or {*groups(), *map(str, config)})))
+    sections = {*groups(), *map(str, config)}
+    elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
+    if siblings:  # a key that is like another in other sections too is one of those
+        elsewhere = {name for name in elsewhere if name.rpartition(".")[2] == key.rpartition(".")[2]}
+    return UnknownKey(key, str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
+
+
+def _is_list(choices: tuple[str, ...], key: str) -> bool:
+    """Whether a key takes a list in the composition of these group choices, if there is one."""
+    try:
+        return OmegaConf.is_list(OmegaConf.select(_combination(choices).config, key))
+    except (UserError, *_REFUSED):
+        return False
 
 
 def _refused(overrides: Sequence[str], error: Exception) -> UserError:
@@ -276,11 +299,15 @@ def _refused(overrides: Sequence[str], error: Exception) -> UserError:
     return UserError(f"overrides {' '.join(overrides)!r}: {reason}: {KEYS}")
 
 
-def _dotted(values: Any, before: str = "") -> list[str]:
-    """Dotted names of all values that are no mappings."""
+def _dotted(values: Any, before: str = "") -> dict[str, Any]:
+    """Dotted name -> value of all values that are no mappings."""
     if not isinstance(values, dict):
-        return [before.removesuffix(".")]
-    return [name for key, value in values.items() for name in _dotted(value, f"{before}{key}.")]
+        return {before.removesuffix("."): values}
+    return {
+        name: leaf
+        for key, value in values.items()
+        for name, leaf in _dotted(value, f"{before}{key}.").items()
+    }
 
 
 @lru_cache(maxsize=10_000)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.errors import MOST_FAULTS, UserError, together
+from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.run import digest
 from cppo_lab.sweep.compose import Composed, compose
@@ -20,11 +20,11 @@ from cppo_lab.sweep.grid import (
     Grid,
     GridPoint,
     changes,
-    check_names,
     declared_conditions,
     is_elsewhere,
     label,
     meets,
+    name_faults,
     narrow,
     nothing_met,
     short_names,
@@ -50,31 +50,50 @@ class Setting:
 
 
 def located(error: UserError, source: str, file: Sequence[Setting], typed: Sequence[str]) -> UserError:
-    """The error with the file and key that caused it, or unchanged if the command line is at fault.
+    """The error, and those behind it, with the file and key that caused each; unchanged if the command line did.
 
-    `file` are the settings of the run from the file, `typed` the overrides from the command line. The cause is the last
-    setting whose removal changes the outcome of composing.
+    `file` are the settings of the run from the file, `typed` the overrides from the command line.
+    """
+    texts, settings, said = list[str](), list(file), str(error)
+    while said:
+        cause = _cause(said, settings, typed)
+        if cause is None:
+            return error if not texts else together(texts, f"sweep {source}: ")
+        if cause not in settings:
+            texts.append(f"sweep {source}: {said.removeprefix('configuration: ')}")
+            break
+        texts.append(_named(said, source, cause))
+        if cause.key in groups() or ALSO in said:  # other settings depend on it, or all are named already
+            break
+        settings.remove(cause)
+        said = _outcome([*(setting.text for setting in settings), *typed])
+    return together(texts, f"sweep {source}: ")
+
+
+def _cause(said: str, file: Sequence[Setting], typed: Sequence[str]) -> Setting | None:
+    """The last setting whose removal changes the outcome of composing; one without a key if they are at fault only
+    together, and None if the command line is.
     """
     texts = [setting.text for setting in file]
     # The core is a choice, not a mistake: the file has to support it.
     core = [text for text in typed if read(text).sets("core")]
-    if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
-        return error
+    if len(typed) > len(core) and _outcome([*texts, *core]) != said:
+        return None
     for setting in reversed(file):
-        if str(error).startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
-            return _named(error, source, setting)
+        if said.startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
+            return setting
     for i in reversed(range(len(file))):
-        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != str(error):
-            return _named(error, source, file[i])
-    return UserError(f"sweep {source}: {str(error).removeprefix('configuration: ')}")
+        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != said:
+            return file[i]
+    return Setting("", "", None)
 
 
-def _named(error: UserError, source: str, setting: Setting) -> UserError:
-    text = str(error).removeprefix("configuration: ")
+def _named(text: str, source: str, setting: Setting) -> str:
+    text = text.removeprefix("configuration: ")
     said = f"{setting.key}={setting.value!r}"
     if text.startswith(said):
-        return UserError(f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}")
-    return UserError(f"sweep {source}: {setting.where}={setting.value!r}: {text}")
+        return f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}"
+    return f"sweep {source}: {setting.where}={setting.value!r}: {text}"
 
 
 def _outcome(overrides: Sequence[str]) -> str:
@@ -175,12 +194,10 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
                 f"sweep {sweep.source}: variant {variant!r} on {where[0]} with seed {where[2]} names two "
                 "different runs: give each setting a variant of its own; only models and seeds make runs of one variant"
             )
-    if faults:
-        raise together(faults.values(), f"sweep {sweep.source}: ")
     used = fitting.used()
-    _check_axes(grid, used)
-    if sweep.hypotheses:
-        _check_hypotheses(grid)
+    texts = [*faults.values(), *_axis_faults(grid, used), *_hypothesis_faults(grid)]
+    if texts:
+        raise together(texts, f"sweep {sweep.source}: ")
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
     unused = [*(text for text in grid.rest if text not in used), *asked]
     declared = _declared(sweep, overrides) if sweep.hypotheses else None
@@ -300,41 +317,36 @@ def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
     return found
 
 
-def _check_hypotheses(grid: Grid) -> None:
-    """Check that each hypothesis about scores names variants with the axis values in their labels.
-
-    Otherwise no run tests it. An error is averaged over the horizons, so those hypotheses name the variant alone.
-
-    Raises UserError for the first that does not.
+def _hypothesis_faults(grid: Grid) -> Iterator[str]:
+    """What is wrong with hypotheses about scores that do not name variants with the axis values in their labels, since
+    no run tests them. An error is averaged over the horizons, so those hypotheses name the variant alone.
     """
     sweep = grid.sweep
+    if not sweep.hypotheses:
+        return
     labels = _labels(whole(sweep, grid.core))
     own_core = set(sweep.models) <= {grid.core, ANY_CORE}
-    for key, one in sweep.hypotheses.items():
-        if one.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(schema.HORIZON, ())) < 2:
-            raise UserError(
-                f"sweep {sweep.source}: hypotheses.{key}: outcome=error_slope needs two horizons or more: give "
-                f"axes.{schema.HORIZON} several values"
+    for key, hypothesis in sweep.hypotheses.items():
+        where = f"sweep {sweep.source}: hypotheses.{key}"
+        if hypothesis.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(schema.HORIZON, ())) < 2:
+            yield (
+                f"{where}: outcome=error_slope needs two horizons or more: give axes.{schema.HORIZON} several values"
             )
-        for name in one.variants if one.outcome not in ERRORS else ():
+        for name in hypothesis.variants if hypothesis.outcome not in ERRORS else ():
             longer = [text for text in labels if text.startswith(f"{name} ")]
-            if longer and name not in labels:
-                raise UserError(
-                    f"sweep {sweep.source}: hypotheses.{key}: the file's axes are part of the names of variants: "
-                    f"{name!r} is {' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
+            if name in labels:
+                continue
+            if longer:
+                yield (
+                    f"{where}: the file's axes are part of the names of variants: {name!r} is "
+                    f"{' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
                 )
-            if own_core and name not in labels:
-                raise UserError(
-                    f"sweep {sweep.source}: hypotheses.{key}: no run is of variant {name!r} (variants: "
-                    f"{', '.join(map(repr, list(labels)[:5]))})"
-                )
+            elif own_core:
+                yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
 
 
-def _check_axes(grid: Grid, used: set[str]) -> None:
-    """Check that every axis of the file applies to some run of the whole sweep.
-
-    Raises UserError for the first that does not.
-    """
+def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:
+    """What is wrong with axes of the file that apply to no run of the whole sweep."""
     asked = grid.asked or {}
     idle = [key for key in grid.axes if key not in used and key not in asked]
     if not idle:
@@ -342,38 +354,37 @@ def _check_axes(grid: Grid, used: set[str]) -> None:
     everything = whole(grid.sweep, grid.core)
     fitting = Fitting(everything)
     places = [place for place, _ in _places(everything, fitting)]
-    idle = [key for key in idle if key not in fitting.used()]
-    if not idle:
-        return
-    key, place = idle[0], places[0]
-    choices = fitting.choices(place.model, place.variant, place.values)
-    try:
-        compose([*choices, override_text(key, grid.axes[key][0])])
-    except UserError as error:
-        raise UserError(f"sweep {grid.sweep.source}: axes.{key}: {error}") from None
-    raise UserError(
-        f"sweep {grid.sweep.source}: axes.{key}: no run of the sweep depends on {key!r}: remove it"
-    )
+    choices = fitting.choices(places[0].model, places[0].variant, places[0].values)
+    for key in idle:
+        if key in fitting.used():
+            continue
+        where = f"sweep {grid.sweep.source}: axes.{key}"
+        try:
+            compose([*choices, override_text(key, grid.axes[key][0])])
+        except UserError as error:
+            yield f"{where}: {error}"
+        else:
+            yield f"{where}: no run of the sweep depends on {key!r}: remove it"
 
 
-def check_conditions(sweep: Sweep, core: str) -> None:
-    """Check that every entry of `exclude` and every `for` of `resources` matches some run of the whole sweep, for this
-    core.
-
-    Raises UserError for the first that does not match any.
+def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
+    """Every entry of `exclude` and every `for` of `resources` that has an unknown name, or that matches no run of the
+    whole sweep, for this core: its place in the file, and what is wrong.
     """
     cores = groups()["core"]
-    check_names(sweep, core, cores)
+    faults = list(name_faults(sweep, core, cores))
+    unknown_names = {where for where, _ in faults}
     open_ = {
         where: conditions
         for where, conditions in declared_conditions(sweep)
-        if core in conditions.get("core", (core,)) and not is_elsewhere(sweep, conditions, core, cores)
+        if where not in unknown_names
+        and core in conditions.get("core", (core,))
+        and not is_elsewhere(sweep, conditions, core, cores)
     }
-    if not open_:
-        return
-    grid = whole(sweep, core)
-    for place, _ in _places(grid, Fitting(grid)):
-        open_ = {where: conditions for where, conditions in open_.items() if not meets(place, conditions)}
-        if not open_:
-            return
-    raise nothing_met(sweep, *next(iter(open_.items())))
+    if open_:
+        grid = whole(sweep, core)
+        for place, _ in _places(grid, Fitting(grid)):
+            open_ = {where: conditions for where, conditions in open_.items() if not meets(place, conditions)}
+            if not open_:
+                break
+    return faults + [(where, nothing_met(sweep, where, conditions)) for where, conditions in open_.items()]

@@ -8,16 +8,25 @@ package, CPPO_RULES, or the command line (`rule.path`).
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
@@ -45,7 +54,7 @@ class Declared(Spec):
 
     name: Identifier
     title: str
-    question: str
+    question: str = ""
     feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
     _source: str = PrivateAttr("")
 
@@ -122,7 +131,6 @@ class Hypothesis(Spec):
         return self.better + self.than
 
 
-Hypotheses = dict[Name, Hypothesis]
 Pairing = Literal["seed", "none"]
 
 
@@ -202,48 +210,67 @@ def _parts(text: str) -> dict[str, str]:
     return found
 
 
-def check_hypotheses(
-    hypotheses: Mapping[str, Hypothesis],
-    variants: Mapping[str, object],
-    models: Mapping[str, tuple[str, ...]],
-) -> None:
-    """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
-    a trend over fewer than three models, or a circular order.
+def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
+    """Raises ValueError for variants or models that the sweep does not have, an outcome that its core does not compute,
+    or a trend over fewer than three models. What is wrong in the sweep itself is not looked at.
     """
-    for key, one in hypotheses.items():
-        if one.models == "trend" and max(map(len, models.values())) < 3:
-            raise ValueError(
-                f"{key}: models=trend needs three models or more, of different response lengths: two do not show how "
-                "much leads scatter around a line"
-            )
-        if one.outcome in ERRORS:
-            _check_models(key, one, models)
-        for name in one.variants:
-            # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
-            if name not in variants and name.split(" ")[0] not in variants:
-                raise ValueError(f"{key}: variant {name!r} is not in variants (valid: {', '.join(variants)})")
-        seen = {key}
-        before = one.after
-        while before is not None:
-            if before not in hypotheses:
-                raise ValueError(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
-            if (hypotheses[before].outcome in ERRORS) != (one.outcome in ERRORS):
-                raise ValueError(f"{key}: after={before!r}: an error and a score do not wait for each other")
-            if before in seen:
-                raise ValueError(f"{key}: after={one.after!r} leads back to it: name one that comes before")
-            seen.add(before)
-            before = hypotheses[before].after
-
-
-def _check_models(key: str, one: Hypothesis, models: Mapping[str, tuple[str, ...]]) -> None:
-    if set(models) != {EXACT}:
-        raise ValueError(
-            f"{key}: outcome={one.outcome!r} is computed by core={EXACT} alone: name the models as "
+    models, variants = info.data.get("models"), info.data.get("variants")
+    faults = []
+    if models and hypothesis.models == "trend" and max(map(len, models.values())) < 3:
+        faults.append(
+            "models=trend needs three models or more, of different response lengths: two do not show how much leads "
+            "scatter around a line"
+        )
+    if models and hypothesis.outcome in ERRORS and set(models) != {EXACT}:
+        faults.append(
+            f"outcome={hypothesis.outcome!r} is computed by core={EXACT} alone: name the models as "
             f"`models: {{{EXACT}: [...]}}`"
         )
-    for name in one.only or ():
-        if name not in models[EXACT]:
-            raise ValueError(f"{key}: model {name!r} is not in models (valid: {', '.join(models[EXACT])})")
+    elif models and hypothesis.outcome in ERRORS:
+        faults += [
+            f"model {name!r} is not in models (valid: {', '.join(models[EXACT])})"
+            for name in hypothesis.only or ()
+            if name not in models[EXACT]
+        ]
+    # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
+    faults += [
+        f"variant {name!r} is not in variants (valid: {', '.join(variants)})"
+        for name in hypothesis.variants
+        if variants is not None and name not in variants and name.split(" ")[0] not in variants
+    ]
+    if faults:
+        raise ValueError(ALSO.join(faults))
+    return hypothesis
+
+
+def _ordered(hypotheses: dict[str, Hypothesis]) -> dict[str, Hypothesis]:
+    """Raises ValueError for each `after` that names no hypothesis, or that is one of a circle."""
+    faults = []
+    for key, hypothesis in hypotheses.items():
+        seen = {key}
+        before = hypothesis.after
+        while before is not None:
+            if before not in hypotheses:
+                faults.append(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
+            elif (hypotheses[before].outcome in ERRORS) != (hypothesis.outcome in ERRORS):
+                faults.append(f"{key}: after={before!r}: an error and a score do not wait for each other")
+            elif before in seen:
+                faults.append(
+                    f"{key}: after={hypothesis.after!r} leads back to it: name one that comes before"
+                )
+            else:
+                seen.add(before)
+                before = hypotheses[before].after
+                continue
+            break
+    if faults:
+        raise ValueError(ALSO.join(faults))
+    return hypotheses
+
+
+Hypotheses = Annotated[
+    dict[Name, Annotated[Hypothesis, AfterValidator(_of_its_sweep)]], AfterValidator(_ordered)
+]
 
 
 FOLDER = "rule"
@@ -617,19 +644,14 @@ class Sweep(Declared):
     beside: tuple[Name, ...] = ()
     pairing: Pairing | None = None
 
-    @model_validator(mode="after")
-    def _check_hypotheses(self) -> Self:
-        check_hypotheses(self.hypotheses, self.variants, self.models)
-        return self
-
-    @model_validator(mode="after")
-    def _check_baseline(self) -> Self:
+    @field_validator("baseline")
+    @classmethod
+    def _check_baseline(cls, value: str, info: ValidationInfo) -> str:
         # Its label may have axis values after the variant's name: `cppo w_min=0.8`.
-        if self.baseline and not any(
-            f"{self.baseline} ".startswith(f"{name} ".lstrip()) for name in self.variants
-        ):
-            raise ValueError(str(unknown("baseline", self.baseline, list(self.variants))))
-        return self
+        variants = info.data.get("variants")
+        if value and variants and not any(f"{value} ".startswith(f"{name} ".lstrip()) for name in variants):
+            raise ValueError(str(unknown("baseline", value, list(variants))))
+        return value
 
     @property
     def paired(self) -> bool | None:
@@ -663,6 +685,30 @@ class Sweep(Declared):
         found._source = f"{self.source} in study {study.source}"
         return found
 
+    def without(self, places: Collection[str]) -> "Sweep":
+        """The sweep without these entries of its file, such as `axes.KEY`, `variants.NAME.KEY`, `exclude.0`."""
+        if not places:
+            return self
+        found = self.model_copy(
+            update={
+                "axes": {key: values for key, values in self.axes.items() if f"axes.{key}" not in places},
+                "variants": {
+                    name: {
+                        key: value for key, value in keys.items() if f"variants.{name}.{key}" not in places
+                    }
+                    for name, keys in self.variants.items()
+                },
+                "exclude": tuple(
+                    entry for i, entry in enumerate(self.exclude) if f"exclude.{i}" not in places
+                ),
+                "resources": tuple(
+                    rule for i, rule in enumerate(self.resources) if f"resources.{i}.for" not in places
+                ),
+            }
+        )
+        found._source = self.source
+        return found
+
     def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
         found = lists.get(core) or lists.get(ANY_CORE)
         if found is None:
@@ -691,6 +737,18 @@ def shipped_sweeps() -> list[str]:
     return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
+def _files(folder: Path) -> dict[str, str]:
+    """The YAML files in a folder: name without the ending -> path."""
+    try:
+        return {
+            path.stem: str(path)
+            for path in folder.iterdir()
+            if path.suffix in (".yaml", ".yml") and path.is_file()
+        }
+    except OSError:
+        return {}
+
+
 def is_path(name: str) -> bool:
     """Whether a sweep's name is the path of a file."""
     return name.endswith((".yaml", ".yml")) or "/" in name
@@ -706,8 +764,11 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         try:
             text = read_text(path, name)
         except FileNotFoundError:
+            files = _files(path.parent)
+            near = " or ".join(repr(files[stem]) for stem in nearest(path.stem, files))
+            hint = f": did you mean {near}?" if near else ""
             raise UserError(
-                f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
+                f"sweep file {name} does not exist{hint} (shipped sweeps: {', '.join(shipped_sweeps())})"
             ) from None
         stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
@@ -717,7 +778,7 @@ def load_sweep(name: str) -> Sweep | Study | Search:
             f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
         )
     else:
-        raise unknown("sweep", name, shipped_sweeps())
+        raise unknown("sweep", name, shipped_sweeps(), _files(Path()))
     values = {"name": stem, **mapping(text, name)}
     if not values.keys() & (_TELLING | {"search"}):
         keys = ", ".join(sorted(values.keys() - {"name"})[:8]) or "none"
@@ -728,11 +789,45 @@ def load_sweep(name: str) -> Sweep | Study | Search:
     if folder is not None:
         read_rules(Path(name), name)
     kind = _kind(values)
-    found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
+    try:
+        found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
+    except UserError as error:
+        raise SweepFaults(str(error), _sound(values, error, name) if kind is Sweep else None) from None
     if isinstance(found, Study) and folder is not None:
         parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
         found = found.model_copy(update={"sweeps": parts})
     found._source = name
+    return found
+
+
+class SweepFaults(UserError):
+    """The mistakes in the form of a sweep file; `sound`: the sweep without what has them, if there is one."""
+
+    def __init__(self, text: str, sound: Sweep | None) -> None:
+        super().__init__(text)
+        self.sound = sound
+
+
+def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | None:
+    """A sweep file without its faulty entries; None if one is of what the others refer to."""
+    cause = error.__cause__
+    places = [fault["loc"] for fault in cause.errors()] if isinstance(cause, ValidationError) else []
+    faulty = {str(place[0]) for place in places if place}
+    if not faulty or faulty & {"models", "variants", "axes"}:
+        return None
+    left = {key: value for key, value in values.items() if key not in faulty}
+    if isinstance(claims := values.get("hypotheses"), dict) and "hypotheses" in faulty:
+        wrong = {str(place[1]) for place in places if place[0] == "hypotheses" and len(place) > 1}
+        left["hypotheses"] = {
+            key: {name: value for name, value in claim.items() if name != "after"}
+            for key, claim in claims.items()
+            if key not in wrong and isinstance(claim, dict)
+        }
+    try:
+        found = Sweep.model_validate_json(json.dumps({"title": "", "name": "sweep", **left}))
+    except (ValidationError, ValueError, TypeError):
+        return None
+    found._source = source
     return found
 
 

@@ -5,15 +5,16 @@ which axes and overrides apply to a run: a rule's constant applies to the rules 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.core_records import DEFAULT_CORE
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.core_records import core_of as core_record
+from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, groups_set_by, takes
-from cppo_lab.sweep.file import ANY_CORE, PATH_REMEDY, RULE_PATH, Conditions, Scalar, Sweep, same
+from cppo_lab.sweep.file import ANY_CORE, PATH_REMEDY, RULE_PATH, Conditions, Scalar, Search, Sweep, same
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import Override, override_text, read
+from cppo_lab.sweep.overrides import Override, override_text, read, shell_form
 
 UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
 
@@ -90,20 +91,20 @@ def cores_of(sweep: Sweep) -> list[str]:
     return sorted(cores - {ANY_CORE})
 
 
-def check_names(sweep: Sweep, core: str, all_cores: Sequence[str]) -> None:
-    """Check that every key and value of every condition exists in the sweep, for this core or another.
-
-    Raises UserError for the first that does not.
+def name_faults(sweep: Sweep, core: str, all_cores: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every key and value of a condition that the sweep does not have, for this core or another: its entry in the
+    file, and what is wrong.
     """
+    valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
     for where, conditions in declared_conditions(sweep):
-        valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
         for key, wanted in conditions.items():
             if key not in valid:
-                raise UserError(f"sweep {sweep.source}: {where}.{key}: {unknown('condition', key, valid)}")
+                yield where, f"sweep {sweep.source}: {where}.{key}: {unknown('condition', key, valid)}"
+                continue
             for value in wanted:
                 if not any(same(value, one) for one in valid[key]):
                     names = unknown(key, value, map(number, valid[key]))
-                    raise UserError(f"sweep {sweep.source}: {where}.{key}={value!r}: {names}")
+                    yield where, f"sweep {sweep.source}: {where}.{key}={value!r}: {names}"
 
 
 def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Sequence[str]) -> bool:
@@ -117,10 +118,10 @@ def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Seq
     )
 
 
-def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> UserError:
-    """The error for conditions that are valid individually, but match no run."""
+def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> str:
+    """What is wrong with conditions that are valid individually, but match no run."""
     said = ", ".join(f"{key}: {'/'.join(map(number, wanted))}" for key, wanted in conditions.items())
-    return UserError(
+    return (
         f"sweep {sweep.source}: {where}={{{said}}}: no run of the sweep has all of these: remove the entry, or a "
         "condition of it"
     )
@@ -174,6 +175,13 @@ def core_of(overrides: Sequence[str]) -> str:
     """The trainer core that the overrides choose."""
     cores = [str(override.right) for override in map(read, overrides) if override.sets("core")]
     return cores[-1] if cores else DEFAULT_CORE
+
+
+def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
+    """The overrides, with the core if none is chosen and all models of the file belong to a single one."""
+    (core, *more) = declared.models
+    chosen = more or core == ANY_CORE or any(read(text).sets("core") for text in overrides)
+    return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
 
 
 def whole(sweep: Sweep, core: str, rest: Sequence[str] = ()) -> Grid:
@@ -264,39 +272,39 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
 
 
 def check_keys(sweep: Sweep) -> None:
-    """Check that each key has one source, and that a sweep does not declare how runs are started or tracked.
+    """Raises UserError for all of `key_faults`."""
+    if faults := [text for _, text in key_faults(sweep)]:
+        raise together(faults, f"sweep {sweep.source}: ")
 
-    Raises UserError for a key that belongs elsewhere.
+
+def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Every key that has a second source, or that says how runs are started or tracked, which a sweep does not: its
+    entry in the file, and what is wrong.
     """
-    for variant, keys in sweep.variants.items():
-        for key in keys:
-            if key in sweep.axes or key == "model":
-                raise UserError(
-                    f"sweep {sweep.source}: variants.{variant}.{key}: variant {variant!r} sets {key!r}, "
-                    "which is an axis too: keep one of them"
-                )
-            if key == "core":
-                raise UserError(f"sweep {sweep.source}: variants.{variant}.{key}: {NO_AXIS['core']}")
+    where = f"sweep {sweep.source}"
     places: list[tuple[str, str, object]] = [(f"axes.{key}", key, value) for key, value in sweep.axes.items()]
     places += [
         (f"variants.{name}.{key}", key, value)
         for name, keys in sweep.variants.items()
         for key, value in keys.items()
     ]
-    for where, key, value in places:
-        if key == RULE_PATH:
-            raise UserError(f"sweep {sweep.source}: {where}={value!r}: {PATH_REMEDY}")
-        if key.partition(".")[0] in LAUNCHING:
-            raise UserError(
-                f"sweep {sweep.source}: {where}: {key!r} belongs on the command line, not in a sweep file"
-            )
-        if key.startswith("resources."):
-            raise UserError(f"sweep {sweep.source}: {where}: {NO_AXIS['resources']}")
-    for key in sweep.axes:
-        section = key.partition(".")[0]
+    for place, key, value in places:
+        section, is_axis = key.partition(".")[0], place.startswith("axes.")
         remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
-        if remedy is not None:
-            raise UserError(f"sweep {sweep.source}: axes.{key}: {key!r} is no axis: {remedy}")
+        if key == RULE_PATH:
+            yield place, f"{where}: {place}={value!r}: {PATH_REMEDY}"
+        elif section in LAUNCHING:
+            yield place, f"{where}: {place}: {key!r} belongs on the command line, not in a sweep file"
+        elif not is_axis and key != "core" and (key in sweep.axes or key == "model"):
+            variant = place.removeprefix("variants.").removesuffix(f".{key}")
+            yield (
+                place,
+                f"{where}: {place}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them",
+            )
+        elif (key == "core" and not is_axis) or key.startswith("resources."):
+            yield place, f"{where}: {place}: {remedy}"
+        elif is_axis and remedy is not None:
+            yield place, f"{where}: {place}: {key!r} is no axis: {remedy}"
 
 
 def _variant(sweep: Sweep, name: str) -> Mapping[str, Scalar]:
@@ -319,7 +327,8 @@ def _check_new_axis(override: Override) -> None:
     text, key = override.text, override.key
     if key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
         raise UserError(
-            f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: {key}=\"'a,b'\""
+            f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: "
+            + (shell_form(key, override.right or "") or f"{key}=\"'a,b'\"")
         )
     if not override.sets(key):
         raise UserError(f"override {text!r}: only a key that is there can take several values: give one")

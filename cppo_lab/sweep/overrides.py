@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -20,7 +21,9 @@ MAX_LISTED = 100_000
 # Raised by Hydra's parser: ValueError for a number with more digits than Python parses, RecursionError for deep
 # nesting.
 UNREADABLE = (HydraException, ValueError, RecursionError)
-QUOTE = "a value with spaces or special characters needs quotes: key=\"'value'\""
+QUOTE = "a value with spaces or special characters needs quotes"
+QUOTES = " \t'\""  # around a value, and blanks
+_LONGEST = 200  # characters of a value in a hint
 # Words that Hydra's grammar parses as text in any context.
 WORD = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_]*", re.IGNORECASE | re.ASCII)
 _INNERMOST = re.compile(r"\$\{[^${}:]*\}")  # a reference without references in its name
@@ -71,15 +74,19 @@ class Override:
             raise UserError(f"override {self.text!r}: lists more than {MAX_LISTED:,} values: list fewer")
         return tuple(value.text if isinstance(value, QuotedString) else value for value in values)
 
-    def check(self) -> None:
+    def check(self, is_list: bool = False) -> None:
         """Refuse what is not one value of a key: Hydra has settings of its own under `hydra`, and follows paths in the
         names of options to files outside conf/.
 
-        OmegaConf's resolvers (`${oc.env:...}`) are refused since they depend on machine and time. Raises UserError.
+        OmegaConf's resolvers (`${oc.env:...}`) are refused since they depend on machine and time. With `is_list` the
+        key takes a list. Raises UserError.
         """
         if self.parsed is None:
+            right = self.right or ""
+            right = f"[{right}]" if is_list and not right.startswith("[") else right
+            form = shell_form(self.sign + self.key, right) or "key=\"'value'\""
             raise UserError(
-                f"override {self.text!r} is not key=value as Hydra reads it ({self.fault}): {QUOTE}"
+                f"override {self.text!r} is not key=value as Hydra reads it ({self.fault}): {QUOTE}: {form}"
             )
         if not self.key or re.split(r"[/.]", self.key)[0] == "hydra":
             raise unknown("key", self.key, groups())
@@ -148,6 +155,26 @@ def override_text(key: str, value: Scalar) -> str:
 def _override_text(key: str, value: Scalar, kind: str) -> str:
     """`kind` distinguishes values that Python's cache would treat as equal: 1, 1.0 and True."""
     return f"{key}={quote(value)}"
+
+
+def shell_form(key: str, right: str) -> str:
+    """An override as one types it in a shell, whose value is the text `right`, or a list of texts if it has brackets;
+    empty if there is none, or it is long.
+    """
+    if len(right) > _LONGEST:
+        return ""
+    items = re.fullmatch(r"\s*\[(.*)\]\s*", right, re.DOTALL)
+    try:
+        if items is None:
+            text = f"{key}={quote(right.strip(QUOTES))}"
+        else:
+            texts = [item.strip(QUOTES) for item in items[1].split(",")]
+            text = f"{key}=[{','.join(quote(item) for item in texts if item)}]"
+    except UserError:  # a reference
+        return ""
+    if read(text).parsed is None or "\n" in text:
+        return ""
+    return shlex.quote(text) if re.search(r"[\"$`\\!]", text) else f'"{text}"'
 
 
 def quote(value: Scalar) -> str:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab.core_records import BUILT_IN, core_names
 from cppo_lab.core_records import core_of as core_record
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import TrackingSpec
-from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, check_conditions, enumerate_runs
-from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
-from cppo_lab.sweep.grid import check_keys, core_of, refuse
+from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, condition_faults, enumerate_runs
+from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
+from cppo_lab.sweep.grid import core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import read
 
 if TYPE_CHECKING:
@@ -66,6 +66,20 @@ class Plan:
         return sum(len(run.variants) for run in self.runs)
 
 
+def load_checked(name: str, overrides: Sequence[str] = ()) -> "Sweep | Study | Search":
+    """`load_sweep`, whose error also has the mistakes that only a plan finds."""
+    try:
+        return load_sweep(name)
+    except SweepFaults as error:
+        faults = [str(error)]
+        try:
+            if error.sound is not None:
+                make_plan(error.sound, overrides)
+        except UserError as more:
+            faults.append(str(more))
+        raise together(faults, f"sweep {name}: ") from None
+
+
 def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
@@ -74,13 +88,16 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     belong to a single core needs no `core=`. Raises UserError for an invalid override or configuration, before anything
     else happens.
     """
-    if isinstance(declared, Sweep) and not any(read(text).sets("core") for text in overrides):
-        overrides = [*_only_core(declared), *overrides]
+    if isinstance(declared, Sweep):
+        overrides = with_core(declared, overrides)
     core = core_of(overrides)
     if isinstance(declared, Sweep):
-        check_keys(declared)
-        check_conditions(declared, core)
-        only = enumerate_runs(declared, overrides)
+        faults, sound = _faults(declared, core)
+        try:
+            only = enumerate_runs(sound, overrides)
+        except UserError as error:
+            raise together([*faults, str(error)], f"sweep {declared.source}: ") from None
+        _raise(faults, declared)
         refuse(only.unused)
         if not only.runs:
             raise UserError(
@@ -129,10 +146,17 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
     )
 
 
-def _only_core(sweep: Sweep) -> list[str]:
-    """The override for the core if all models of a sweep belong to a single core; empty otherwise."""
-    (core, *more) = sweep.models
-    return [] if more or core == ANY_CORE or not core_record(core).own_models else [f"core={core}"]
+def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:
+    """The mistakes of a sweep file apart from those of single runs, and the sweep without what has them."""
+    keys = dict(key_faults(sweep))
+    sound = sweep.without(keys)
+    conditions = dict(condition_faults(sound, core))
+    return [*keys.values(), *conditions.values()], sound.without(conditions)
+
+
+def _raise(faults: Sequence[str], sweep: Sweep) -> None:
+    if faults:
+        raise together(faults, f"sweep {sweep.source}: ")
 
 
 def _chosen(overrides: Sequence[str]) -> str:
@@ -152,8 +176,7 @@ def _part(study: Study, index: int, core: str) -> Sweep:
     if not isinstance(part, Sweep):
         remedy = "a study itself; name its sweeps" if isinstance(part, Study) else "a search; name sweeps"
         raise UserError(f"{where}: {part.name} is {remedy}")
-    check_keys(part)
-    check_conditions(part, core)
+    _raise(_faults(part, core)[0], part)
     return part.with_axes(study)
 
 

@@ -27,7 +27,7 @@ FORMS = [
     _case(
         "data",
         "fetch",
-        says="unknown action 'fetch': valid: prepare, check: see `cppo data --help`",
+        says="unknown action 'fetch': valid: check, prepare: see `cppo data --help`",
     ),
     _case("data", "check", says="the following arguments are required: DIR: see `cppo data check --help`"),
     _case("sync", "extra", says="unrecognized arguments: extra: see `cppo sync --help`"),
@@ -58,14 +58,14 @@ FORMS = [
         "quickstart",
         "--from",
         "moon",
-        says="argument --from: invalid choice: 'moon' (choose from …paper",
+        says="unknown value of --from 'moon': valid: paper, runs: see",
     ),
     _case(
         "report",
         "quickstart",
         "--palette",
         "x",
-        says="argument --palette: invalid choice: 'x' (choose from …paper",
+        says="unknown value of --palette 'x': valid: colorblind, paper: see",
     ),
     _case("ui", "--port", "x", says="argument --port: invalid int value: 'x': see `cppo ui --help`"),
     _case(

@@ -27,7 +27,7 @@ SWEEPS = [
     _case("show", "maine", says="unknown sweep 'maine': did you mean 'main'?"),
     _case("plan", "", says=f"unknown sweep '': {NO_SWEEP}"),
     _case("plan", ".", says=f"unknown sweep '.': {NO_SWEEP}"),
-    _case("plan", "QUICKSTART", says=f"unknown sweep 'QUICKSTART': {NO_SWEEP}"),
+    _case("plan", "QUICKSTART", says=f"unknown sweep 'QUICKSTART': did you mean 'quickstart'? {NO_SWEEP}"),
     _case("plan", "a\nb", says=f"unknown sweep 'a\\nb': {NO_SWEEP}"),
     _case("plan", "\x1b[2J", says=f"unknown sweep '\\x1b[2J': {NO_SWEEP}"),
     _case("plan", "$(touch x)", says=f"unknown sweep '$(touch x)': {NO_SWEEP}"),
@@ -52,7 +52,12 @@ SWEEPS = [
         says="unknown state 'gone': did you mean 'done'? valid: collapsed",
     ),
     _case("plan", "quickstart", "--state", "", says="unknown state '': valid: collapsed, done, failed"),
-    _case("status", "--state", "DONE", says="unknown state 'DONE': valid: collapsed, done, failed"),
+    _case(
+        "status",
+        "--state",
+        "DONE",
+        says="unknown state 'DONE': did you mean 'done'? valid: collapsed, done, failed",
+    ),
     _case("status", "--state", "done,", says="unknown state '': valid: collapsed, done, failed"),
 ]
 
@@ -70,7 +75,16 @@ RUNS = [
     _case("export", "1234", "--out", "/dev/null", says="--out /dev/null is a file: name a folder"),
     _case("export", "metrics", "quickstat", "--out", "x", says="did you mean 'quickstart'"),
     _case("export", "metrics", "quickstart", "--out", "/etc", says="--out /etc exists and is not empty"),
-    _case("export", "metrics", "quickstart", "--out", "x", "--format", "xls", says="invalid choice: 'xls'"),
+    _case(
+        "export",
+        "metrics",
+        "quickstart",
+        "--out",
+        "x",
+        "--format",
+        "xls",
+        says="unknown value of --format 'xls': valid: csv,",
+    ),
     _case("cancel", says="cppo cancel: name either a sweep, or runs with --run ID"),
     _case(
         "cancel",

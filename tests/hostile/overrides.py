@@ -15,7 +15,7 @@ def _launch(override: str, says: str) -> Case:
     return Case(["launch", "quickstart", override], says)
 
 
-QUOTE = "a value with spaces or special characters needs quotes: key="
+QUOTE = "a value with spaces or special characters needs quotes: "
 NAME = "must match ^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 RESOLVER = "${NAME:...} is not resolved: write the value itself"
 SEED = "must be a whole number in [0, 2147483648)"
@@ -116,13 +116,17 @@ GROUPS = [
     _plan("rule=", f"override 'rule=': {VARIANTS}"),
     _plan("rule={a: b}", f"override 'rule={{a: b}}': {VARIANTS}"),
     _plan("rule=null", f"override 'rule=null': {VARIANTS}"),
-    _plan("divergence=topk", "unknown divergence 'topk': did you mean 'topk_tv'? valid: binary_kl"),
+    _plan(
+        "divergence=topk", "unknown divergence 'topk': did you mean 'topk_kl' or 'topk_tv'? valid: binary_kl"
+    ),
     _plan("launcher=ssh", "unknown launcher 'ssh': valid: inline, local, slurm"),
     _plan("launcher=local,slurm", f"override 'launcher=local,slurm': launcher {ONE_VALUE}"),
     _plan("tracking=null", "unknown tracking 'None': valid: mlflow"),
     _plan("core=tpu", "unknown core 'tpu': valid: exact, mini, verl"),
     _plan("core=", "unknown core '': valid: exact, mini, verl"),
-    _plan("core=mini,verl", "unknown core 'mini,verl': did you mean 'verl'? valid: exact, mini, verl"),
+    _plan(
+        "core=mini,verl", "unknown core 'mini,verl': did you mean 'mini' or 'verl'? valid: exact, mini, verl"
+    ),
     _plan("layout=moon", "unknown layout 'moon': valid: cpu"),
     _plan("model=", "unknown model '': valid: exact_early"),
     _plan("model=mini_base,", "unknown model '': valid: exact_early"),
@@ -131,7 +135,10 @@ GROUPS = [
         "model='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl",
     ),
     _plan("variant=", "unknown variant of sweep quickstart '': valid: cppo, dppo, grpo"),
-    _plan("variant=CPPO", "unknown variant of sweep quickstart 'CPPO': valid: cppo, dppo, grpo"),
+    _plan(
+        "variant=CPPO",
+        "unknown variant of sweep quickstart 'CPPO': did you mean 'cppo'? valid: cppo, dppo, grpo",
+    ),
     _plan(
         "variant=cppo;touch x", "unknown variant of sweep quickstart 'cppo;touch x': valid: cppo, dppo, grpo"
     ),
@@ -151,7 +158,7 @@ KEYS = [
     _plan("optim.lr=1", "unknown key 'optim.lr': …valid: optim.beta1"),
     _launch("rule.wmin=0.5", "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
     _plan("rule.gate=inverse", "unknown key 'rule.gate': did you mean 'rule.name'?"),
-    _plan("rule.options.x=1", "unknown key 'rule.options.x': valid: advantage"),
+    _plan("rule.options.x=1", "unknown key 'rule.options.x': did you mean 'rule.options'? valid: advantage"),
     _plan("trust_region.nothing=1", "no run of this sweep depends on 'trust_region.nothing'; remove it"),
     _plan("paths.nothing=1", "unknown key 'paths.nothing': did you mean 'paths.data'?"),
     _plan("tracking.url=x", "unknown key 'tracking.url': did you mean 'tracking.uri'?"),
@@ -213,7 +220,9 @@ VALUES = [
     _plan("data.benchmarks=[]", "benchmarks=[] must be one or more distinct names"),
     _plan("data.benchmarks=[mean]", "'mean' names the mean over them; choose another"),
     _plan("data.benchmarks=['a/b']", f"configuration: data.benchmarks.0='a/b': {NAME}"),
-    _plan("data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: [...]"),
+    _plan(
+        "data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: \"data.benchmarks=['x']\""
+    ),
     _plan("data.operations=128", "configuration: data.operations=128: must be in [1, 127]"),
     _plan("divergence.k=1000000", "set divergence.k=206 or less"),
     _plan("divergence.estimator=binary", "k and convention belong to estimator 'topk', and only to it"),

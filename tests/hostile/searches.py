@@ -54,7 +54,9 @@ FILES = [
         "{low: 0.4, high: 1.0, log: true, step: 0.1}", ": log=True with step=0.1: …remove one of the two"
     ),
     _bounds("{low: '0.4', high: 1.0}", ": low='0.4': must be a whole number or a number"),
-    _bounds("{lo: 0.4, high: 1.0}", ": unknown key 'lo': did you mean 'low'? valid: high, log, low, step"),
+    _bounds(
+        "{lo: 0.4, high: 1.0}", ": unknown key 'lo': did you mean 'log' or 'low'? valid: high, log, low, step"
+    ),
     _bounds("[0.4, 1.0]", "=[0.4, 1.0]: must be a mapping: KEY: VALUE"),
     _bounds("{choices: []}", ": choices=[]: must have 2 items or more"),
     _bounds("{choices: [0.5]}", ": choices=[0.5]: must have 2 items or more"),

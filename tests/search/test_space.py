@@ -1,5 +1,6 @@
 """Search files: what they declare, and one clear line for each way in which they can be wrong."""
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,28 @@ def test_the_command_line_chooses_model_seeds_and_settings(workspace: Path) -> N
     assert (tuning.model, tuning.seeds, tuning.t_stop, tuning.trials) == ("mini_strong", (3, 4), 8, 7)
     assert tuning.study == "tune-mini_strong"
     assert tuning.at({"rule.delta_b": 0.01, "rule.w_min": 0.5}, 4).run.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("models", "words", "core"),
+    [
+        ({"exact": ["exact_early"]}, (), "exact"),
+        ({"mini": ["mini_base"]}, (), "mini"),
+        ({"exact": ["exact_early"], "mini": ["mini_base"]}, (), "mini"),
+        ({"exact": ["exact_early"], "mini": ["mini_base"]}, ("core=exact",), "exact"),
+    ],
+)
+def test_the_models_choose_the_core_as_in_a_sweep(
+    models: dict[str, list[str]], words: tuple[str, ...], core: str, workspace: Path
+) -> None:
+    values = search_values()
+    values["models"], values["settings"] = models, {"rule": "cppo"}
+    del values["question"]
+    tuning = made_tuning(values, *words)
+    assert (tuning.core, tuning.base.run.core, tuning.model) == (core, core, models[core][0])
+    declared = {"title": "T", "models": models, "variants": {"a": {"rule": "cppo"}}}
+    Path("same.yaml").write_text(json.dumps(declared))
+    assert make_plan(load_sweep("same.yaml"), words).core == core
 
 
 def test_whole_numbers_are_drawn_where_the_configuration_has_them(workspace: Path) -> None:

@@ -1,8 +1,6 @@
 """Checks a run against its layout for errors that would otherwise only show up after hours in the queue."""
 
-import difflib
-
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, nearest
 from cppo_lab.rules import MINIBATCH
 from cppo_lab.spec import LayoutSpec, MathData, VerlRun
 
@@ -117,10 +115,8 @@ def _remedy(name: str) -> str:
     """What to do instead of setting the key `name`."""
     if name in FIELDS:
         return f"set layout.{FIELDS[name]}"
-    last = {key: key.rpartition(".")[2] for key in PERFORMANCE}
-    close = difflib.get_close_matches(name.rpartition(".")[2], last.values())
-    meant = " or ".join(repr(key) for key in PERFORMANCE if last[key] in close)
-    hint = f"; did you mean {meant}?" if close else ""
+    meant = " or ".join(map(repr, sorted(nearest(name, PERFORMANCE))))
+    hint = f"; did you mean {meant}?" if meant else ""
     return (
         "drop it, or set the run's own field if it has one (`cppo show`); a later release declares fields for such "
         f"experiments. docs/verl.md lists the keys{hint}"

@@ -1,0 +1,202 @@
+"""`cppo list`, `cppo new` and `cppo completion`: what a command line can name, and a first sweep file."""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cppo_lab.cli.answer import Exit, answer, width
+from cppo_lab.cli.parser import COMMANDS, CommandParser, build_parser, leaves
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.groups import groups
+
+TEMPLATE = Path(__file__).parents[1] / "sweep" / "template.yaml"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # as the types of sweep files have it
+_RUN = re.compile(r"[0-9a-f]{12}")
+
+
+def list_names(options: argparse.Namespace) -> int:
+    """A line on each name that a command or a sweep file can take."""
+    if options.overrides and options.what != "keys":
+        raise UserError(
+            f"cppo list {options.what} takes no overrides; cppo list keys {options.overrides[0]} does"
+        )
+    rows = _ROWS[options.what](options)
+    if options.json:
+        answer(options, {options.what: rows})
+        return Exit.DONE
+    names = [str(next(iter(row.values()))) for row in rows]
+    indent = max(map(len, names), default=0)
+    for name, row in zip(names, rows, strict=True):
+        print(f"{name:<{indent}}  {_shown(row)}"[: width()].rstrip())
+    return Exit.DONE
+
+
+def _shown(row: dict[str, object]) -> str:
+    _, *texts = row.values()
+    if "default" in row:
+        default = row["default"] if isinstance(row["default"], str) else json.dumps(row["default"])
+        return f"{default:<12}  {row['meaning']}"
+    return " ".join(
+        f"{text}".rstrip(".") + "." if not f"{text}".endswith("?") else f"{text}" for text in texts if text
+    )
+
+
+def _sweeps(options: argparse.Namespace) -> list[dict[str, object]]:
+    from cppo_lab.sweep.words import sweeps
+
+    return [dict(row) for row in sweeps()]
+
+
+def _options(group: str) -> list[dict[str, object]]:
+    from cppo_lab.sweep.words import option_words
+
+    words = option_words(group)
+    return [{"name": name, "meaning": words.get(name, "")} for name in groups()[group]]
+
+
+def _keys(options: argparse.Namespace) -> list[dict[str, object]]:
+    from cppo_lab.sweep.compose import values
+    from cppo_lab.sweep.words import key_words
+
+    words = key_words()
+    return [
+        {"key": key, "default": value, "meaning": words.get(key, "")}
+        for key, value in values(options.overrides).items()
+    ]
+
+
+_ROWS: dict[str, Callable[[argparse.Namespace], list[dict[str, object]]]] = {
+    "sweeps": _sweeps,
+    "models": lambda options: _options("model"),
+    "rules": lambda options: _options("rule"),
+    "keys": _keys,
+}
+
+
+def new(options: argparse.Namespace) -> int:
+    """Write a sweep file that runs as it is."""
+    from cppo_lab.sweep.words import sweep_files
+
+    name = options.sweep_name.removesuffix(".yaml")
+    path = Path(f"{name}.yaml")
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{options.sweep_name!r} is no name of a sweep: use letters, digits, `_` and `-`")
+    if name in sweep_files():
+        raise UserError(f"{name!r} is a sweep that comes with the product: give yours another name")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
+    except FileExistsError:
+        raise UserError(f"{path} exists: edit it, or give the new sweep another name") from None
+    if options.json:
+        answer(options, {"sweep": name, "file": str(path)})
+    else:
+        print(f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}")
+    return Exit.DONE
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print the script of a shell."""
+    from argcomplete.shell_integration import shellcode
+
+    script = shellcode(["cppo"], shell=options.shell)
+    if options.json:
+        answer(options, {"shell": options.shell, "script": script})
+    else:
+        print(script)
+    return Exit.DONE
+
+
+def complete() -> None:
+    """Tell the shell how its command line can go on, and end the process."""
+    import argcomplete
+
+    line = os.environ["COMP_LINE"]
+    if export := re.match(
+        r"\s*\S+\s+export\s+(?=[0-9a-f]+(\s|$))", line
+    ):  # `export RUN` is `export model RUN`
+        os.environ["COMP_LINE"] = f"{export[0]}model {line[export.end() :]}"
+        os.environ["COMP_POINT"] = str(int(os.environ["COMP_POINT"]) + len("model "))
+    parser = build_parser(next((word for word in line.split() if word in COMMANDS), ""))
+    for command in leaves(parser).values():
+        for action in command._actions:
+            if completer := _COMPLETERS.get(action.dest):
+                action.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _sweep_names(**_: object) -> Iterable[str]:
+    from cppo_lab.sweep.words import sweep_files
+
+    return sweep_files()
+
+
+def _sweeps_and_runs(prefix: str, **_: object) -> Iterable[str]:
+    """A run may stand where a sweep does; a sweep is what is looked for."""
+    return [*_sweep_names(), *(_run_ids() if len(prefix) >= 2 else ())]
+
+
+def _variants(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:
+    """`variant=NAME`; of several names, the last one is being typed."""
+    from cppo_lab.sweep.words import variants
+
+    names = variants(parsed_args.sweep) if getattr(parsed_args, "sweep", None) else []
+    chosen = prefix.removeprefix("variant=").split(",")[:-1]
+    return [f"variant={','.join([*chosen, name])}" for name in names if name not in chosen]
+
+
+def _run_ids(**_: object) -> Iterable[str]:
+    """Ids of the runs that have folders here."""
+    try:
+        return filter(_RUN.fullmatch, os.listdir("runs"))  # noqa: PTH208 - ten thousand names, of which none needs to be a Path
+    except OSError:
+        return []
+
+
+_COMPLETERS: dict[str, Callable[..., Iterable[str]]] = {
+    "sweep": _sweeps_and_runs,
+    "within": _sweep_names,
+    "overrides": _variants,
+    **dict.fromkeys(("run", "left", "right"), _run_ids),
+    "rule": lambda **_: groups()["rule"],
+    "core": lambda **_: groups()["core"],
+}
+
+
+def list_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=list_names)
+    command.add_argument(
+        "what",
+        nargs="?",
+        choices=list(_ROWS),
+        default="sweeps",
+        metavar="WHAT",
+        help="sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
+        "the configuration with their defaults",
+    )
+    command.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with keys: overrides of the configuration that is listed, for example core=exact model=exact_early",
+    )
+
+
+def new_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=new)
+    command.add_argument("sweep_name", metavar="NAME", help="name of the sweep: letters, digits, `_` and `-`")
+
+
+def completion_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=completion)
+    command.add_argument(
+        "shell",
+        choices=["bash", "fish", "zsh"],
+        metavar="SHELL",
+        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
+        "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+    )

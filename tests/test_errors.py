@@ -1,0 +1,77 @@
+"""Which names a wrong one may have meant."""
+
+import pytest
+
+from cppo_lab.errors import nearest, unknown
+from cppo_lab.sweep.groups import shipped
+
+KEYS = (
+    "optim.learning_rate",
+    "optim.beta2",
+    "model.warm_start.learning_rate",
+    "model.warm_start.steps",
+    "rollout.top_p",
+    "validation.top_p",
+    "rule.w_min",
+    "rule.delta_b",
+    "resources.memory_gb",
+    "resources.partition",
+    "training.t_stop",
+    "launcher.workers",
+    "data",
+    "seed",
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("lr", ["optim.learning_rate", "model.warm_start.learning_rate"]),
+        ("optim.lr", ["optim.learning_rate", "model.warm_start.learning_rate"]),
+        ("learning_rate", ["optim.learning_rate", "model.warm_start.learning_rate"]),
+        ("optim.learnin_rate", ["optim.learning_rate"]),
+        ("w_min", ["rule.w_min"]),
+        ("wmin", ["rule.w_min"]),
+        ("rule.wmin", ["rule.w_min"]),
+        ("rule.deltab", ["rule.delta_b"]),
+        ("top_p", ["rollout.top_p", "validation.top_p"]),
+        ("resources.mem", ["resources.memory_gb"]),
+        ("memory", ["resources.memory_gb"]),
+        ("partition", ["resources.partition"]),
+        ("partitoin", ["resources.partition"]),
+        ("t_stop", ["training.t_stop"]),
+        ("training.tstop", ["training.t_stop"]),
+        ("workers", ["launcher.workers"]),
+        ("steps", ["model.warm_start.steps"]),
+        ("seeds", ["seed"]),
+        ("SEED", ["seed"]),
+        ("zzz", []),
+        ("", []),
+        ("x" * 100_000, []),
+    ],
+)
+def test_keys(wrong: str, near: list[str]) -> None:
+    assert nearest(wrong, KEYS) == near
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("qwen3_8b", ["qwen3_8b_base"]),
+        ("Qwen3-8B", ["qwen3_8b_base"]),
+        ("qwen3_8b_bsae", ["qwen3_8b_base"]),
+        ("qwen3_1.7b", ["qwen3_1_7b"]),
+        ("30b", ["qwen3_30b_a3b_base"]),
+        ("mini", ["mini_base", "mini_long"]),
+        ("exact_erly", ["exact_early"]),
+        ("quick", ["mini_quick"]),
+    ],
+)
+def test_models(wrong: str, near: list[str]) -> None:
+    assert nearest(wrong, shipped()["model"]) == near
+
+
+def test_a_valid_name_is_offered_before_another_that_is_as_near() -> None:
+    others = {"mine": "mine.yaml", "data": "data.yaml"}
+    assert "did you mean 'main'? valid: main" in str(unknown("sweep", "maine", ["main"], others))
+    assert "did you mean 'mine.yaml'? valid: main" in str(unknown("sweep", "mine", ["main"], others))
