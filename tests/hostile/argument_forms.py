@@ -13,8 +13,9 @@ FORMS = [
     _case("--nope", says="the following arguments are required: COMMAND: see `cppo --help`"),
     *(
         _case(command, says=f"the following arguments are required: SWEEP: see `cppo {command} --help`")
-        for command in ("plan", "launch", "report", "tune", "retry")
+        for command in ("launch", "report", "tune", "retry")
     ),
+    _case("plan", "--csv", says="name a sweep, before the options: `cppo list` lists them"),
     _case("show", says="the following arguments are required: SWEEP|RUN: see `cppo show --help`"),
     _case("diff", "1234", says="the following arguments are required: RUN: see `cppo diff --help`"),
     _case("diff", "1234", "5678", "9abc", says="unrecognized arguments: 9abc: see `cppo diff --help`"),
