@@ -83,7 +83,7 @@ def test_a_job_and_a_folder_that_the_user_names(
 def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
     """What a job starts while it trains, in the environment that `cppo` has made."""
     code = (
-        "from cppo_lab.cli import COMPLETE, main; main([COMPLETE])\n"
+        "from cppo_lab.cli import main; main(['completion', 'bash'])\n"
         "import json, multiprocessing, subprocess\n"
         "from cppo_lab.tracking import uploader\n"
         "orphan = json.dumps({'folders': [], 'uri': 'sqlite:///none.db', 'owner': 0, 'first': 0})\n"
