@@ -4,7 +4,8 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from cppo_lab.analysis.artifacts import SEARCH_FILE, Fields, boolean, count, number, read_search_file, text
+from cppo_lab.analysis.artifacts import SEARCH_FILE, read_search_file
+from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.analysis.reader import read_studies
 from cppo_lab.analysis.search import (
     COMPLETE,

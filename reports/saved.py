@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.analysis.artifacts import Fields, boolean, count, text
+from cppo_lab.analysis.fields import Fields, boolean, count, text
 from cppo_lab.errors import UserError
 from cppo_lab.files import read_plain
 

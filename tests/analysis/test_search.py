@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.analysis import artifacts
-from cppo_lab.analysis.artifacts import Fields
+from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
     SearchResult,

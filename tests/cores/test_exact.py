@@ -14,11 +14,11 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.exact import trainer as trainer_module
+from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import (
     FREEDOM,
     compare,
-    datasets,
     returns_by_start,
     starting_parameters,
     state_probabilities,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 from cppo_lab.analysis import artifacts
-from cppo_lab.analysis.artifacts import Fields
+from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search_file import parse_search
 from cppo_lab.reports.compare import compare, compare_lines
 from cppo_lab.reports.saved import read_record

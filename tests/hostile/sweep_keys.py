@@ -22,7 +22,6 @@ KEYS_AND_TYPES = [
     sweep("Title: x\n", f": unknown key 'Title': did you mean 'title'? {KEYS}"),
     sweep("'${oc.env:HOME}': x\n", f": unknown key '${{oc.env:HOME}}': {KEYS}"),
     file("question: Q\nmodels: [mini_base]\n", ": title is missing: add it"),
-    file("question: Q\nmodels: [mini_base]\n", ": title is missing: add it"),
     file(HEAD, ": models is missing: add it"),
     title("3", ": title=3: must be text: quote it"),
     title("[a]", ": title=['a']: must be text: quote it"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.analysis.artifacts import Fields
+from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search import SearchResult, Value, read_seed_values
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.errors import UserError
