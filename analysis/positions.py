@@ -11,7 +11,7 @@ import pandas as pd
 
 from cppo_lab.analysis.artifacts import PositionGaps
 from cppo_lab.analysis.statistics.estimate import band
-from cppo_lab.rules.weights import position_weight
+from cppo_lab.rules import position_weight
 
 BINS = 60  # points per line at most
 FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position

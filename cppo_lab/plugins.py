@@ -13,7 +13,7 @@ from typing import Any
 
 from cppo_lab.errors import UserError, one_line
 
-# Groups of entry points; those of rules: rules/__init__.py.
+# Groups of entry points; those of rules: rules.py.
 CORE_GROUP, LAUNCHER_GROUP = "cppo_lab.cores", "cppo_lab.launchers"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a name in the configuration
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)

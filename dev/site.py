@@ -41,9 +41,9 @@ API = {
         "automodule:: cppo_lab.maths.packed\n   :members: rule, aggregate, pack, unpack, expand",
     ),
     "Records of rules, cores and launchers": (
-        "autoclass:: cppo_lab.rules.record.Rule",
-        "autoclass:: cppo_lab.rules.record.Row",
-        "autoclass:: cppo_lab.rules.record.Stroke",
+        "autoclass:: cppo_lab.rules.Rule",
+        "autoclass:: cppo_lab.rules.Row",
+        "autoclass:: cppo_lab.rules.Stroke",
         "autoclass:: cppo_lab.core_records.CoreRecord",
         "autoclass:: cppo_lab.launch.launchers.LauncherRecord",
     ),

@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.rules.strokes import colours
+from cppo_lab.rules import colours
 from cppo_lab.runs.folder import announce, read_status, write_status
 from cppo_lab.runs.machine import environment
 from cppo_lab.runs.recorder import Recorder, begin_line

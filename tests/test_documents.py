@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cppo_lab.cli.parser import parse
-from cppo_lab.rules.built_in import BUILT_IN
+from cppo_lab.rules import BUILT_IN
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 

@@ -29,7 +29,7 @@ Every function raises ValueError for a value out of range, naming the value, the
 import math
 from collections.abc import Sequence
 
-from cppo_lab.rules.weights import AT_MOST, position_weight
+from cppo_lab.rules import AT_MOST, position_weight
 
 LONGEST = 10**9  # far above any response length; keeps every constant finite
 

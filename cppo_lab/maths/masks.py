@@ -86,7 +86,7 @@ def objective_and_stats(
 # statistics.
 #
 # CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablations are `cppo` with a constant fixed
-# (cppo_lab/rules/built_in.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
+# (cppo_lab/rules.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
 #
 # Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cppo_lab.rules.weights import is_w_min
+from cppo_lab.rules import is_w_min
 
 
 def positive(name: str, value: float, *, allow_inf: bool = False) -> None:

@@ -24,8 +24,7 @@ from pydantic import (
 )
 
 from cppo_lab.plugins import NAME, PATH
-from cppo_lab.rules import ENTRY_POINT, KL, RULES
-from cppo_lab.rules.weights import ABOVE, AT_MOST
+from cppo_lab.rules import ABOVE, AT_MOST, ENTRY_POINT, KL, RULES
 from cppo_lab.schema import MEAN
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
-from cppo_lab.rules.strokes import colours
+from cppo_lab.rules import colours
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     held,

@@ -17,7 +17,7 @@ from importlib import resources
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.rules.strokes import colours
+from cppo_lab.rules import colours
 
 MAIN = "main"
 ARTICLE = "https://arxiv.org/abs/2606.10968"

@@ -10,21 +10,26 @@ from matplotlib.lines import Line2D
 
 from cppo_lab.reports.figures.data import APPEARANCE
 from cppo_lab.reports.names import display_name
-from cppo_lab.rules import METHODS, NAMED, Stroke, Variant, known
-from cppo_lab.rules.colours import (
+from cppo_lab.rules import (
     BLACK,
     DASH_DOT,
     DASH_DOTS,
     DOTS,
     GREEN,
     LONG_SHORT,
+    METHODS,
+    NAMED,
     ORANGE,
+    OTHERS,
     PURPLE,
     SHORT,
     SKY,
     VERMILLION,
+    Stroke,
+    Variant,
+    assigned,
+    known,
 )
-from cppo_lab.rules.strokes import OTHERS, assigned
 
 PAPER, COLORBLIND = "paper", "colorblind"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import bounds
 from cppo_lab.maths.weights import position_weights
-from cppo_lab.rules.weights import position_weight
+from cppo_lab.rules import position_weight
 from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import ARRAYS, MANIFEST
 
@@ -108,7 +108,7 @@ def test_the_linear_schedule_falls(horizon: int, w_min: float) -> None:
 @SOME
 @given(horizon=LENGTHS, w_min=FRACTIONS, padding=st.integers(0, 5))
 def test_the_weight_without_torch_is_the_rules_weight(horizon: int, w_min: float, padding: int) -> None:
-    """`rules/weights.py` has the formula for bounds and figures: T the own length, or the padded width."""
+    """`cppo_lab.rules` has the formula for bounds and figures: T the own length, or the padded width."""
     valid, width = torch.ones(1, horizon), horizon + padding
     for span, length in ((None, horizon), (width, width)):
         weights = position_weights(valid, w_min, span, dtype=torch.float64)[0].tolist()

@@ -1,0 +1,639 @@
+"""The rules: one table of records, with everything that the product knows of a rule except its constants (conf/rule).
+
+A record has the function (in `cppo_lab.maths`), what it needs, its title, stroke and paper. Neither torch nor a rule's
+function is imported before it trains, since tables and plans need only records.
+
+A rule of another package is found by an entry point of the group `cppo_lab.rules`, or by its import path from the
+command line (`rule.path`) or CPPO_RULES. Either one must name a `Rule` or a function with a rule's signature. In a
+run's configuration, and so in its id, `path` is the import path or ENTRY_POINT; it is None for a built-in rule. No file
+can name code.
+"""
+
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.plugins import PATH, entry_points, load
+
+# The position weight w_t of a token and the range of w_min, without torch: for bounds, figures and configurations.
+#
+#     w_t = 1 - (1 - w_min) (t - 1) / (T - 1),   t = 1..T;   w_1 = 1 when T = 1
+#
+# `maths/weights.py` computes the weights of a batch; a test compares the two.
+ABOVE, AT_MOST = 0, 1  # w_min lies in (0, 1]; 1 switches the weights off
+
+
+def is_w_min(value: float) -> bool:
+    """Whether w_min may have this value."""
+    return ABOVE < value <= AT_MOST
+
+
+def position_weight(t: int, length: int, w_min: float) -> float:
+    """w_t for t = 1..T, T = `length`. The arguments are not checked."""
+    return 1 - (1 - w_min) * (t - 1) / max(1, length - 1)
+
+
+# Colours and dashes of the palette for colour-blind readers.
+#
+# Okabe and Ito's colours (2008) without the yellow, which is too light for a line on white.
+
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+LONG, SHORT, DOTS, DASH_DOT = (6.0, 2.0), (3.0, 1.5), (1.0, 1.5), (6.0, 1.5, 1.0, 1.5)
+DASH_DOTS, LONG_SHORT = (6.0, 1.5, 1.0, 1.5, 1.0, 1.5), (8.0, 1.5, 3.0, 1.5)
+
+
+# The record of a rule.
+
+
+# What a rule needs from its caller, and what its decision on a token depends on.
+DIVERGENCE = "divergence"  # D_t; a rule without this need uses it for statistics only
+KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
+# The whole minibatch in one call: its decisions would differ on micro-batches or on the parts of ranks.
+MINIBATCH = "minibatch"
+PERMUTATION = (
+    "permutation"  # the keyword `permutation` [B, T], drawn once per rollout (weights.shuffled_weights)
+)
+RESPONSE = "response"  # tokens of the same response besides the token itself, or its length
+NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """The line style of a variant. `dash`: lengths of strokes and gaps in line widths, empty for a solid line.
+    `marker`: matplotlib's marker for its points, empty for none.
+    """
+
+    colour: str
+    dash: tuple[float, ...] = ()
+    marker: str = ""
+
+    def line(self) -> dict[str, Any]:
+        """The settings of a line without its markers."""
+        return {"color": self.colour, "linestyle": (0, self.dash) if self.dash else "-"}
+
+    def marked(self) -> dict[str, Any]:
+        """The settings of a line with a marker about every eighth of the panel's diagonal."""
+        if not self.marker:
+            return self.line()
+        return self.line() | {"marker": self.marker, "markevery": 0.12, "markersize": 3.8}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rule's row in the table of the rules' differences.
+
+    bounds: what is bounded, such as `ratio` or `divergence`.
+    per: the unit of a decision: `token`, `response` or `minibatch`.
+    position, prefix: whether the limit of a token depends on its position, and on the tokens before it.
+    beyond: what happens beyond the bound: `masked`, `clipped`, `capped`, `weighed less`, `pulled back`.
+    """
+
+    bounds: str
+    per: str = "token"
+    position: str = "no"
+    prefix: str = "no"
+    beyond: str = "masked"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells in the table's order."""
+        return (self.bounds, self.per, self.position, self.prefix, self.beyond)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The display properties of a name in a sweep.
+
+    title: in tables and legends; empty: the name itself.
+    stroke, accessible: its line style in the paper's palette and in the one for colour-blind readers; None: the next
+    free one.
+    """
+
+    name: str
+    title: str = ""
+    stroke: Stroke | None = None
+    accessible: Stroke | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Variant):
+    """A rule.
+
+    function: `package.module:name`, or the function itself: `fn(logp, rollout_logp, advantages, valid,
+        divergence=None, *, <constants>) -> RuleOutput`, all tensors [B, T], constants as plain keyword scalars
+        (cppo_lab.maths.tokens).
+    needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
+    fixed: constants of the function that define this rule and cannot be configured.
+    paper: arXiv number of its paper; empty: none.
+    row: its row in the table of the rules' differences; None: dashes.
+    place: its row in the paper's main table, from 1; 0: it is not in the table.
+
+    Raises ValueError for an unknown need.
+    """
+
+    function: str | Callable[..., Any]
+    needs: frozenset[str] = frozenset()
+    fixed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    paper: str = ""
+    row: Row | None = None
+    place: int = 0
+
+    def __post_init__(self) -> None:
+        if wrong := set(self.needs) - NEEDS:
+            raise ValueError(f"rule {self.name!r} needs {sorted(wrong)}: choose from {sorted(NEEDS)}")
+
+    @functools.cached_property
+    def load(self) -> Callable[..., Any]:
+        """The rule as a callable, with `fixed` bound, that takes `permutation` only if the rule needs it.
+
+        Raises UserError if the function cannot be imported.
+        """
+        function = load(self.function, "rule.path") if isinstance(self.function, str) else self.function
+        return _with_constants(self, function) if self.fixed or PERMUTATION in self.needs else function
+
+    def check(self, constants: Mapping[str, Any], measure: str) -> None:
+        """Check a run's constants and its divergence's measure against the rule. Imports the function.
+
+        Raises UserError for an unknown or missing constant, or a measure that does not fit.
+        """
+        takes = self.constants()
+        if strange := next((name for name in constants if name not in takes), None):
+            raise unknown(f"constant of rule {self.name!r}", strange, takes)
+        if missing := [name for name, required in takes.items() if required and name not in constants]:
+            raise UserError(f"rule {self.name!r} lacks the constants {', '.join(missing)}: give them a value")
+        if KL in self.needs and measure == "tv":
+            raise UserError(
+                f"measure='tv' with rule {self.name!r}: its thresholds are on KL(mu to pi); choose measure kl, or "
+                "estimator sample with k2 or k3"
+            )
+
+    def constants(self) -> dict[str, bool]:
+        """The constants that the function takes, and whether each must be given."""
+        return {
+            name: one.default is one.empty
+            for name, one in inspect.signature(self.load).parameters.items()
+            if one.kind is one.KEYWORD_ONLY and name != PERMUTATION
+        }
+
+
+def _with_constants(rule: Rule, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the rule's fixed constants bound."""
+    whole = inspect.signature(function)
+    left = {name: one for name, one in whole.parameters.items() if name not in rule.fixed}
+    if PERMUTATION in left and PERMUTATION not in rule.needs:
+        del left[PERMUTATION]
+    elif PERMUTATION in left:
+        left[PERMUTATION] = left[PERMUTATION].replace(default=inspect.Parameter.empty)
+    own = whole.replace(parameters=list(left.values()))
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **constants: Any) -> Any:
+        given = own.bind(*arguments, **constants).arguments
+        if DIVERGENCE in rule.needs and given.get("divergence") is None:
+            raise ValueError(f"divergence=None: rule {rule.name!r} needs D_t [B, T], see maths/divergence.py")
+        return function(*arguments, **constants, **rule.fixed)
+
+    called.__signature__ = own  # type: ignore[attr-defined]  # what inspect.signature reads
+    return called
+
+
+# The records of the built-in rules, and of named settings of these rules.
+
+
+CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
+_MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cppo_lab.maths.responses"
+_BUDGET = frozenset({DIVERGENCE, RESPONSE})
+_OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
+
+# In the order of the table of rule differences.
+BUILT_IN = (
+    Rule(
+        name="grpo",
+        function=f"{_CLIPS}:grpo",
+        title="GRPO",
+        paper="2402.03300",
+        row=Row("ratio", beyond="clipped"),
+        place=1,
+        stroke=Stroke("#59A14F"),
+        accessible=Stroke(GREEN, DASH_DOTS, "P"),
+    ),
+    # One function: PPO is the symmetric choice clip_low = clip_high.
+    Rule(
+        name="ppo",
+        function=f"{_CLIPS}:grpo",
+        title="PPO",
+        paper="1707.06347",
+        row=Row("ratio", beyond="clipped"),
+    ),
+    # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
+    # standard deviation (`aggregation.group_advantages`), and of each response by its length (`aggregation`).
+    Rule(
+        name="dr_grpo",
+        function=f"{_CLIPS}:grpo",
+        title="Dr. GRPO",
+        paper="2503.20783",
+        row=Row("ratio", beyond="clipped"),
+    ),
+    Rule(
+        name="dppo",
+        function=f"{_MASKS}:dppo",
+        title="DPPO",
+        paper="2602.04879",
+        needs=frozenset({DIVERGENCE}),
+        row=Row("divergence"),
+        place=4,
+        stroke=Stroke("#E05759"),
+        accessible=Stroke(VERMILLION, LONG, "s"),
+    ),
+    Rule(
+        name="cppo",
+        function=f"{_MASKS}:cppo",
+        title="CPPO",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes", prefix="yes"),
+        place=7,
+        stroke=Stroke("#0052D9"),
+        accessible=Stroke(BLUE),
+    ),
+    Rule(
+        name="cppo_no_position_weight",
+        function=f"{_MASKS}:cppo",
+        fixed={"w_min": 1.0, "span": None},
+        title="CPPO without position weight",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", prefix="yes"),
+        stroke=Stroke("#00A3A1"),
+        accessible=Stroke(GREEN, SHORT, "^"),
+    ),
+    Rule(
+        name="cppo_no_prefix_budget",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        title="CPPO without prefix budget",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes"),
+        stroke=Stroke("#7B4FB5"),
+        accessible=Stroke(PURPLE, DASH_DOT, "v"),
+    ),
+    # Tests whether the order of the weights matters, or only their distribution.
+    Rule(
+        name="cppo_no_prefix_budget_shuffled",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        title="CPPO without prefix budget, shuffled weights",
+        paper=CPPO_PAPER,
+        needs=_BUDGET | {PERMUTATION},
+        row=Row("divergence", position="shuffled"),
+        stroke=Stroke("#E377C2"),
+        accessible=Stroke(BLACK, DOTS, "D"),
+    ),
+    # The lightest weight first. If early tokens are decisive, it should do worse than shuffled and ordered weights.
+    Rule(
+        name="cppo_no_prefix_budget_reversed",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed", "reverse": True},
+        title="CPPO without prefix budget, reversed weights",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="reversed"),
+        stroke=Stroke("#17BECF"),
+        accessible=Stroke(ORANGE, LONG_SHORT, "<"),
+    ),
+    Rule(
+        name="cppo_soft",
+        function=f"{_MASKS}:cppo_soft",
+        title="CPPO soft gate",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes", prefix="yes", beyond="weighed less"),
+        stroke=Stroke("#8C8C00"),
+        accessible=Stroke(BLACK, SHORT, "P"),
+    ),
+    Rule(
+        name="trm_max",
+        function=f"{_RESPONSES}:trm_max",
+        title="TRM-Max",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("largest divergence", per="response"),
+        place=5,
+        stroke=Stroke("#B5651D"),
+        accessible=Stroke(PURPLE, SHORT, "v"),
+    ),
+    Rule(
+        name="trm_avg",
+        function=f"{_RESPONSES}:trm_avg",
+        title="TRM-Avg",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("mean divergence", per="response"),
+        place=6,
+        stroke=Stroke("#D9A521"),
+        accessible=Stroke(ORANGE, DASH_DOT, "^"),
+    ),
+    Rule(
+        name="trm_max_avg",
+        function=f"{_RESPONSES}:trm_max_avg",
+        title="TRM-Max&Avg",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("largest, mean divergence", per="response"),
+        stroke=Stroke("#9C755F"),
+        accessible=Stroke(BLACK, DASH_DOTS, "P"),
+    ),
+    Rule(
+        name="cispo",
+        function=f"{_CLIPS}:cispo",
+        title="CISPO",
+        paper="2506.13585",
+        row=Row("ratio", beyond="capped"),
+        place=3,
+        stroke=Stroke("#B07AA1"),
+        accessible=Stroke(SKY, LONG_SHORT, "D"),
+    ),
+    Rule(
+        name="minpro",
+        function=f"{_CLIPS}:minpro",
+        title="MinPRO",
+        paper="2601.22718",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
+        place=2,
+        stroke=Stroke("#282828"),
+        accessible=Stroke(BLACK, DOTS, "<"),
+    ),
+    Rule(
+        name="gspo",
+        function=f"{_RESPONSES}:gspo",
+        title="GSPO",
+        paper="2507.18071",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean ratio", per="response", beyond="clipped"),
+    ),
+    Rule(
+        name="geo_mean",
+        function=f"{_RESPONSES}:geo_mean",
+        title="GMPO",
+        paper="2507.20673",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio within a mean", beyond="clipped"),
+    ),
+    Rule(
+        name="sapo",
+        function=f"{_CLIPS}:sapo",
+        title="SAPO",
+        paper="2511.20347",
+        row=Row("ratio", beyond="weighed less"),
+    ),
+    Rule(
+        name="icepop",
+        function=f"{_MASKS}:icepop",
+        title="IcePop",
+        paper="2510.18855",
+        row=Row("ratio, both directions"),
+    ),
+    # prime-rl's loss, without a paper.
+    Rule(
+        name="ipo",
+        function=f"{_MASKS}:ipo",
+        title="IPO",
+        row=Row("probability, both directions", beyond="masked, pulled back"),
+    ),
+    # From a blog: ringtech.notion.site/kpop.
+    Rule(
+        name="kpop",
+        function=f"{_MASKS}:kpop",
+        title="KPop",
+        row=Row("KL both ways, both directions"),
+    ),
+    Rule(
+        name="drpo",
+        function=f"{_CLIPS}:drpo",
+        title="DRPO",
+        paper="2606.09821",
+        row=Row("probability", beyond="weighed less, pulled back"),
+    ),
+    Rule(
+        name="m2po",
+        function=f"{_RESPONSES}:m2po",
+        title="M2PO",
+        paper="2510.01161",
+        needs=frozenset({MINIBATCH, RESPONSE}),
+        row=Row("mean squared log-ratio", per="minibatch"),
+    ),
+    # These three are from a blog: richardli.xyz/rl-collapse.
+    Rule(
+        name="seq_tis",
+        function=f"{_RESPONSES}:seq_tis",
+        title="Seq-TIS",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response", beyond="capped"),
+    ),
+    Rule(
+        name="seq_mis",
+        function=f"{_RESPONSES}:seq_mis",
+        title="Seq-MIS",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response"),
+    ),
+    Rule(
+        name="geo_mask",
+        function=f"{_RESPONSES}:geo_mask",
+        title="Geo-Mask",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean ratio", per="response"),
+    ),
+    Rule(
+        name="opsm",
+        function=f"{_RESPONSES}:opsm",
+        title="Off-policy sequence mask",
+        paper="2512.02556",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
+    ),
+    Rule(
+        name="vespo",
+        function=f"{_RESPONSES}:vespo",
+        title="VESPO",
+        paper="2602.10693",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response", beyond="weighed less"),
+    ),
+    Rule(
+        name="vaco",
+        function=f"{_RESPONSES}:vaco",
+        title="VACO",
+        paper="2603.01365",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean distance of the ratio from 1", per="response"),
+    ),
+)
+
+_FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))
+_LOW_W_MIN = (Stroke("#5C6B73"), Stroke(BLACK, DOTS, "^"))
+# Names, in sweeps and in the paper's curves, of a rule with other constants or another divergence.
+SETTINGS = (
+    Variant(
+        name="cppo_kl", title="CPPO, KL", stroke=Stroke("#2E8B57"), accessible=Stroke(PURPLE, SHORT, "D")
+    ),
+    Variant(name="cppo_tv", title="CPPO, TV"),
+    Variant(name="cppo_topk_tv", title="CPPO, Top-K TV"),
+    Variant(
+        name="cppo_binary_tv",
+        title="CPPO, Binary TV",
+        stroke=Stroke("#1FA2C4"),
+        accessible=Stroke(PURPLE, DOTS, "<"),
+    ),
+    Variant(
+        name="cppo_fixed_budget",
+        title="CPPO, fixed budget rate",
+        stroke=_FIXED_BUDGET[0],
+        accessible=_FIXED_BUDGET[1],
+    ),
+    Variant(name="ipo_wide", title="IPO, 0.3 without penalty"),
+    Variant(name="cppo_low_w_min", title="CPPO, lower w_min", stroke=_LOW_W_MIN[0], accessible=_LOW_W_MIN[1]),
+    # The paper's curves name these two by their constants.
+    Variant(
+        name="cppo_db0.03_w0.8",
+        title="CPPO, delta_b 0.03, w_min 0.8",
+        stroke=_FIXED_BUDGET[0],
+        accessible=_FIXED_BUDGET[1],
+    ),
+    Variant(
+        name="cppo_db0.02_w0.6",
+        title="CPPO, delta_b 0.02, w_min 0.6",
+        stroke=_LOW_W_MIN[0],
+        accessible=_LOW_W_MIN[1],
+    ),
+    Variant(name="no_trust_region", title="no trust region"),
+)
+
+
+# Looking up a rule by its name.
+
+
+GROUP = "cppo_lab.rules"  # of entry points
+VARIABLE = "CPPO_RULES"  # comma-separated import paths
+ENTRY_POINT = "entry point"
+
+RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in BUILT_IN})
+NAMED: Mapping[str, Variant] = MappingProxyType({one.name: one for one in (*BUILT_IN, *SETTINGS)})
+# The rows of the paper's main table, in its order.
+METHODS: tuple[Rule, ...] = tuple(
+    sorted((rule for rule in BUILT_IN if rule.place), key=lambda one: one.place)
+)
+# The paper's colours of them.
+METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
+    {one.name: one.stroke.colour for one in METHODS if one.stroke}
+)
+
+
+def rule_of(name: str, path: str | None = None) -> Rule:
+    """The rule called `name`; `path` as in a run's configuration. Imports a rule of another package.
+
+    Raises UserError for an unknown name or path, and for an object that is not a rule.
+    """
+    if path is None:
+        if name not in RULES:
+            raise unknown("rule", name, RULES)
+        return RULES[name]
+    if name in RULES:
+        raise UserError(
+            f"rule.path={path!r}: rule {name!r} is built in; give a rule of your own another name"
+        )
+    if path != ENTRY_POINT:
+        return _foreign(name, path)
+    points = entry_points(GROUP)
+    if name not in points:
+        raise UserError(
+            f"rule {name!r} is of another package, and no installed one has an entry point {name!r} in {GROUP!r} "
+            f"(there are: {', '.join(sorted(points)) or 'none'}): install it, or give rule.path=package.module:name "
+            f"on the command line, or in {VARIABLE}"
+        )
+    return _foreign(name, points[name])
+
+
+def from_environment(name: str) -> str | None:
+    """The import path of a rule in the user's environment, i.e. the entry of CPPO_RULES that ends in `:name`.
+
+    Raises UserError for an entry of the variable that is not an import path.
+    """
+    paths = [text.strip() for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
+    for path in paths:
+        if not PATH.fullmatch(path):
+            raise UserError(f"{VARIABLE}: {path!r} must be package.module:function; commas separate several")
+    return next((path for path in reversed(paths) if path.rpartition(":")[2] == name), None)
+
+
+def known(name: str) -> Variant | None:
+    """The display record for a name, from the product or from a package that is installed or named in CPPO_RULES.
+
+    None for any other name, or if the package cannot be imported; the name itself is then displayed.
+    """
+    if name in NAMED:
+        return NAMED[name]
+    try:
+        path = from_environment(name) or (ENTRY_POINT if name in entry_points(GROUP) else None)
+        return rule_of(name, path) if path else None
+    except UserError:
+        return None
+
+
+@cache
+def _foreign(name: str, path: str) -> Rule:
+    found: Any = load(path, "rule.path")
+    if isinstance(found, Rule):
+        if found.name != name:
+            raise UserError(
+                f"rule.path={path!r} is the rule {found.name!r}, not {name!r}: one of the names is wrong"
+            )
+        return found
+    if not callable(found):
+        raise UserError(
+            f"rule.path={path!r} is a {type(found).__name__}: name a function or a cppo_lab.rules.Rule"
+        )
+    own = inspect.signature(found).parameters.get(PERMUTATION)
+    drawn = own is not None and own.default is own.empty
+    return Rule(name=name, function=found, needs=frozenset({RESPONSE, *([PERMUTATION] if drawn else [])}))
+
+
+# Which line each variant of a sweep has: one assignment for figures, report pages and MLflow.
+
+
+# Of the paper's palette, for variants without a stroke of their own.
+OTHERS = tuple(
+    Stroke(colour, dash)
+    for dash in ((), (5.0, 2.0), (1.0, 1.5))
+    for colour in (
+        *("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73"),
+        *("#2E8B57", "#1FA2C4"),
+    )
+)
+
+
+def assigned(own: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
+    """A stroke for each variant: its own if it has one, else one of the others that is free, in the order given."""
+    taken = set(own.values())
+    free = [stroke for stroke in others if stroke not in taken] or list(others)
+    strangers = [name for name, stroke in own.items() if stroke is None]
+    extra = {name: free[index % len(free)] for index, name in enumerate(strangers)}
+    return {name: stroke or extra[name] for name, stroke in own.items()}
+
+
+def colours(variants: Sequence[str]) -> dict[str, str]:
+    """The colour of each variant of a sweep in the paper's palette; `variants`: all of the sweep, as declared."""
+    records = {name: known(name) for name in variants}
+    own = {name: None if one is None else one.stroke for name, one in records.items()}
+    return {name: stroke.colour for name, stroke in assigned(own, OTHERS).items()}
