@@ -24,7 +24,7 @@ from markupsafe import Markup
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.reports.escapes import escape_latex
-from cppo_lab.reports.figures.drawing import Picture, dark_style, render
+from cppo_lab.reports.figures.drawing import Picture, Style, dark_style, render
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import About, listed_files, record
 from cppo_lab.reports.registration import Standing
@@ -88,11 +88,11 @@ class PageFigure:
     data: str = ""
 
 
-def page_figure(picture: Picture, command: str) -> PageFigure:
+def page_figure(picture: Picture, command: str, style: Style) -> PageFigure:
     """Draw a picture; `command` is what made it."""
     if picture.absent:
         return PageFigure(picture.heading, "", picture.absent)
-    drawn = render(picture, command)
+    drawn = render(picture, command, style)
     svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
     caption = f"{picture.caption} Source: {picture.info.source}.".strip()
     return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
@@ -167,6 +167,10 @@ class BuildRequest(Protocol):
     def out(self) -> Path:
         """The folder of the report."""
 
+    @property
+    def style(self) -> Style:
+        """How its figures are set."""
+
     def contents(self) -> Contents:
         """Raises UserError if the runs cannot be read or scored."""
 
@@ -182,7 +186,7 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     contents = request.contents()
     runs, figures = sum(len(board.runs) for board in contents.boards.values()), len(contents.pictures)
     tell((f"scored {_count(runs, 'run')}; " if runs else "") + f"drawing {_count(figures, 'figure')}")
-    files = _files(contents)
+    files = _files(contents, request.style)
     tell("writing the page")
     swap_in(out, files, f"{contents.about.name}; {origin(contents.about.core)}")
     return request.out / PAGE
@@ -192,10 +196,10 @@ def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _files(contents: Contents) -> dict[str, bytes]:
+def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     """All files of the report by name."""
     about, pictures = contents.about, contents.pictures
-    figures = {picture.name: page_figure(picture, about.command) for picture in pictures}
+    figures = {picture.name: page_figure(picture, about.command, style) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
     drawn |= {ZIP: overleaf(texts, drawn, pictures)}

@@ -24,6 +24,7 @@ from cppo_lab.analysis.search import (
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.reports.build import Contents
+from cppo_lab.reports.figures.drawing import USUAL_STYLE, Style
 from cppo_lab.reports.figures.search_figures import search_figures
 from cppo_lab.reports.names import objective_name, value_text
 from cppo_lab.reports.record import About
@@ -234,6 +235,7 @@ class SearchRequest:
     out: Path
     command: str = ""
     tune: str = ""
+    style: Style = USUAL_STYLE
     shipped: Mapping[str, Value] = field(default_factory=dict)
     chosen: tuple[str, ...] | None = ()
 

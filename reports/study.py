@@ -17,7 +17,7 @@ from cppo_lab.reports import table_texts
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.build import Contents
 from cppo_lab.reports.collapses import CollapseView, collapse_view
-from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import Headline, headlines
@@ -127,8 +127,8 @@ class StudyRequest:
 
     The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
     size. `title` and `question` head the page; `command` rebuilds it. `partial` allows a study with gaps, which are
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweeps' own hypotheses, by
-    sweep.
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`; `style`: their width and font.
+    `stated`: the sweeps' own hypotheses, by sweep.
     """
 
     name: str
@@ -141,6 +141,7 @@ class StudyRequest:
     partial: bool = False
     command: str = ""
     palette: str = PAPER
+    style: Style = USUAL_STYLE
     stated: Mapping[str, Hypotheses] = field(default_factory=dict)
 
     def contents(self) -> Contents:
@@ -156,6 +157,7 @@ def paper_study_request(
     partial: bool = False,
     command: str = "cppo report study --from paper",
     palette: str = PAPER,
+    style: Style = USUAL_STYLE,
 ) -> StudyRequest:
     """The study of the paper's own curves, imported into the store by `cppo reference import`."""
     ablations: dict[str, dict[ExpectedRun, None]] = {}
@@ -176,6 +178,7 @@ def paper_study_request(
         partial=partial,
         command=command,
         palette=palette,
+        style=style,
     )
 
 

@@ -21,7 +21,7 @@ from cppo_lab.reports.build import Contents
 from cppo_lab.reports.collapses import CollapseView, collapse_view
 from cppo_lab.reports.exact_view import ExactView, exact_view
 from cppo_lab.reports.figures import axes, training, validation
-from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
@@ -44,10 +44,11 @@ class ReportRequest:
     """What to report: the runs `expected` of sweep `name` in `experiment` of the store at `uri`, into folder
     `out`.
 
-    `title` and `question` head the page; `command` rebuilds it. `partial` allows a grid with gaps, which are marked.
-    `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweep's own hypotheses. `axes`: the
-    positions of its variants on its axes. `baseline`: see `summary.baseline_of`. `beside`: sweeps whose pages are
-    linked. `pairing`: whether its file requests comparison seed by seed.
+    `title` and `question` head the page; `command` rebuilds it. `partial` allows a grid with gaps, which are
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`; `style`: their width and font.
+    `stated`: the sweep's own hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
+    `summary.baseline_of`. `beside`: sweeps whose pages are linked. `pairing`: whether its file requests
+    comparison seed by seed.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ReportRequest:
     partial: bool = False
     command: str = ""
     palette: str = PAPER
+    style: Style = USUAL_STYLE
     stated: Hypotheses = NONE_STATED
     axes: Axes = NO_AXES
     baseline: Baseline = USUAL
@@ -79,6 +81,7 @@ def paper_request(
     partial: bool = False,
     command: str = "cppo report main --from paper",
     palette: str = PAPER,
+    style: Style = USUAL_STYLE,
 ) -> ReportRequest:
     """The report of the paper's own main grid, from the curves imported into the store by `cppo reference import`."""
     return ReportRequest(
@@ -92,6 +95,7 @@ def paper_request(
         partial=partial,
         command=command,
         palette=palette,
+        style=style,
     )
 
 

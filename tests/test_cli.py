@@ -120,8 +120,13 @@ def test_a_report_is_told_the_command_that_makes_it(
     monkeypatch.setattr(reporting, "_report_runs", made)
     assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0
     assert main(["report", "main", "--from", "paper", "--out", "elsewhere"]) == 0
+    assert main(["report", "main", "--from", "paper", "--figures", "width=3.3in,font=serif"]) == 0
     capsys.readouterr()
-    assert [(request.palette, request.command) for request in asked] == [
-        ("colorblind", "cppo report main --from paper --partial --palette colorblind"),
-        ("paper", "cppo report main --from paper"),
+    assert [(request.palette, request.style.width, request.command) for request in asked] == [
+        ("colorblind", None, "cppo report main --from paper --partial --palette colorblind"),
+        ("paper", None, "cppo report main --from paper"),
+        ("paper", 3.3, "cppo report main --from paper --figures width=3.3in,font=serif"),
     ]
+    assert main(["report", "gone", "--figures", "width=3"]) == 2  # said before the sweep is looked for
+    said = capsys.readouterr().err
+    assert "--figures 'width=3': a width is a number with in, cm, mm or pt" in said and "gone" not in said

@@ -113,6 +113,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     from cppo_lab.sweep.file import Search, load_sweep
 
     out: Path = options.out or BUILT / Path(options.sweep).stem
+    options.about_figures = _about_figures(options)
     options.tell = partial(passing, piped=not quiet)
     # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
@@ -136,7 +137,17 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     """The options that the content of a report depends on, as they were given."""
     words = ["--from", "paper"] if options.source == "paper" else []
     words += ["--partial"] if options.partial else []
-    return words if options.palette == "paper" else [*words, "--palette", options.palette]
+    words += [] if options.palette == "paper" else ["--palette", options.palette]
+    return words if options.figures is None else [*words, "--figures", options.figures]
+
+
+def _about_figures(options: argparse.Namespace) -> dict[str, Any]:
+    """The style that `--figures` asks for, as an argument of requests."""
+    if options.figures is None:
+        return {}
+    from cppo_lab.reports.figures.drawing import parse_style
+
+    return {"style": parse_style(options.figures)}
 
 
 def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
@@ -192,6 +203,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
         )
     uri = address.tracking_uri()
     about = {"partial": options.partial, "command": command, "palette": options.palette}
+    about |= options.about_figures
     if options.sweep == "study":
         whole = paper_study_request(uri, out, **about)
         return whole, SweepText(whole.name, whole.title, whole.question)
@@ -217,6 +229,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "partial": options.partial,
         "command": command,
         "palette": options.palette,
+        **options.about_figures,
     }
     stated = _stated(plan, uri, experiment)
     if plan.is_study:
@@ -317,6 +330,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
+    drawn = [] if options.figures is None else ["--figures", options.figures]
     passing("reading the trials")
     return build_report(
         SearchRequest(
@@ -324,10 +338,11 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             experiment=schema.experiment_name(tuning.core),
             study=tuning.study,
             out=out,
-            command=redacted(shlex.join(["cppo", "report", *words])),
+            command=redacted(shlex.join(["cppo", "report", *words, *drawn])),
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
+            **options.about_figures,
         ),
         options.tell,
     )
@@ -427,6 +442,12 @@ def report_arguments(command: CommandParser) -> None:
         default="paper",
         help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
         "black-and-white prints, with dashes and markers",
+    )
+    command.add_argument(
+        "--figures",
+        metavar="KEY=VALUE,...",
+        help="how the figures are set, for a paper: width=3.3in (or cm, mm, pt), font=serif (or sans, or an installed "
+        "family), size=8pt",
     )
     command.add_argument(
         "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"

@@ -13,7 +13,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import panel_grid, surround
+from cppo_lab.reports.figures.drawing import panel_grid, sized
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of, run_ids_of
@@ -273,7 +273,14 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
         around = "" if cell.low is None else f"\n{cell.low:.1f} to {cell.high:.1f}"
         colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
         ax.text(
-            x, y, f"{cell.mean:.1f}{around}", ha="center", va="center", fontsize=8, color=colour, zorder=3
+            x,
+            y,
+            f"{cell.mean:.1f}{around}",
+            ha="center",
+            va="center",
+            fontsize=sized(8),
+            color=colour,
+            zorder=3,
         )
     ax.grid(visible=False)
     ax.set_xticks(range(len(columns)), first.ticks[1])
@@ -299,6 +306,6 @@ def draw(info: AxesInfo, fig: Figure) -> None:
     rows = -(-len(info.panels) // columns)
     said = "with the 95 % interval of the mean over seeds"
     size = (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows)
-    surround(fig, size, (info.title, info.source, said), info.keys)
-    for panel, ax in zip(info.panels, panel_grid(fig, len(info.panels), 2), strict=True):
+    places = panel_grid(fig, len(info.panels), 2, size, (info.title, info.source, said), info.keys)
+    for panel, ax in zip(info.panels, places, strict=True):
         draw_panel(info, panel, ax)

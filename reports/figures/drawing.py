@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -21,11 +22,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
+from cppo_lab.errors import UserError
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import DARK, Key
@@ -38,12 +41,7 @@ HEAD = "head"  # the id of the text above a figure, which a page has beside the 
 _POINTS = 72.0  # per inch: the unit of SVG
 _RC: Mapping[str, Any] = MappingProxyType(
     {
-        "font.family": ["sans-serif"],
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9.0,
-        "axes.titlesize": 10.0,
         "axes.titleweight": "bold",
-        "axes.labelsize": 9.0,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.edgecolor": "#555555",
@@ -60,7 +58,6 @@ _RC: Mapping[str, Any] = MappingProxyType(
         "xtick.labelcolor": "#222222",
         "ytick.labelcolor": "#222222",
         "legend.frameon": False,
-        "legend.fontsize": 9.0,
         "lines.linewidth": 1.4,
         "lines.solid_capstyle": "round",
         "figure.facecolor": "white",
@@ -72,7 +69,93 @@ _RC: Mapping[str, Any] = MappingProxyType(
         "pdf.compression": 6,
     }
 )
+# The inches of a unit of length; what a figure may measure.
+_UNITS: Mapping[str, float] = MappingProxyType({"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27})
+_WIDTHS, _SIZES = (2.0, 40.0), (5.0, 24.0)  # inches, points
+_USUAL_SIZE = 9.0  # points, for which the inches below and the sizes in `sized` are chosen
+LEAST_PANEL = (2.6, 1.6)  # inches of one panel: narrower ones are stacked
+# The fonts of a family by its usual name, all of them part of matplotlib; the last has nearly every character.
+_FONTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"sans": ("DejaVu Sans",), "serif": ("STIXGeneral", "DejaVu Serif")}
+)
 _BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the figures of a report are set: their `width` in inches (None: each its own), `font` (sans, serif or an
+    installed family) and the `size` of usual text in points.
+    """
+
+    width: float | None = None
+    font: str = "sans"
+    size: float = _USUAL_SIZE
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of matplotlib for it."""
+        generic = "serif" if self.font == "serif" else "sans-serif"
+        families = _FONTS.get(self.font, (self.font, *_FONTS["sans"]))
+        sizes = {"font.size": self.size, "axes.labelsize": self.size, "legend.fontsize": self.size}
+        sizes["axes.titlesize"] = self.size + 1
+        fonts = {"font.family": [generic], f"font.{generic}": list(families)}
+        return sizes | fonts | ({"mathtext.fontset": "stix"} if self.font == "serif" else {})
+
+
+USUAL_STYLE = Style()
+_STYLE: ContextVar[Style] = ContextVar("style", default=USUAL_STYLE)
+
+
+def parse_style(text: str) -> Style:
+    """The style of `--figures width=3.3in,font=serif,size=8pt`, any of the three.
+
+    Raises UserError for anything else.
+    """
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in _PARSERS or key in values:
+            why = "stated twice" if key in values else "not a setting of figures"
+            raise UserError(f"--figures {part.strip()!r}: {why}; valid: width=3.3in, font=serif, size=8pt")
+        values[key] = _PARSERS[key](part.strip(), value)
+    return Style(**values)
+
+
+def _length(part: str, value: str) -> float:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)", value, flags=re.ASCII)
+    width = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not _WIDTHS[0] <= width <= _WIDTHS[1]:
+        raise UserError(
+            f"--figures {part!r}: a width is a number with in, cm, mm or pt, such as 3.3in, "
+            f"from {_WIDTHS[0]:g}in to {_WIDTHS[1]:g}in"
+        )
+    return width
+
+
+def _points_of(part: str, value: str) -> float:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(pt)?", value, flags=re.ASCII)
+    size = float(match[1]) if match else 0.0
+    if not _SIZES[0] <= size <= _SIZES[1]:
+        raise UserError(
+            f"--figures {part!r}: a size is a number of points, such as 8pt, from {_SIZES[0]:g}pt to {_SIZES[1]:g}pt"
+        )
+    return size
+
+
+def _family(part: str, value: str) -> str:
+    if value not in _FONTS and value not in {font.name for font in fontManager.ttflist}:
+        raise UserError(f"--figures {part!r}: no such font here; valid: sans, serif, or an installed family")
+    return value
+
+
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
+    {"width": _length, "font": _family, "size": _points_of}
+)
+
+
+def sized(points: float) -> float:
+    """A font size that is `points` where usual text has its usual size."""
+    return points * _STYLE.get().size / _USUAL_SIZE
 
 
 @dataclass(frozen=True)
@@ -162,16 +245,20 @@ def dark_style() -> str:
 
 
 @contextmanager
-def figure_style() -> Iterator[None]:
+def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
     """Apply the figures' settings inside the block, independent of the user's matplotlib settings."""
     settings: dict[Any, Any] = {
         key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS
     }
-    with matplotlib.rc_context(settings | dict(_RC)):
-        yield
+    before = _STYLE.set(style)
+    try:
+        with matplotlib.rc_context(settings | dict(_RC) | style.settings):
+            yield
+    finally:
+        _STYLE.reset(before)
 
 
-def render(picture: Picture, command: str = "") -> Drawn:
+def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> Drawn:
     """Draw a picture once. The run ids and the command that made it are in the metadata of each file."""
     title = f"{picture.heading} ({picture.info.source})"
     runs = "runs: " + " ".join(picture.info.run_ids)
@@ -181,7 +268,7 @@ def render(picture: Picture, command: str = "") -> Drawn:
         "svg": {"Description": made, "Keywords": [runs], "Date": None},
         "pdf": {"Subject": made, "Keywords": runs, "CreationDate": None, "ModDate": None},
     }
-    with figure_style():
+    with figure_style(style):
         fig = Figure()
         FigureCanvasAgg(fig)
         picture.draw(picture.info, fig)
@@ -274,18 +361,29 @@ def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
 def legend_columns(labels: tuple[str, ...], width: float) -> int:
     """The number of legend entries that fit side by side into `width` inches."""
     longest = max((len(label) for label in labels), default=0)
-    return max(1, min(len(labels), int(width / (longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
+    return max(1, min(len(labels), int(width / sized(longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
 
 
 def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
-    """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source)."""
+    """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source).
+
+    A style's width replaces that of `size`; narrow panels are then lower, too, but not in proportion: text has its own
+    size.
+    """
     width, height = size
-    lines = [line for text in texts for line in textwrap.wrap(text, int(width * CHARACTERS_PER_INCH))]
+    if (wanted := _STYLE.get().width) is not None:
+        width, height = wanted, height * min(1.0, wanted / width) ** 0.5
+    _frame(fig, width, height, texts, legend)
+
+
+def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
+    characters = int(width * CHARACTERS_PER_INCH / sized(1))
+    lines = [line for text in texts for line in textwrap.wrap(text, characters)]
     columns = legend_columns(tuple(key.label for key in legend), width)
     below = -(-len(legend) // columns)
-    fig.set_size_inches(width, height + LINE_INCHES * (len(lines) + below) + 0.2)
+    fig.set_size_inches(width, height + sized(LINE_INCHES * (len(lines) + below) + 0.2))
     fig.set_layout_engine("constrained")
-    fig.suptitle("\n".join(lines), fontsize=10, parse_math=False, gid=HEAD)
+    fig.suptitle("\n".join(lines), fontsize=sized(10), parse_math=False, gid=HEAD)
     if legend:
         as_they_are(
             fig.legend(
@@ -297,9 +395,25 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
         )
 
 
-def panel_grid(fig: Figure, count: int, in_row: int) -> Iterator[Axes]:
-    """Axes for `count` panels, at most `in_row` in a row."""
+def panel_grid(
+    fig: Figure,
+    count: int,
+    in_row: int,
+    size: tuple[float, float],
+    texts: tuple[str, ...],
+    legend: tuple[Key, ...],
+) -> Iterator[Axes]:
+    """Axes for `count` panels, at most `in_row` in a row and as many as fit a style's width. The other arguments as of
+    `surround`.
+    """
     columns = min(in_row, count)
+    width, height = size
+    if (wanted := _STYLE.get().width) is not None:
+        panel, tall = width / columns, height / -(-count // columns)
+        columns = max(1, min(columns, int(wanted / sized(LEAST_PANEL[0]))))
+        tall = max(tall * min(1.0, wanted / columns / panel), sized(LEAST_PANEL[1]))
+        width, height = wanted, tall * -(-count // columns)
+    _frame(fig, width, height, texts, legend)
     axes = fig.subplots(-(-count // columns), columns, squeeze=False)
     for ax in axes.flat[count:]:
         ax.remove()
@@ -325,7 +439,9 @@ def as_they_are(legend: Legend) -> None:
 def legend_below(ax: Axes, columns: int = 3) -> None:
     """Draw the legend of one panel below its axis, if it has labels."""
     if ax.get_legend_handles_labels()[1]:
-        as_they_are(ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=8))
+        as_they_are(
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=sized(8))
+        )
 
 
 def step_axis(ax: Axes) -> None:

@@ -21,7 +21,7 @@ from cppo_lab.analysis.exact_study import (
     ratio_estimates,
 )
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import surround
+from cppo_lab.reports.figures.drawing import panel_grid
 from cppo_lab.reports.figures.palette import PALETTES, Key
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import Stroke
@@ -196,9 +196,9 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with one legend."""
     rows = len(info.panels) // info.columns
-    surround(figure, (13, 2.8 * rows), (info.title, info.source), (*info.rules, *info.contrasts))
-    for i, panel in enumerate(info.panels):
-        ax = figure.add_subplot(rows, info.columns, i + 1)
+    texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
+    axes = panel_grid(figure, len(info.panels), info.columns, (13, 2.8 * rows), texts, legend)
+    for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
         draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")

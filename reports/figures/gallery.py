@@ -21,7 +21,8 @@ from cppo_lab.reports.figures.drawing import (
     as_they_are,
     handle_length,
     handles_and_labels,
-    surround,
+    panel_grid,
+    sized,
 )
 from cppo_lab.reports.figures.palette import PAPER, Key
 from cppo_lab.reports.names import origin
@@ -242,12 +243,20 @@ def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
         return
     validation.draw_panel(entry.panel, ax, y_label)
     ax.set_title(f"{entry.heading}\n", loc="left")
-    ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=8, color="#555555", parse_math=False)
+    ax.text(
+        0,
+        1.02,
+        entry.panel.model,
+        transform=ax.transAxes,
+        fontsize=sized(8),
+        color="#555555",
+        parse_math=False,
+    )
     legend = ax.legend(
         *handles_and_labels(entry.keys),
         loc="upper left",
         bbox_to_anchor=(-0.02, -0.17),
-        fontsize=8,
+        fontsize=sized(8),
         borderpad=0,
         handlelength=handle_length(entry.keys),
     )
@@ -258,7 +267,7 @@ def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
     """The panels in a row."""
     bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
     longest = max(len(panel.keys) for panel in info.panels)
-    surround(fig, (11.4, 3.4 + 0.17 * longest), above(info.title, info.source, bands), ())
-    axes = fig.subplots(1, len(info.panels), squeeze=False)[0]
+    size, texts = (11.4, 3.4 + 0.17 * longest), above(info.title, info.source, bands)
+    axes = panel_grid(fig, len(info.panels), len(info.panels), size, texts, ())
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
         draw_ablation(panel, ax, info.y_label if index == 0 else "")

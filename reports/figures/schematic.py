@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures import validation
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import as_they_are, handle_length, handles_and_labels, surround
+from cppo_lab.reports.figures.drawing import as_they_are, handle_length, handles_and_labels, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
 from cppo_lab.reports.names import display_name
 
@@ -129,7 +129,7 @@ def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
     )
     for place, value in zip(places, panel.values, strict=True):
         if value > top:
-            ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=7, color="#555555")
+            ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=sized(7), color="#555555")
     ax.stairs(
         panel.limit, [0.5, *(place + 0.5 for place in places)], baseline=None, color="#222222", zorder=3
     )
@@ -137,8 +137,8 @@ def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
     bottom = min(*panel.values, *panel.limit, base)
     ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
     ax.set_xlim(0.4, len(panel.values) + 0.6)
-    ax.set_title(panel.heading, loc="left", fontsize=9, pad=3)
-    ax.set_ylabel(panel.measure, fontsize=8)
+    ax.set_title(panel.heading, loc="left", fontsize=sized(9), pad=3)
+    ax.set_ylabel(panel.measure, fontsize=sized(8))
     ax.tick_params(labelsize=7)
     ax.grid(False)
 
@@ -153,13 +153,13 @@ def draw(info: SchematicInfo, fig: Figure) -> None:
         draw_rule(rule, ax, palette)
     left.align_ylabels(axes)
     axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=8)
+    axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=sized(8))
     handles: list[Patch | Line2D] = [
         Patch(facecolor=palette.reasons[kind], hatch=palette.hatches.get(kind, ""), label=label)
         for label, kind in LEGEND
     ]
     handles.append(Line2D([], [], color="#222222", label="limit"))
-    left.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
+    left.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=sized(8))
     ax = right.subplots()
     if info.panel is None:
         ax.set_axis_off()
@@ -168,4 +168,6 @@ def draw(info: SchematicInfo, fig: Figure) -> None:
     validation.draw_panel(info.panel, ax, info.y_label)
     keys = handles_and_labels(info.scores)
     length = handle_length(info.scores)
-    as_they_are(right.legend(*keys, loc="outside lower center", ncols=3, fontsize=8, handlelength=length))
+    as_they_are(
+        right.legend(*keys, loc="outside lower center", ncols=3, fontsize=sized(8), handlelength=length)
+    )

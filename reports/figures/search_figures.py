@@ -25,7 +25,7 @@ from cppo_lab.analysis.search import (
 )
 from cppo_lab.reports.figures import search_values as values
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING, columns
-from cppo_lab.reports.figures.drawing import Absent, Picture, legend_below, panel_grid, surround
+from cppo_lab.reports.figures.drawing import Absent, Picture, legend_below, panel_grid, sized
 from cppo_lab.reports.names import objective_name, origin
 from cppo_lab.rules import METHOD_COLOURS
 
@@ -171,7 +171,7 @@ def draw_curves(info: TrialCurvesInfo, ax: Axes) -> None:
             xytext=(3, -2),
             textcoords="offset points",
             va="top",
-            fontsize=7.5,
+            fontsize=sized(7.5),
             color="#777777",
         )
     ax.margins(x=0.02, y=0.1)
@@ -228,7 +228,7 @@ def draw_importances(info: ImportancesInfo, ax: Axes) -> None:
             color=BAR_COLOURS[place % len(BAR_COLOURS)],
             label=objective_name(shares.objective),
         )
-        ax.bar_label(bars, [f"{share:.2f}" for share in shares.importance], padding=3, fontsize=8)
+        ax.bar_label(bars, [f"{share:.2f}" for share in shares.importance], padding=3, fontsize=sized(8))
     ax.set_yticks(range(len(names)), list(names))
     for label in ax.get_yticklabels():
         label.set_parse_math(False)
@@ -276,8 +276,9 @@ def draw(info: SearchInfo, fig: Figure) -> None:
     count = len(info.panels)
     columns = 2 if count == 4 else min(IN_ROW, count)
     width = max(columns * PANEL_INCHES[0], 6.4)
-    surround(fig, (width, -(-count // columns) * PANEL_INCHES[1]), (info.title, info.source), ())
-    for panel, ax in zip(info.panels, panel_grid(fig, count, columns), strict=True):
+    size = (width, -(-count // columns) * PANEL_INCHES[1])
+    axes = panel_grid(fig, count, columns, size, (info.title, info.source), ())
+    for panel, ax in zip(info.panels, axes, strict=True):
         _DRAW[type(panel.info)](panel.info, ax)
         ax.set_title(panel.caption, loc="left", parse_math=False)
 

@@ -26,7 +26,7 @@ from cppo_lab.analysis.search import (
     value_of,
 )
 from cppo_lab.reports.figures.data import columns
-from cppo_lab.reports.figures.drawing import legend_below
+from cppo_lab.reports.figures.drawing import legend_below, sized
 from cppo_lab.reports.names import objective_name, value_text
 from cppo_lab.rules import METHOD_COLOURS
 
@@ -257,7 +257,9 @@ def draw_pareto(info: ParetoInfo, ax: Axes) -> None:
     ax.plot(*places, "o", color=ours, markersize=6.5, label="Pareto front")
     named = {point[:2]: point[2] for point in reversed(front)}  # the first number among equal points
     for place, number in sorted(named.items())[:NUMBERED]:
-        ax.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8, color=ours)
+        ax.annotate(
+            str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=sized(8), color=ours
+        )
     ax.margins(0.1)
     ax.set_xlabel(f"{objective_name(info.objectives[0])} (%)")
     ax.set_ylabel(f"{objective_name(info.objectives[1])} (%)")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import panel_grid, step_axis, surround
+from cppo_lab.reports.figures.drawing import panel_grid, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, origin
@@ -105,6 +105,6 @@ def draw(info: SurvivalInfo, fig: Figure) -> None:
     """All panels, two in a row, with title and source and a shared legend."""
     columns = min(2, len(info.panels))
     size = (5.4 * columns, 3.3 * -(-len(info.panels) // columns))
-    surround(fig, size, (info.title, info.source), info.keys)
-    for panel, ax in zip(info.panels, panel_grid(fig, len(info.panels), 2), strict=True):
+    axes = panel_grid(fig, len(info.panels), 2, size, (info.title, info.source), info.keys)
+    for panel, ax in zip(info.panels, axes, strict=True):
         draw_panel(panel, ax)

@@ -15,7 +15,7 @@ from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults, runs_of
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import Absent, above, surround
+from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
@@ -105,7 +105,7 @@ def draw_gaps(info: GapsInfo, ax: Axes) -> None:
     ax.set_ylabel("|π(y) − μ(y)|")
     ax.set_title("Gap between the policies", loc="left")
     _positions(ax)
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    ax.legend(fontsize=sized(8), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def draw_threshold(info: GapsInfo, ax: Axes) -> None:
@@ -124,7 +124,7 @@ def draw_threshold(info: GapsInfo, ax: Axes) -> None:
     top = max(info.threshold)
     if top > info.delta:  # equal if w_min = 1
         ax.set_ylim(info.delta - 0.6 * (top - info.delta), top + 0.2 * (top - info.delta))
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    ax.legend(fontsize=sized(8), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def _positions(ax: Axes) -> None:
@@ -136,8 +136,7 @@ def _positions(ax: Axes) -> None:
 def draw_both(info: GapsInfo, fig: Figure) -> None:
     """Both panels of Figure 2 side by side."""
     bands = [line.gaps.mean.band for line in info.lines]
-    surround(fig, (10.4, 3.7), above(info.title, info.source, bands), ())
-    left, right = fig.subplots(1, 2)
+    left, right = panel_grid(fig, 2, 2, (10.4, 3.7), above(info.title, info.source, bands), ())
     draw_gaps(info, left)
     draw_threshold(info, right)
 
@@ -245,7 +244,7 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
     ax.set_ylim(bottom, top)
     ax.set_xlim(-0.6, count - 0.4)
     ax.set_xticks(
-        range(count), info.symbols, rotation=90 if max(map(len, info.symbols)) > 2 else 0, fontsize=8
+        range(count), info.symbols, rotation=90 if max(map(len, info.symbols)) > 2 else 0, fontsize=sized(8)
     )
     for label in ax.get_xticklabels():
         label.set_parse_math(False)
@@ -281,4 +280,4 @@ def draw_tokens(info: WindowInfo, fig: Figure) -> None:
     """Draw the window with its legend below."""
     surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
     draw_window(info, fig.subplots())
-    fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=8)
+    fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=sized(8))

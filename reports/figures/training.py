@@ -16,7 +16,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.analysis.study import OURS, runs_of
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, step_axis, surround
+from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, origin
@@ -188,8 +188,9 @@ def draw(info: DiagnosticsInfo, fig: Figure) -> None:
         order.sort(key=lambda place: (place % per_model, place))
     bands = [trace.band for panel in info.panels for trace in panel.traces]
     size = (max(3.3 * columns, 5.4), 2.5 * -(-len(info.panels) // columns))
-    surround(fig, size, above(info.title, info.source, bands), info.keys)
-    for place, ax in zip(order, panel_grid(fig, len(info.panels), columns), strict=True):
+    texts = above(info.title, info.source, bands)
+    axes = panel_grid(fig, len(info.panels), columns, size, texts, info.keys)
+    for place, ax in zip(order, axes, strict=True):
         panel = info.panels[place]
         draw_panel(panel, ax, f"{panel.label}\n{panel.model}" if len(models) > 1 else panel.label)
         if panel.limit is not None:
@@ -296,7 +297,7 @@ def draw_budget(info: WarmupInfo, fig: Figure) -> None:
                 textcoords="offset points",
                 ha="right",
                 va="top",
-                fontsize=8,
+                fontsize=sized(8),
                 color="#555555",
             )
         ax.set_ylabel(panel.label if column == 0 else "")

@@ -18,7 +18,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import above, panel_grid, step_axis, surround
+from cppo_lab.reports.figures.drawing import above, panel_grid, sized, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.names import display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
@@ -192,7 +192,7 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
             textcoords="offset points",
             ha="right" if label.to_the_left else "left",
             color=label.colour,
-            fontsize=8,
+            fontsize=sized(8),
             zorder=62,
         )
 
@@ -346,7 +346,7 @@ def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
         textcoords="offset points",
         ha="right" if top.step > 0.9 * last else "center",
         color=colour,
-        fontsize=9,
+        fontsize=sized(9),
         fontweight="bold",
         zorder=61,
     )
@@ -359,6 +359,8 @@ def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
     width = {1: 7.2, 2: 10.8}.get(columns, 3.9 * columns)
     bands = [line.band for panel in info.panels for line in panel.lines]
     size = (width, (4.2 if columns == 1 else 3.3) * rows)
-    surround(fig, size, above(info.title, info.source, bands), info.keys)
-    for index, ax in enumerate(panel_grid(fig, len(info.panels), in_row)):
-        draw_panel(info.panels[index], ax, info.y_label if index % columns == 0 else "")
+    texts = above(info.title, info.source, bands)
+    axes = panel_grid(fig, len(info.panels), in_row, size, texts, info.keys)
+    for panel, ax in zip(info.panels, axes, strict=True):
+        place = ax.get_subplotspec()
+        draw_panel(panel, ax, info.y_label if place is not None and place.is_first_col() else "")

@@ -224,6 +224,10 @@ REPORTS = [
         "colorblind",
         says="--palette colorblind: the report of a search",
     ),
+    _case("report", "tune_cppo", "--figures", "font=\n", says="--figures 'font=': no such font here"),
+    _case(
+        "report", "quickstart", "--figures", "width=3.3in,x", says="--figures 'x': not a setting of figures"
+    ),
     _case("report", "tune_cppo", "--study", "a/b", says="--study 'a/b': use letters, digits"),
     _case("compare", "gone", "gone", says=f"'gone' {NO_REPORT}gone is none: name the folder of a report"),
     _case("compare", "../x", "y", says=f"'../x' {NO_REPORT}x is none: name the folder of a report"),

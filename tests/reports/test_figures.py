@@ -5,6 +5,7 @@ tested.
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib
 import pytest
@@ -14,8 +15,16 @@ from matplotlib.figure import Figure
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE, mean_estimate
+from cppo_lab.errors import UserError
 from cppo_lab.reports.figures import drawing, palette, training, validation
-from cppo_lab.reports.figures.drawing import Picture, figure_style, legend_columns, render
+from cppo_lab.reports.figures.drawing import (
+    Picture,
+    figure_style,
+    legend_columns,
+    panel_grid,
+    parse_style,
+    render,
+)
 from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.reports.sweep import FIGURE_4_MODELS
 from cppo_lab.rules import METHOD_COLOURS
@@ -299,3 +308,67 @@ def test_three_seeds_have_the_interval_of_their_mean() -> None:
     assert (*line.mean, *line.low, *line.high) == pytest.approx(
         (100 * expected.value, 100 * expected.low, 100 * expected.high)
     )
+
+
+def sizes_of(svg: str) -> set[float]:
+    return {float(size) for size in re.findall(r"font-size: ([\d.]+)px", svg)}
+
+
+def test_a_style_has_its_width_font_and_size(two_seeds: Scoreboard) -> None:
+    shown = picture(validation.curves_info(two_seeds, "Demo"))
+    usual = render(shown)
+    drawn = render(shown, style=parse_style("width=8.4cm,font=serif,size=6pt"))
+    assert float(re.findall(r'viewBox="0 0 ([\d.]+) ', drawn.svg)[0]) == pytest.approx(
+        72 * 8.4 / 2.54, abs=0.1
+    )
+    assert b"/MediaBox [ 0 0 238.1" in drawn.pdf
+    assert "'STIXGeneral'" in drawn.svg and "'DejaVu Sans'" not in drawn.svg
+    assert 6.0 in sizes_of(drawn.svg) and max(sizes_of(drawn.svg)) == 7.0 < max(sizes_of(usual.svg))
+    assert drawn.files["figure_curves.csv"] == usual.files["figure_curves.csv"]
+    assert render(shown).files == usual.files  # and is gone after it
+
+
+def test_panels_are_stacked_where_the_width_takes_no_two(two_seeds: Scoreboard) -> None:
+    def draw(info: object, fig: Figure) -> None:
+        for ax in panel_grid(fig, 3, 3, (11.4, 3.3), ("Title",), ()):
+            ax.plot([0, 1], [0, 1])
+
+    shown = replace(picture(validation.curves_info(two_seeds, "Demo")), draw=draw)
+    columns = {}
+    for width in ("", "width=6.5in", "width=3.3in"):
+        with figure_style(parse_style(width) if width else drawing.USUAL_STYLE):
+            fig = Figure()
+            draw(None, fig)
+            columns[width] = [ax.get_subplotspec().get_gridspec().ncols for ax in fig.axes]  # type: ignore[union-attr]
+        assert render(shown, style=parse_style(width) if width else drawing.USUAL_STYLE).svg
+    assert columns == {"": [3] * 3, "width=6.5in": [2] * 3, "width=3.3in": [1] * 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "'': not a setting of figures; valid: width=3.3in, font=serif, size=8pt"),
+        ("width", "'width': not a setting"),
+        ("height=3in", "'height=3in': not a setting"),
+        ("width=3in,width=4in", "'width=4in': stated twice"),
+        ("width=3", "'width=3': a width is a number with in, cm, mm or pt, such as 3.3in, from 2in to 40in"),
+        *(
+            (f"width={value}", "a width is")
+            for value in ("-3in", "nan", "infin", "1in", "99in", "1e1in", "3 ft")
+        ),
+        *((f"size={value}", "a size is a number of points") for value in ("", "x", "4pt", "25", "8in")),
+        ("font=No Such Font", "'font=No Such Font': no such font here; valid: sans, serif, or an installed"),
+        ("font=", "'font=': no such font"),
+    ],
+)
+def test_what_is_no_style(text: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_style(text)
+    assert str(error.value).startswith("--figures ") and says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "inches"), [("3.3in", 3.3), ("84mm", 84 / 25.4), ("8.4cm", 8.4 / 2.54)])
+def test_widths(text: str, inches: float) -> None:
+    assert parse_style(f"width={text}").width == pytest.approx(inches)
+    assert parse_style(f" width = {text} , font = DejaVu Sans Mono ").font == "DejaVu Sans Mono"
