@@ -115,6 +115,7 @@ def _sweep_data(
         read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}),
         frozenset(run.mlflow_id for run in runs if _draws_start(run)),
         attempts[0].experiment_id if attempts else "",
+        {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab.analysis.statistics.claims import SMALLEST
-from cppo_lab.analysis.statistics.estimate import ONE_RUN, holm
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, holm
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
@@ -57,14 +57,29 @@ def short_answers(verdicts: Sequence[Verdict], statistics: Statistics) -> ShortA
         if (difference := comparison.difference) is not None and difference.against
     ]
     if not verdicts:
-        differences = _against_baseline(statistics)
-        p_values = [difference.estimate.p_value() for difference in differences]
-        adjusted = iter(holm([p for p in p_values if p is not None]))
         answers = [
-            _answer(difference, SMALLEST, p is not None and next(adjusted) < LEVEL)
-            for difference, p in zip(differences, p_values, strict=True)
+            _answer(difference, SMALLEST, p is not None and p < LEVEL)
+            for difference, p in with_holm(_against_baseline(statistics))
         ]
     return ShortAnswers(tuple(answers[:MOST]), max(0, len(answers) - MOST))
+
+
+def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float | None]]:
+    """Each with its two-sided p value, with Holm's adjustment over those that have one."""
+    p_values = [difference.estimate.p_value() for difference in differences]
+    adjusted = iter(holm([p for p in p_values if p is not None]))
+    return [
+        (difference, None if p is None else next(adjusted))
+        for difference, p in zip(differences, p_values, strict=True)
+    ]
+
+
+def outcome_of(estimate: Estimate, smallest: float, decided: bool) -> Word:
+    """What a difference shows. `decided`: that it is not 0; one within `smallest`, a fraction, is not relevant."""
+    low, high = estimate.low, estimate.high
+    if low is not None and high is not None and -smallest < low and high < smallest:
+        return Word.SAME
+    return Word.BETTER if decided and estimate.unknown != ONE_RUN else Word.OPEN
 
 
 def _against_baseline(statistics: Statistics) -> list[Difference]:
@@ -95,12 +110,11 @@ def _answer(difference: Difference, smallest: float, decided: bool) -> ShortAnsw
     low, high, seeds = estimate.low, estimate.high, _seeds(difference)
     if low is not None and high is not None:
         numbers += f" ({_points(low)} to {_points(high)})"
-        if -smallest < low and high < smallest:
-            within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
-            return ShortAnswer(
-                Word.SAME, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}."
-            )
-    if decided:
+    word = outcome_of(estimate, smallest, decided)
+    if word is Word.SAME:
+        within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
+        return ShortAnswer(word, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}.")
+    if word is Word.BETTER:
         verb = "learns faster" if difference.score is Score.AREA else "scores higher"
         return ShortAnswer(Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {seeds}.")
     return ShortAnswer(

@@ -26,6 +26,7 @@ from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.figures.drawing import Picture, Style, dark_style, render
 from cppo_lab.reports.names import origin
+from cppo_lab.reports.paper_text import METHODS
 from cppo_lab.reports.record import About, listed_files, record
 from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.saved import PAGE, RECORD, require_ours, swap_in
@@ -43,11 +44,14 @@ _TIME = (
 
 
 def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
-    """Every LaTeX table of `texts` and every PDF of `drawn`, and `main.tex`, which shows them all."""
+    """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
     figures = [_figure(one) for one in pictures if f"{one.name}.pdf" in drawn]
-    files = {"main.tex": latex_wrapper(texts, figures).encode()}
+    before = [rf"\input{{{name}}}" for name in ("numbers", METHODS) if f"{name}.tex" in texts]
+    files = {"main.tex": latex_wrapper(texts, figures, before).encode()}
     files |= {
-        name: text.encode() for name, text in texts.items() if name.endswith(".tex") and name != "tables.tex"
+        name: text.encode()
+        for name, text in texts.items()
+        if (name.endswith(".tex") and name != "tables.tex") or name == f"{METHODS}.md"
     }
     files |= {name: data for name, data in drawn.items() if name.endswith(".pdf")}
     out = io.BytesIO()

@@ -50,6 +50,8 @@ _METHOD = (
 class ErrorLine:
     """One hypothesis on the page, as text. `rows`: its comparisons, with one text for each of HEADINGS."""
 
+    sweep: str
+    key: str
     text: str
     registered: str
     exploratory: bool
@@ -57,6 +59,7 @@ class ErrorLine:
     estimate: str
     sentence: str
     rows: tuple[tuple[str, ...], ...]
+    deviation: str = ""
 
 
 HEADINGS = (
@@ -264,6 +267,8 @@ def _line(verdict: ErrorVerdict, own: Standing, sentence: str) -> ErrorLine:
         what = "per tenfold T" if verdict.claim.slope else f"of the error of {display_name(found.against)}"
         short = f"{_ratio(found.advantage)} {what}, 95 % interval {_interval(found.advantage)}"
     return ErrorLine(
+        sweep=verdict.claim.sweep,
+        key=verdict.claim.key,
         text=verdict.claim.text,
         registered=own.words,
         exploratory=_is_exploratory(verdict, own),

@@ -11,7 +11,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.analysis.statistics.summary import sweep_statistics
+from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
@@ -21,6 +21,7 @@ from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
 from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import Hypotheses, Standing, standing, withdrawn
@@ -48,7 +49,7 @@ class Ablation:
 @dataclass(frozen=True)
 class StudyTables:
     """Tables 1 to 4 and those of the ablations; None if the main sweep has nothing to show. `statistics`: sweep ->
-    its tables. `collapses`: by sweep. `answers`: of the main sweep's runs.
+    its tables, of its `summaries`. `collapses`: by sweep. `answers`: of the main sweep's runs.
     """
 
     main: MainTable | None
@@ -57,6 +58,7 @@ class StudyTables:
     full: FullTable | None
     ablations: tuple[Ablation, ...]
     statistics: Mapping[str, Mapping[str, TextTable]]
+    summaries: Mapping[str, Statistics]
     collapses: Mapping[str, CollapseView]
     verdicts: VerdictView
     answers: AnswersView | None
@@ -187,20 +189,25 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     tables = _tables(study, request)
     collapses = tables.collapses.get(MAIN)
     pictures = gallery(study, request.palette) + (collapses.pictures if collapses else ())
-    return Contents(
-        about=About(
-            kind="study",
-            name=request.name,
-            title=request.title,
-            question=request.question,
-            experiment=request.experiment,
-            core=study_core(study),
-            command=request.command or f"cppo report {request.name}",
-            withdrawn=tuple(
-                sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated)
-            ),
+    about = About(
+        kind="study",
+        name=request.name,
+        title=request.title,
+        question=request.question,
+        experiment=request.experiment,
+        core=study_core(study),
+        command=request.command or f"cppo report {request.name}",
+        withdrawn=tuple(
+            sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated)
         ),
-        texts=_texts(study, tables),
+    )
+    lines = tables.verdicts.lines
+    texts = paper_texts(
+        study.boards, tables.summaries, lines, [tables.verdicts.method] if lines else [], about.withdrawn
+    )
+    return Contents(
+        about=about,
+        texts=_texts(study, tables) | texts,
         pictures=pictures,
         boards=study.boards,
         template="study.html.j2",
@@ -237,6 +244,7 @@ def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
             for sweep in study.sweeps
             if sweep.board is not None
         },
+        summaries=found,
         collapses={
             sweep.grid.name: view
             for sweep in study.sweeps

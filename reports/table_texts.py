@@ -141,9 +141,9 @@ def latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex_wrapper(files: Iterable[str], figures: Sequence[str] = ()) -> str:
-    """A LaTeX document with all tables among `files`, then `figures` (LaTeX code). It compiles in the folder that
-    contains them.
+def latex_wrapper(files: Iterable[str], figures: Sequence[str] = (), before: Sequence[str] = ()) -> str:
+    """A LaTeX document: `before`, all tables among `files`, then `figures` (both LaTeX code). It compiles in the folder
+    that contains them.
     """
     tables = sorted(name for name in files if name.startswith("table_") and name.endswith(".tex"))
     lines = [
@@ -151,6 +151,7 @@ def latex_wrapper(files: Iterable[str], figures: Sequence[str] = ()) -> str:
         r"\usepackage[margin=2.5cm]{geometry}",
         *PACKAGES,
         r"\begin{document}",
+        *before,
         *(rf"\input{{{name.removesuffix('.tex')}}}\clearpage" for name in tables),
         *figures,
         r"\end{document}",

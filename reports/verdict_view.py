@@ -69,6 +69,7 @@ class VerdictLine:
     """
 
     sweep: str
+    key: str
     text: str
     registered: str
     exploratory: bool
@@ -212,6 +213,7 @@ def _line(verdict: Verdict, board: Scoreboard, own: Standing | None, alone: bool
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
+        key=verdict.claim.key,
         text=verdict.claim.text,
         registered="" if own is None else own.words,
         exploratory=_is_exploratory(verdict, own),

@@ -32,7 +32,7 @@ STATISTICS = VERDICTS | {
 }
 DIFFERENCES = {f"statistics_differences.{kind}" for kind in ("md", "tex", "csv")}  # of several seeds
 STATISTICS |= {f"collapses.{kind}" for kind in ("md", "tex", "csv")}
-TABLES |= {"table_long.csv", "runs.csv", "report.json"}
+TABLES |= {"table_long.csv", "runs.csv", "report.json", "numbers.tex", "methods.md", "methods.tex"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -245,9 +245,12 @@ def test_the_zip_is_a_latex_project(demo_request: ReportRequest) -> None:
     main = files["main.tex"].decode()
     inputs = {f"{name}.tex" for name in re.findall(r"\\input\{(\w+)\}", main)}
     shown = set(re.findall(r"\\includegraphics\[.*?\]\{(\w+\.pdf)\}", main))
-    assert {"table_main.tex", "table_full.tex"} <= inputs <= set(files)
+    assert {"table_main.tex", "table_full.tex", "numbers.tex", "methods.tex"} <= inputs <= set(files)
     assert shown == {"figure_curves.pdf", "figure_diagnostics.pdf"}
     assert all(files[name] == (demo_request.out / name).read_bytes() for name in (*inputs, *shown))
+    assert files["methods.md"] == (demo_request.out / "methods.md").read_bytes()
+    assert b"Sweep demo has 2 methods (GRPO, CPPO) on 1 model (mini\\_base)" in files["methods.md"]
+    assert b"\\newcommand{\\cppoDemoMiniBaseCppoBest}{51.00} %" in files["numbers.tex"]
     assert main.rstrip().endswith(r"\end{document}")
 
 

@@ -8,11 +8,16 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
+from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import comparison_table
+from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import latex
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, main_table
+from cppo_lab.reports.verdict_view import verdict_view
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 from tests.requirement import LATEX
 from tests.waiting import CEILING_SECONDS
@@ -135,6 +140,33 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
     }
     log = compiled(tmp_path, with_wrapper(files))
     assert pages(log) == 2
+    assert "(/etc/passwd" not in log
+
+
+def test_numbers_and_methods_of_hostile_names(tmp_path: Path) -> None:
+    runs = [
+        MadeRun(
+            name, model=model, seed=seed, scores=both({10: 0.3, 20: 0.4 + 0.01 * seed + 0.001 * place * seed})
+        )
+        for place, name in enumerate(("grpo", "cppo", *NAMES))
+        for model in ("m", "\\\\[&")
+        for seed in (0, 1)
+    ]
+    board = board_of(*runs)
+    own = {
+        Claim(
+            f"hypothesis {key}", f"{key} holds", "demo", Kind.SUPERIORITY, (("cppo",), ("grpo",))
+        ): Standing(f"Pre-registered ({key}).", True)
+        for key in ("higher", *NAMES[:12])
+    }
+    view = verdict_view({"demo": board}, "mini", own=own)
+    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, view.lines, [view.method], NAMES)
+    used = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])
+    assert "\\cppoDemoMCppoDiff" in used and len(used) > 500
+    document = [r"\documentclass{article}", r"\input{numbers}", r"\begin{document}", r"\input{methods}", ""]
+    document += [*(f"{one}{{}} {one}\n" for one in used), r"\end{document}"]
+    log = compiled(tmp_path, files | {"tables.tex": "\n".join(document)})
+    assert pages(log) > 1
     assert "(/etc/passwd" not in log
 
 

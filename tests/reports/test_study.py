@@ -191,6 +191,9 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     assert set(files) == FIGURES | tables | lists | sure | {
         "index.html",
         "tables.tex",
+        "numbers.tex",
+        "methods.md",
+        "methods.tex",
         "report.json",
         "overleaf.zip",
         MARKER,

@@ -1,0 +1,275 @@
+"""What a paper takes over from a report: its numbers and verdicts as LaTeX macros, and a paragraph on the methods.
+
+`numbers.tex` defines a macro for each number, such as `\\cppoDemoMiniBaseCppoFinal`: `cppo`, the sweep, the model (or
+AllModels), the variant and what it is, each with its words joined and its digits spelled, since TeX's names are
+letters. Names that would be equal get a letter, in the order of the sweep. `methods.*` says what was done, and nothing
+that the records of the runs do not show.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from string import ascii_uppercase
+
+from cppo_lab import __version__, schema
+from cppo_lab.analysis.audit import percent, round_half_up
+from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
+from cppo_lab.analysis.selection import GAPS, SelectionState
+from cppo_lab.analysis.statistics.claims import SMALLEST
+from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
+from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.summary import Statistics
+from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.reports.answer import LEVEL, Word, outcome_of, with_holm
+from cppo_lab.reports.escapes import escape_latex, escape_markdown
+from cppo_lab.reports.exact_view import ErrorLine
+from cppo_lab.reports.names import (
+    ABSENT,
+    baseline_name,
+    benchmark_name,
+    display_name,
+    in_order,
+    origin,
+    p_text,
+    points,
+    score_name,
+)
+from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.verdict_view import VerdictLine
+
+NUMBERS, METHODS = "numbers.tex", "methods"
+_DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+
+
+# A hypothesis as the page shows it; `registered` is empty for a claim of the paper.
+Judged = VerdictLine | ErrorLine
+
+
+def paper_texts(
+    boards: Mapping[str, Scoreboard],
+    statistics: Mapping[str, Statistics],
+    judged: Sequence[Judged],
+    how_judged: Sequence[str],
+    withdrawn: Sequence[str] = (),
+) -> dict[str, str]:
+    """The files by name, for the scored sweeps and their statistics. `how_judged`: how the verdicts were reached.
+    `withdrawn`: see `registration.withdrawn`.
+    """
+    paragraphs = [_sweep(name, board, statistics[name]) for name, board in boards.items()]
+    paragraphs.append([*_hypotheses(judged, how_judged), *withdrawn])
+    paragraphs.append(_code(boards.values()))
+    said = [" ".join(sentences) for sentences in paragraphs if sentences]
+    return {
+        NUMBERS: _numbers(boards, statistics, judged),
+        f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
+        f"{METHODS}.tex": "\n\n".join(map(escape_latex, said)) + "\n",
+    }
+
+
+def letters(name: str) -> str:
+    """A name as letters of a macro: `Qwen3-1.7B` -> `QwenThreeOneSevenB`."""
+    words = re.findall(r"[A-Za-z]+|[0-9]", name)
+    return "".join(_DIGITS[int(one)] if one.isdigit() else one[0].upper() + one[1:] for one in words)
+
+
+def _numbers(
+    boards: Mapping[str, Scoreboard], statistics: Mapping[str, Statistics], judged: Sequence[Judged]
+) -> str:
+    found = [
+        *(each for name, board in boards.items() for each in _of_cells(name, board, statistics[name])),
+        *(each for line in judged for each in _of_verdict(line)),
+    ]
+    lines, taken = ["% Put \\input{numbers} before the first use of a number."], set[str]()
+    for place, what, value, words in found:
+        stem = "cppo" + "".join(map(letters, (*place, what)))
+        name = stem
+        for number in range(len(found)):
+            if name not in taken:
+                break
+            name = stem + _suffix(number)
+        taken.add(name)
+        lines.append(f"\\newcommand{{\\{name}}}{{{value}}} % {escape_latex(words)}")
+    return "\n".join(lines) + "\n"
+
+
+def _suffix(number: int) -> str:
+    """B, C, ... Z, BA, BB, ..."""
+    high, low = divmod(number + 1, len(ascii_uppercase))
+    return (_suffix(high - 1) if high else "") + ascii_uppercase[low]
+
+
+# Where a number belongs, what it is, its LaTeX, and the comment beside it.
+_Number = tuple[tuple[str, ...], str, str, str]
+
+
+def _of_cells(sweep: str, board: Scoreboard, found: Statistics) -> Iterator[_Number]:
+    of_cells = with_holm(
+        [cell.differences[Score.FINAL] for cell in found.cells if Score.FINAL in cell.differences]
+    )
+    differences = {(one.model, one.variant): (one, p) for one, p in of_cells}
+    for cell in found.cells:
+        place = (sweep, cell.model, cell.variant)
+        about = f"{display_name(cell.variant)} on {cell.model}"
+        table, final = board.cells[cell.model, cell.variant], cell.scores.get(Score.FINAL)
+        scored = table.state is SelectionState.SCORED and table.score is not None
+        best = points(table.score.mean) if scored and table.score else escape_latex(table.state.value)
+        yield place, "Best", best, f"{about}: score of the best step, in percent, as in Table 1"
+        low, middle, high = (final.low, final.value, final.high) if final else (None, None, None)
+        yield place, "Final", _number(middle), f"{about}: final mean, in percent"
+        yield place, "FinalLow", _number(low), "lower end of its 95 % interval"
+        yield place, "FinalHigh", _number(high), "upper end of it"
+        yield place, "Seeds", str(cell.runs), "runs with a result"
+        if (cell.model, cell.variant) in differences:
+            yield from _of_difference(place, about, *differences[cell.model, cell.variant])
+    if len(board.models) > 1:
+        finals = [one for one in found.overall if one.score is Score.FINAL]
+        for one, p in with_holm(finals):
+            about = f"{display_name(one.variant)}, mean over the models"
+            yield from _of_difference((sweep, "AllModels", one.variant), about, one, p)
+
+
+def _of_difference(
+    place: tuple[str, ...], about: str, found: Difference, p: float | None
+) -> Iterator[_Number]:
+    estimate = found.estimate
+    word = outcome_of(estimate, SMALLEST, p is not None and p < LEVEL)
+    said = "worse" if word is Word.BETTER and estimate.value < 0 else word.value
+    yield (
+        place,
+        "Diff",
+        _number(estimate.value, True),
+        f"{about}: final mean minus that of {found.against}, in points",
+    )
+    yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
+    yield place, "DiffHigh", _number(estimate.high, True), "upper end of it"
+    yield place, "DiffP", escape_latex(p_text(p, ABSENT)), "its two-sided p value with Holm's adjustment"
+    yield place, "DiffWord", escape_latex(said), "what it shows"
+
+
+def _of_verdict(line: Judged) -> Iterator[_Number]:
+    key = line.key.removeprefix("hypothesis ").removeprefix(f"{line.sweep} ")
+    outcome = line.outcome + " (exploratory)" * line.exploratory
+    yield (line.sweep, key), "Verdict", escape_latex(outcome), line.text
+    yield (
+        (line.sweep, key),
+        "Estimate",
+        escape_latex(line.estimate or ABSENT),
+        "the comparison that decides it",
+    )
+
+
+def _number(fraction: float | None, signed: bool = False) -> str:
+    if fraction is None:
+        return escape_latex(ABSENT)
+    text = f"{round_half_up(percent(fraction)):{'+' if signed else ''}}"
+    return rf"\ensuremath{{{text}}}" if text[0] in "+-" else text
+
+
+def _sweep(name: str, board: Scoreboard, found: Statistics) -> list[str]:
+    """What was run, how it is scored and how it was compared."""
+    core, cells = core_of(board), list(board.cells.values())
+    methods = [display_name(variant) for variant in in_order(board.variants)]
+    results = [run for run in board.runs if run.state not in GAPS]
+    collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
+    sentences = [
+        f"Sweep {name} has {_counted(len(methods), 'method')} ({', '.join(methods)}) on "
+        f"{_counted(len(board.models), 'model')} ({', '.join(board.models)}), {_seeds(board)}: {len(results)} of "
+        f"{_counted(len(board.runs), 'run')} {'has' if len(board.runs) == 1 else 'have'} a result"
+        + (f", and {collapsed} of them collapsed." if collapsed else "."),
+        f"Source: {origin(core)}.",
+    ]
+    if board.gaps:
+        sentences.append(f"Without a result: {'; '.join(describe_gaps(board.gaps))}.")
+    tasks = list(dict.fromkeys(board.benchmarks_of(model) for model in board.models))
+    over = ""
+    if len(tasks) == 1 and tasks[0]:
+        named = ", ".join(map(benchmark_name, tasks[0]))
+        over = f", the mean over {named}" if len(tasks[0]) > 1 else f" on {named}"
+    elif len(tasks) > 1:
+        over = ", the mean over the benchmarks of each model"
+    sentences.append(f"The score is {score_name(core, board.curves.samples)} in percent{over}.")
+    stops = {model: {cell.t_stop for cell in cells if cell.model == model} for model in board.models}
+    if all(len(own) == 1 and None not in own for own in stops.values()):
+        ends = {model: next(iter(own)) for model, own in stops.items()}
+        listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
+        window = f"{next(iter(ends.values()))} steps" if len(set(ends.values())) == 1 else f"steps ({listed})"
+        sentences.append(f"Runs are compared over the same window, the first {window}.")
+    sentences.append(
+        "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
+        f"the last {100 * schema.LATE_SHARE:g} % of the window."
+    )
+    if collapsed:
+        sentences.append(
+            "In the final mean a collapsed run counts to the end of the window with its last score, or with its "
+            "first if that is lower."
+        )
+    return sentences + _tests(found)
+
+
+def _seeds(board: Scoreboard) -> str:
+    own = [tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells]
+    counts = sorted(set(map(len, own)))
+    if len(set(own)) == 1 and None not in own[0]:
+        return f"each with {_counted(len(own[0]), 'seed')} ({', '.join(map(str, own[0]))})"
+    few = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"each with {few} run{'s' * (counts[-1] > 1)}"
+
+
+def _tests(found: Statistics) -> list[str]:
+    """How the final means were compared with the baseline's."""
+    differences = [cell.differences[Score.FINAL] for cell in found.cells if Score.FINAL in cell.differences]
+    tested = [one for one in differences if one.estimate.p_value() is not None]
+    base = baseline_name(found.baseline)
+    single = any(one.estimate.unknown == ONE_RUN for one in differences)
+    if not tested:
+        return [f"Single runs are compared with {base}, without a test."] if single else []
+    ways = [
+        way
+        for pairs, way in (
+            (True, "in pairs of runs with the same seed (Student's t)"),
+            (False, "as independent runs (Welch's test)"),
+        )
+        if any(one.paired is pairs for one in tested)
+    ]
+    several = len(tested) > 1
+    sentences = [f"Final means are compared with {base} {' or '.join(ways)}; intervals are 95 % intervals."]
+    adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if several else ""
+    sentences.append(f"p values are two-sided{adjusted}; the level is {LEVEL:g}.")
+    sentences.append(
+        f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant."
+    )
+    if single:
+        sentences.append("Comparisons with a single run on a side have no test.")
+    if any(one.estimate.unknown == NO_SPREAD for one in differences):
+        sentences.append("Comparisons without any spread between runs have no test.")
+    return sentences
+
+
+def _hypotheses(judged: Sequence[Judged], how_judged: Sequence[str]) -> list[str]:
+    own = [line for line in judged if line.registered]
+    papers = [line.text for line in judged if not line.registered]
+    sentences = []
+    for line in own:
+        deviation = f" {line.deviation}" if line.deviation else ""
+        sentences.append(f"Hypothesis of sweep {line.sweep}: {line.text}. {line.registered}{deviation}")
+    if papers:
+        sentences.append(f"Claims of the paper that these runs can test: {'; '.join(papers)}.")
+    return [*sentences, *how_judged] if sentences else []
+
+
+def _code(boards: Iterable[Scoreboard]) -> list[str]:
+    """The versions that made the runs, of those that recorded it, and the one that made this text."""
+    used = {
+        run.mlflow_id: board.data.code.get(run.mlflow_id)
+        for board in boards
+        for run in board.runs
+        if run.mlflow_id and run.state not in GAPS
+    }
+    counts = Counter(version for version in used.values() if version)
+    listed = ", ".join(f"{version} ({_counted(count, 'run')})" for version, count in sorted(counts.items()))
+    made = [f"Runs were made with CPPO Lab {listed}."] if listed else []
+    return [*made, f"The runs were analysed with CPPO Lab {__version__}."]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
