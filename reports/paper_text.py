@@ -56,6 +56,7 @@ def paper_texts(
     `withdrawn`: see `registration.withdrawn`.
     """
     paragraphs = [_sweep(name, board, statistics[name]) for name, board in boards.items()]
+    paragraphs.append(_scores(boards.values()))
     paragraphs.append([*_hypotheses(judged, how_judged), *withdrawn])
     paragraphs.append(_code(boards.values()))
     said = [" ".join(sentences) for sentences in paragraphs if sentences]
@@ -138,7 +139,7 @@ def _of_difference(
         place,
         "Diff",
         _number(estimate.value, True),
-        f"{about}: final mean minus that of {found.against}, in points",
+        f"{about}: final mean minus that of {display_name(found.against)}, in points",
     )
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
     yield place, "DiffHigh", _number(estimate.high, True), "upper end of it"
@@ -172,11 +173,10 @@ def _sweep(name: str, board: Scoreboard, found: Statistics) -> list[str]:
     results = [run for run in board.runs if run.state not in GAPS]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
     sentences = [
-        f"Sweep {name} has {_counted(len(methods), 'method')} ({', '.join(methods)}) on "
-        f"{_counted(len(board.models), 'model')} ({', '.join(board.models)}), {_seeds(board)}: {len(results)} of "
+        f"Sweep {name} has {_counted(len(methods), 'method')} ({_listed(methods)}) on "
+        f"{_counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
         f"{_counted(len(board.runs), 'run')} {'has' if len(board.runs) == 1 else 'have'} a result"
         + (f", and {collapsed} of them collapsed." if collapsed else "."),
-        f"Source: {origin(core)}.",
     ]
     if board.gaps:
         sentences.append(f"Without a result: {'; '.join(describe_gaps(board.gaps))}.")
@@ -192,27 +192,45 @@ def _sweep(name: str, board: Scoreboard, found: Statistics) -> list[str]:
     if all(len(own) == 1 and None not in own for own in stops.values()):
         ends = {model: next(iter(own)) for model, own in stops.items()}
         listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
-        window = f"{next(iter(ends.values()))} steps" if len(set(ends.values())) == 1 else f"steps ({listed})"
+        window = (
+            f"{next(iter(ends.values()))} steps"
+            if len(set(ends.values())) == 1
+            else f"steps of training ({listed})"
+        )
         sentences.append(f"Runs are compared over the same window, the first {window}.")
-    sentences.append(
+    return sentences + _tests(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """With semicolons if a name has a comma."""
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def _scores(boards: Iterable[Scoreboard]) -> list[str]:
+    """What the scores are, and where all runs come from."""
+    boards = list(boards)
+    sources = dict.fromkeys(origin(core_of(board)) for board in boards)
+    sentences = [
         "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
         f"the last {100 * schema.LATE_SHARE:g} % of the window."
-    )
-    if collapsed:
+    ]
+    if any(run.state is SelectionState.COLLAPSE for board in boards for run in board.runs):
         sentences.append(
             "In the final mean a collapsed run counts to the end of the window with its last score, or with its "
             "first if that is lower."
         )
-    return sentences + _tests(found)
+    return [*sentences, f"Source of the runs: {'; '.join(sources)}."]
 
 
 def _seeds(board: Scoreboard) -> str:
     own = [tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells]
     counts = sorted(set(map(len, own)))
     if len(set(own)) == 1 and None not in own[0]:
-        return f"each with {_counted(len(own[0]), 'seed')} ({', '.join(map(str, own[0]))})"
+        return (
+            f"with {_counted(len(own[0]), 'seed')} ({', '.join(map(str, own[0]))}) of each method and model"
+        )
     few = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"each with {few} run{'s' * (counts[-1] > 1)}"
+    return f"with {few} run{'s' * (counts[-1] > 1)} of each method and model"
 
 
 def _tests(found: Statistics) -> list[str]:

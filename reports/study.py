@@ -202,9 +202,8 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         ),
     )
     lines = tables.verdicts.lines
-    texts = paper_texts(
-        study.boards, tables.summaries, lines, [tables.verdicts.method] if lines else [], about.withdrawn
-    )
+    how = [tables.verdicts.rule] if tables.verdicts.rule else []
+    texts = paper_texts(study.boards, tables.summaries, lines, how, about.withdrawn)
     return Contents(
         about=about,
         texts=_texts(study, tables) | texts,

@@ -25,7 +25,7 @@ from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
-from cppo_lab.reports.paper_text import paper_texts
+from cppo_lab.reports.paper_text import Judged, paper_texts
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import NONE_STATED, Hypotheses, standing, withdrawn
@@ -165,9 +165,9 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         beside=request.beside,
         withdrawn=withdrawn(request.name, request.stated),
     )
-    views = (*((parts.exact,) if parts.exact else ()), parts.verdicts)
-    lines = [line for view in views for line in view.lines]
-    how = [view.method for view in views if view.lines]
+    exact = parts.exact
+    lines: list[Judged] = [*(exact.lines if exact else ()), *parts.verdicts.lines]
+    how = [text for text in (exact.method if exact and exact.lines else "", parts.verdicts.rule) if text]
     texts = paper_texts({request.name: board}, {request.name: found}, lines, how, about.withdrawn)
     return Contents(
         about=about,

@@ -87,7 +87,8 @@ class VerdictLine:
 
 @dataclass(frozen=True)
 class VerdictView:
-    """The first section of a page. `caution`: what the runs are not evidence for. `cannot`: what single runs do not
+    """The first section of a page. `caution`: what the runs are not evidence for. `rule`: the part of
+    `method` that holds away from the page, empty if nothing was tested. `cannot`: what single runs do not
     show, empty with several seeds. `not_judged`: claims about missing sweeps.
     """
 
@@ -96,6 +97,7 @@ class VerdictView:
     core: str
     lines: tuple[VerdictLine, ...]
     method: str
+    rule: str
     cannot: tuple[str, ...]
     not_judged: tuple[str, ...]
 
@@ -121,6 +123,8 @@ def verdict_view(
     found = verdicts(boards, testable_claims(boards, whole, tuple(own)))
     of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
+    judged, paired, rule, power = _method(found)
+    tested = any(each.p_for is not None for one in found for each in one.comparisons)
     return VerdictView(
         summary=_summary(found, own),
         caution=_caution(core, bool(found)),
@@ -128,7 +132,8 @@ def verdict_view(
         lines=tuple(
             _line(verdict, boards[verdict.claim.sweep], own.get(verdict.claim), alone) for verdict in found
         ),
-        method=_method(found),
+        method=f"{judged}{paired} {rule} {power}",
+        rule=f"{judged} {rule}" if tested else "",
         cannot=CANNOT if alone else (),
         not_judged=tuple(
             f"{claim.text} (sweep {claim.sweep})" for claim in CLAIMS if whole and claim.sweep not in boards
@@ -144,8 +149,8 @@ _SCORE_WORDS: Mapping[Score | Quantity, str] = {
 }
 
 
-def _method(found: Sequence[Verdict]) -> str:
-    """How these verdicts were reached."""
+def _method(found: Sequence[Verdict]) -> tuple[str, str, str, str]:
+    """How these verdicts were reached: by which score, in pairs or not, when a claim holds, and what the power is."""
     scores = {one.score for one in found if one.claim.compares_scores} or {Score.FINAL}
     judged = (
         _SCORE_WORDS[next(iter(scores))]
@@ -170,13 +175,17 @@ def _method(found: Sequence[Verdict]) -> str:
         if any(one.paired and one.estimate.n > 1 for one in pairs)
         else ""
     )
-    return (
-        f"{judged}{paired} A method is better where the 95 % interval of the difference lies above 0; {smallest} "
+    rule = (
+        f"A method is better where the 95 % interval of the difference lies above 0; {smallest} "
         f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided, with Holm's "
-        "adjustment over the comparisons of the claim; its level is 0.025. The power is a lower bound of the "
-        "probability that the claim comes out supported with these runs and their spread, if the true difference is "
-        "the one named; next to it is the number of runs of each method and model for a power of 0.8."
+        "adjustment over the comparisons of the claim; its level is 0.025."
     )
+    power = (
+        "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
+        "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
+        "for a power of 0.8."
+    )
+    return judged, paired, rule, power
 
 
 def _caution(core: str, judged: bool) -> str:

@@ -155,7 +155,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
 
 def sized(points: float) -> float:
     """A font size that is `points` where usual text has its usual size."""
-    return points * _STYLE.get().size / _USUAL_SIZE
+    return points * (_STYLE.get().size / _USUAL_SIZE)  # exactly `points` for the usual size
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], leg
     lines = [line for text in texts for line in textwrap.wrap(text, characters)]
     columns = legend_columns(tuple(key.label for key in legend), width)
     below = -(-len(legend) // columns)
-    fig.set_size_inches(width, height + sized(LINE_INCHES * (len(lines) + below) + 0.2))
+    fig.set_size_inches(width, height + sized(LINE_INCHES * (len(lines) + below)) + sized(0.2))
     fig.set_layout_engine("constrained")
     fig.suptitle("\n".join(lines), fontsize=sized(10), parse_math=False, gid=HEAD)
     if legend:

@@ -160,7 +160,7 @@ def test_numbers_and_methods_of_hostile_names(tmp_path: Path) -> None:
         for key in ("higher", *NAMES[:12])
     }
     view = verdict_view({"demo": board}, "mini", own=own)
-    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, view.lines, [view.method], NAMES)
+    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, view.lines, [view.rule], NAMES)
     used = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])
     assert "\\cppoDemoMCppoDiff" in used and len(used) > 500
     document = [r"\documentclass{article}", r"\input{numbers}", r"\begin{document}", r"\input{methods}", ""]

@@ -46,7 +46,11 @@ def grid(
 def texts(board: Scoreboard, view: VerdictView | None = None, **other: tuple[str, ...]) -> dict[str, str]:
     lines = view.lines if view else ()
     return paper_texts(
-        {"demo": board}, {"demo": sweep_statistics(board)}, lines, [view.method] if view else [], **other
+        {"demo": board},
+        {"demo": sweep_statistics(board)},
+        lines,
+        [view.rule] if view and view.rule else [],
+        **other,
     )
 
 
@@ -131,7 +135,8 @@ def test_methods_of_a_sweep() -> None:
     board = board_of(*grid(), code="0.9+abc")
     said = texts(board)["methods.md"]
     for sentence in (
-        "Sweep demo has 2 methods (DPPO, CPPO) on 1 model (m), each with 3 seeds (0, 1, 2): 6 of 6 runs have a result.",
+        "Sweep demo has 2 methods (DPPO, CPPO) on 1 model (m), with 3 seeds (0, 1, 2) of each method and model: 6 of 6 "
+        "runs have a result.",
         "the mean over chain24, chain25.",
         "the first 100 steps.",
         "the mean score of the last 30 % of the window.",
@@ -166,7 +171,21 @@ def test_methods_say_nothing_that_the_records_do_not_show(
     assert ("Single runs are compared with DPPO, without a test." in said) is (len(runs) == 2)
 
 
+def test_verdicts_on_single_runs_have_no_test() -> None:
+    board = board_of(*grid(seeds=1))
+    for own in ({}, {OWN: Standing("Not registered. Exploratory.", False)}):
+        view = verdict_view({"demo": board}, "mini", own=own)
+        said = texts(board, view)["methods.md"]
+        assert view.lines and "Claims of the paper that these runs can test: " in said
+        assert not [word for word in ("one-sided", "in pairs", "interval", "power") if word in said]
+    three = board_of(*grid())
+    assert "p is one-sided" in texts(three, verdict_view({"demo": three}, "mini"))["methods.md"]
+
+
 def test_gaps_are_named() -> None:
     runs = [*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))]
     said = texts(board_of(*runs))["methods.md"]
-    assert "each with 3 to 4 runs: 6 of 7 runs have a result." in said and "Without a result: " in said
+    assert (
+        "with 3 to 4 runs of each method and model: 6 of 7 runs have a result." in said
+        and "Without a result: " in said
+    )
