@@ -67,7 +67,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures have their files, which are empty, and their numbers."""
     svg = '<svg viewBox="0 0 1 1"></svg>'
 
-    def render(picture: Picture, _command: str) -> Drawn:
+    def render(picture: Picture, _command: str, _style: object) -> Drawn:
         return Drawn(picture, svg, b"", b"", 0.0, ())
 
     monkeypatch.setattr(build, "render", render)
