@@ -151,8 +151,11 @@ def test_equal_answers_are_one_with_their_count(opened: "Page") -> None:
     opened.get_by_label("Problem", exact=True).last.select_option(label=IDS[0])
     opened.get_by_label("Method", exact=True).select_option(label="DPPO")
     opened.get_by_label("Step", exact=True).select_option(label="100")
-    shown = opened.locator("#answers [aria-live] > .answer > p").all_inner_texts()
-    assert [text.partition(": ")[0] for text in shown] == [
+    shown = opened.locator("#answers [aria-live] > .answer > p")
+    opened.wait_for_function(  # a busy machine lays the new answers out later
+        "() => [...document.querySelectorAll('#answers [aria-live] > .answer > p')].every((p) => p.innerText)"
+    )
+    assert [text.partition(": ")[0] for text in shown.all_inner_texts()] == [
         "DPPO, seed 0, step 100, 2 equal answers (1, 3)",
         "DPPO, seed 0, step 100, answer 2",
     ]
