@@ -116,7 +116,6 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
     """
     from verl.utils import tensordict_utils as tu
 
-    from cppo_lab.cores.verl import loss as loss_metrics
     from cppo_lab.cores.verl import loss as policy_loss
     from tests.cores.verl.cpu_engine import join, make_worker
 
@@ -125,7 +124,7 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
         (policy_loss, "log_ratios"),
         (policy_loss, "mismatch_sums"),
         (policy_loss, "report_mismatch"),
-        (loss_metrics, "summarise_mismatch"),
+        (policy_loss, "summarise_mismatch"),
     ):
         clock.around(owner, name)
     columns, ways = recorded(responses, prompt, length), variants()
@@ -148,7 +147,7 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
                 )  # fmt: skip
                 worker.set_loss_fn(loss)
                 clock.seconds, started = 0.0, time.process_time()
-                loss_metrics.summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
+                policy_loss.summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
                 if repeat:  # the first round warms up
                     seconds[way].append(time.process_time() - started)
                     if way == "cppo_topk":

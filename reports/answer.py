@@ -15,7 +15,7 @@ from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import Verdict
-from cppo_lab.reports.names import display_name
+from cppo_lab.reports.names import display_name, signed_points
 
 MOST = 6  # sentences; what is beyond them is in the tables
 LEVEL = 0.05
@@ -102,14 +102,14 @@ def _answer(difference: Difference, smallest: float, decided: bool) -> ShortAnsw
         estimate, names = replace(estimate, value=-estimate.value), names[::-1]
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
-    numbers = f"{_points(estimate.value)} points"
+    numbers = f"{signed_points(estimate.value)} points"
     if estimate.unknown == ONE_RUN:
         return ShortAnswer(
             Word.OPEN, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
         )
     low, high, seeds = estimate.low, estimate.high, _seeds(difference)
     if low is not None and high is not None:
-        numbers += f" ({_points(low)} to {_points(high)})"
+        numbers += f" ({signed_points(low)} to {signed_points(high)})"
     word = outcome_of(estimate, smallest, decided)
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
@@ -128,7 +128,3 @@ def _seeds(difference: Difference) -> str:
     if difference.ours == difference.theirs:
         return f"{difference.ours} {unit}{'s' * (difference.ours > 1)} each"
     return f"{difference.ours} and {difference.theirs} {unit}s"
-
-
-def _points(fraction: float) -> str:
-    return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")

@@ -93,3 +93,8 @@ def p_text(value: float | None, absent: str = "none") -> str:
     if value is None:
         return absent
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def signed_points(fraction: float) -> str:
+    """A difference of fractions in points, as in `+2.35`, with a minus sign and not a hyphen."""
+    return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")

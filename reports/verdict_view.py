@@ -27,7 +27,7 @@ from cppo_lab.analysis.statistics.verdicts import (
     verdicts,
 )
 from cppo_lab.core_records import miniature_of
-from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text
+from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
 from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.tables import TextRow, TextTable
 
@@ -248,7 +248,7 @@ def _deviation(claim: Claim, board: Scoreboard) -> str:
         else "compares the runs of one seed in pairs, but they share no start. Taken as independent"
     )
     listed = "; ".join(
-        f"{_pair(each)} {place(each.model)} {_points(each.difference.estimate.value)} ({_interval(each)})"
+        f"{_pair(each)} {place(each.model)} {signed_points(each.difference.estimate.value)} ({_interval(each)})"
         for each in found.comparisons
         if each.difference is not None
     )
@@ -288,7 +288,7 @@ def _estimate(claim: Claim, found: Comparison | None) -> str:
     runs = (
         f"{ours} and {theirs} runs" if ours != theirs else f"{ours} runs each" if ours > 1 else "one run each"
     )
-    return f"{_points(found.difference.estimate.value)} {claim.unit}, {around} ({runs})"
+    return f"{signed_points(found.difference.estimate.value)} {claim.unit}, {around} ({runs})"
 
 
 def _pair(found: Comparison) -> str:
@@ -318,13 +318,13 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
     if _single_runs(verdict):
         noise = _noise(found, runs) if verdict.claim.compares_scores else None
         return (
-            ("difference", f"{_points(found.difference.estimate.value)} {verdict.claim.unit}"),
+            ("difference", f"{signed_points(found.difference.estimate.value)} {verdict.claim.unit}"),
             ("noise of the evaluations alone", "not known" if noise is None else f"{100 * noise:.2f} points"),
             ("95 % interval, p, seeds to decide it", "not known"),
             ("runs", _runs(found.difference)),
         )
     numbers: tuple[tuple[str, str], ...] = (
-        ("difference", f"{_points(found.difference.estimate.value)} {verdict.claim.unit}"),
+        ("difference", f"{signed_points(found.difference.estimate.value)} {verdict.claim.unit}"),
         ("95 % interval", _interval(found)),
         ("runs", _runs(found.difference)),
         ("adjusted p for it", p_text(found.p_adjusted)),
@@ -362,7 +362,7 @@ def _comparison(each: Comparison) -> ComparisonLine:
         ours=(each.model, each.variant),
         theirs=(each.model, each.against),
         runs=ABSENT if found is None else _runs(found),
-        difference=ABSENT if found is None else _points(found.estimate.value),
+        difference=ABSENT if found is None else signed_points(found.estimate.value),
         interval=_interval(each),
         p=p_text(each.p_adjusted),
         improvement=ABSENT if found is None else _improvement(found),
@@ -384,11 +384,7 @@ def _interval(each: Comparison) -> str:
     found = None if each.difference is None else each.difference.estimate
     if found is None or found.low is None or found.high is None:
         return "none"
-    return f"{_points(found.low)} to {_points(found.high)}"
-
-
-def _points(fraction: float) -> str:
-    return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")
+    return f"{signed_points(found.low)} to {signed_points(found.high)}"
 
 
 def verdict_table(view: VerdictView) -> TextTable | None:

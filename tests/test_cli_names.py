@@ -19,6 +19,7 @@ from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import shipped
 from cppo_lab.sweep.words import key_words
 from tests.conftest import ROOT
+from tests.waiting import CEILING_SECONDS
 
 RUN = "0123456789ab"
 MINE = (
@@ -161,7 +162,9 @@ def completed(line: str, out: Path, check: str = "") -> list[str]:
         "_ARGCOMPLETE_SHELL": "bash",
         "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
     }
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **environment}, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, **environment}, timeout=CEILING_SECONDS
+    )
     return sorted(filter(None, out.read_text().split("\v")))
 
 

@@ -18,9 +18,7 @@ from packaging.specifiers import SpecifierSet
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
 from cppo_lab.doctor import Check, examine, lines, machine, ready, slurm, verl
-from cppo_lab.doctor import check as requirement
-from cppo_lab.doctor import machine as inputs
-from cppo_lab.doctor import machine as packages
+from cppo_lab.doctor import check as doctor_check
 from cppo_lab.doctor.check import Requirement
 from cppo_lab.installed import install_extra
 from cppo_lab.sweep.compose import compose
@@ -48,7 +46,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise importlib.metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(requirement, "version", version)
+    monkeypatch.setattr(doctor_check, "version", version)
     return found
 
 
@@ -127,14 +125,14 @@ def test_versions_outside_their_range(
 
 def test_versions_of_builds_count_as_their_release(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, status in (("2.13.0+cu130", "ok"), ("2.12.0rc1", "ok"), ("2.9.1", "warning")):
-        monkeypatch.setattr(requirement, "version", lambda name, version=version: version)
+        monkeypatch.setattr(doctor_check, "version", lambda name, version=version: version)
         assert Requirement("torch", ">=2.11,<3", "core=verl").check().status == status
 
 
 def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
     """Where verl is installed, every one of its packages is inside the range that the doctor names."""
     composed = compose(TINY)
-    for check in packages.check_packages(composed.run, composed.layout):
+    for check in machine.check_packages(composed.run, composed.layout):
         assert check.status != "warning", check.line
 
 
@@ -279,11 +277,11 @@ def test_a_server_is_asked_and_no_password_is_printed(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        check = inputs.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
+        check = machine.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
         assert check.line == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
     with socket.socket() as silent:  # nobody listens, and nobody else can
         silent.bind(("127.0.0.1", 0))
-        check = inputs.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
+        check = machine.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
     assert check.status == "missing"
     assert "hunter" not in check.line
     assert "ann" not in check.line
@@ -294,7 +292,7 @@ def test_a_folder_that_cannot_be_written(workspace: Path) -> None:
     (workspace / "locked").mkdir(mode=0o500)
     checks = found([], workspace / "locked")
     assert checks["runs folder"].status == "missing"
-    assert inputs.check_store(f"sqlite:///{workspace}/locked/x.db").status == "missing"
+    assert machine.check_store(f"sqlite:///{workspace}/locked/x.db").status == "missing"
 
 
 def test_a_full_disk_and_small_shared_memory_are_warnings(
@@ -512,7 +510,7 @@ def test_what_the_system_refuses_to_write_is_missing(
         f"missing     runs folder: {workspace}/runs cannot be made or written: "
         "work in a folder that you can write to"
     )
-    check = inputs.check_store(f"sqlite:///{workspace}/x.db")
+    check = machine.check_store(f"sqlite:///{workspace}/x.db")
     assert (check.status, check.found) == ("missing", f"{workspace} cannot be written")
     assert check.remedy == "set MLFLOW_TRACKING_URI to another store"
 

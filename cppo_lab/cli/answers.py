@@ -67,8 +67,8 @@ def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[s
 
 def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
-    from cppo_lab.answers import replay as comparison
     from cppo_lab.answers.reading import read_tokens
+    from cppo_lab.answers.replay import as_lines, as_values, compare
     from cppo_lab.answers.replay import replay as replayed
 
     run, files = _files(options.run)
@@ -84,11 +84,11 @@ def replay(options: argparse.Namespace) -> int:
     found = replayed(
         tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
-    compared = comparison.compare(tokens, found)
+    compared = compare(tokens, found)
     if options.json:
-        answer(options, {"run": run.run_id, **comparison.as_values(tokens, found, compared)})
+        answer(options, {"run": run.run_id, **as_values(tokens, found, compared)})
     else:
-        print("\n".join([f"run {run.run_id}", *comparison.as_lines(tokens, found, compared)]))
+        print("\n".join([f"run {run.run_id}", *as_lines(tokens, found, compared)]))
     return Exit.DONE
 
 

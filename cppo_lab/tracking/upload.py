@@ -394,7 +394,14 @@ class _Shipment:
         before.update(tags)
         if line.datasets:  # MLflow identifies a dataset by its name and digest
             inputs = [_dataset_input(schema.Dataset(**dataset)) for dataset in line.datasets]
-            self.client.log_inputs(mlflow_id, datasets=inputs)
+            try:
+                self.client.log_inputs(mlflow_id, datasets=inputs)
+            except MlflowException as error:
+                # MLflow looks for a dataset before it adds it: of two runs that add the same one at once, one is
+                # refused, and finds it the next time.
+                if error.error_code != "BAD_REQUEST":
+                    raise
+                self.client.log_inputs(mlflow_id, datasets=inputs)
 
     def _stored(self, line: Begin) -> Run | None:
         """The MLflow run of the record whose lines are being read, if the store has it.

@@ -20,6 +20,7 @@ from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.runs import attempt as run_module
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import files
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import AnswersSpec, RunSpec
@@ -131,10 +132,22 @@ def attempt(settings: Settings) -> None:
     _watch_steps(settings)
     if settings.kill is not None:
         settings.kill.arm()
+        _upload_behind_the_spool(settings.folder)
     try:
         job(settings.spec, settings.runs, settings.uri).run()
     except Interrupted as error:
         print(error, flush=True)
+
+
+def _upload_behind_the_spool(folder: Path) -> None:
+    """Upload only once this attempt has opened its spool, so that it is one more file wherever the attempt dies."""
+    before, work = len(files(folder)), uploader.work
+
+    def later(*arguments: Any) -> None:
+        until("the attempt has a spool", lambda: len(files(folder)) > before)
+        work(*arguments)
+
+    uploader.work = later
 
 
 def _watch_steps(settings: Settings) -> None:

@@ -51,21 +51,21 @@ class RayJob:
         return self.layout.nodes
 
     def run(self) -> None:
-        from cppo_lab.cores.verl import cluster as ray_nodes
+        from cppo_lab.cores.verl import cluster
         from cppo_lab.cores.verl.core import own_ray
 
         assert self.allocation is not None
         resources = Resources(
             self.runs, self.folder, layout=self.layout, memory_gb=1.0, allocation=self.allocation
         )
-        ray_nodes.HEAD_SECONDS = ray_nodes.JOIN_SECONDS = CEILING_SECONDS
+        cluster.HEAD_SECONDS = cluster.JOIN_SECONDS = CEILING_SECONDS
         if self.kind == "alone":
-            ray_nodes.JOIN_SECONDS = 1.0
+            cluster.JOIN_SECONDS = 1.0
             if self.allocation.rank:
                 return
         if self.allocation.rank:
             self._note("lent")
-            ray_nodes.run_worker_node(resources)
+            cluster.run_worker_node(resources)
             self._note("left")
             return
         self._note("training", pid=os.getpid())

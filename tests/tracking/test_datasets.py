@@ -2,8 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+from mlflow import MlflowClient
 from mlflow.data import dataset_source_registry
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder
@@ -41,3 +46,26 @@ def test_they_are_inputs_once_and_tell_no_password(workspace: Path, tiny_spec: R
     assert json.loads(told.profile)["origin"] == "https://ada:***@host/a.parquet"
     Recorder(tiny_spec, {}, folder, datasets=[Dataset(**{**vars(TRAIN), "digest": "b" * 12})])
     assert len(mlflow_run(folder).inputs.dataset_inputs) == 4  # other problems are another dataset
+
+
+def test_a_dataset_that_another_run_adds_at_the_same_moment(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow finds none, and a dataset of that name and digest when it adds it: the second run is refused."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    Recorder(tiny_spec, {}, folder, datasets=[TRAIN])
+    real, refused = MlflowClient.log_inputs, []
+
+    def log_inputs(client: MlflowClient, *arguments: Any, **named: Any) -> None:
+        if not refused:
+            refused.append(named)
+            message = (
+                "(sqlite3.IntegrityError) UNIQUE constraint failed: datasets.experiment_id, datasets.name"
+            )
+            raise MlflowException(message, error_code=BAD_REQUEST)
+        real(client, *arguments, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
+    assert len(mlflow_run(folder).inputs.dataset_inputs) == 1 and refused
+    assert "tracking store" not in capsys.readouterr().err

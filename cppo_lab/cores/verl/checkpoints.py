@@ -19,7 +19,6 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS
-from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock, replace_file, replacing
 from cppo_lab.schema import Outcome
@@ -187,9 +186,9 @@ def last_readable(folder: Path) -> int | None:
 
     Deletes nothing. Raises UserError if a checkpoint cannot be read for another reason.
     """
-    step = steps.resume_step(folder)
+    step = resume_step(folder)
     while step is not None:
-        path = steps.checkpoint_folder(folder, step)
+        path = checkpoint_folder(folder, step)
         try:
             why = fault(path) or _unreadable(path)
         except OSError as error:
@@ -199,7 +198,7 @@ def last_readable(folder: Path) -> int | None:
             ) from error
         if not why:
             return step
-        step = steps.resume_step(folder, before=step)
+        step = resume_step(folder, before=step)
         instead = "training starts over" if step is None else f"training resumes from step {step}"
         print(f"checkpoint {path} is ignored, {instead}: {why}", file=sys.stderr, flush=True)
     return None
@@ -257,13 +256,13 @@ def keep_best(folder: Path, metric: str) -> None:
     kept = best_step(folder)
     scores = [
         (row[metric], step)
-        for _, (step, row) in steps.rows(folder)
-        if step and metric in row and (step == kept or steps.is_whole(steps.checkpoint_folder(folder, step)))
+        for _, (step, row) in rows(folder)
+        if step and metric in row and (step == kept or is_whole(checkpoint_folder(folder, step)))
     ]
     if not scores:
         return
     step = max(scores)[1]
-    source = steps.checkpoint_folder(folder, step)
+    source = checkpoint_folder(folder, step)
     if kept == step or fault(source):
         return
     partial, best = folder / f"{BEST}.partial", folder / BEST
@@ -298,8 +297,8 @@ def drop_others(folder: Path, step: int | None) -> None:
     A trainer does not know those of an earlier attempt. It would overwrite the files of one with the same step, to
     which the best checkpoint may be linked.
     """
-    for path in (folder / CHECKPOINTS).glob(f"{steps.PREFIX}*"):
-        if step is None or path != steps.checkpoint_folder(folder, step):
+    for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"):
+        if step is None or path != checkpoint_folder(folder, step):
             shutil.rmtree(path)
 
 

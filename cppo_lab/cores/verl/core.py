@@ -15,7 +15,6 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.checkpoints import score_name
 from cppo_lab.cores.verl.cluster import (
     head,
@@ -50,10 +49,10 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     assert isinstance(spec, VerlRun) and layout is not None and paths is not None
     if importlib.util.find_spec("verl") is None:
         raise UserError(f"package 'verl' is not installed: {install_extra('verl')}")
-    with steps.writing(folder):
+    with checkpoints.writing(folder):
         resources.doing("reading the checkpoint")
         step = checkpoints.last_readable(folder)
-        recorded = steps.cut_after(folder, step)
+        recorded = checkpoints.cut_after(folder, step)
         checkpoints.forget_later(folder, step)
         checkpoints.keep_best(folder, score_name(spec))
         checkpoints.drop_others(folder, step)
@@ -69,14 +68,14 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     return outcome
 
 
-def _record_row(row: steps.Row, answers: HandOver, sink: MetricSink) -> None:
+def _record_row(row: checkpoints.Row, answers: HandOver, sink: MetricSink) -> None:
     """Pass a row and its step's responses to the recorder; responses first, so that they are on disk earlier."""
     step, metrics = row
     answers.add(step)
     sink.log(step, metrics)
 
 
-def _ended(spec: VerlRun, recorded: list[steps.Row]) -> Outcome | None:
+def _ended(spec: VerlRun, recorded: list[checkpoints.Row]) -> Outcome | None:
     """The outcome of a run that was killed between its last row and writing its outcome; None if steps are left."""
     if not recorded:
         return None
@@ -105,7 +104,7 @@ def _train_on(
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.config import check_config, set_answers, set_mismatch, verl_config
 
-        resume = None if step is None else steps.checkpoint_folder(folder, step)
+        resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
         files = planned_files(spec, paths, resources.shared, folder, resume)
         require_files(spec, files, resources.shared)
         config = verl_config(spec, layout, files)
@@ -116,7 +115,7 @@ def _train_on(
         resources.doing("starting verl's trainer")
         with _following(folder, answers, sink):
             _run(config)
-    outcome = steps.read_outcome(folder)
+    outcome = checkpoints.read_outcome(folder)
     if outcome is None:
         raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
     return outcome
@@ -248,7 +247,7 @@ def _signals_after_ray() -> Iterator[Any]:
 def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[None]:
     """Pass on rows to the recorder while the trainer writes them."""
     ended = threading.Event()
-    offset = (folder / steps.STEPS).stat().st_size
+    offset = (folder / checkpoints.STEPS).stat().st_size
     failures: list[Exception] = []
 
     def follow() -> None:
@@ -256,7 +255,7 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[No
         try:
             while True:
                 last = ended.is_set()
-                for behind, row in steps.rows(folder, offset):
+                for behind, row in checkpoints.rows(folder, offset):
                     _record_row(row, answers, sink)
                     offset = behind
                 if last:

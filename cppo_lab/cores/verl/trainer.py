@@ -30,7 +30,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from cppo_lab import schema
 from cppo_lab.cores import phases
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
 from cppo_lab.cores.verl.config import lab_settings, top_k
@@ -205,7 +205,7 @@ class LabTrainer(PPOTrainerSync):
         super()._load_checkpoint()
         if said := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
             print(said, flush=True)
-        traces = steps.checkpoint_folder(self.folder, self.global_steps) / TRACES
+        traces = checkpoints.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
         self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
@@ -334,7 +334,7 @@ class LabTrainer(PPOTrainerSync):
         """Save verl's checkpoint, with the traces next to it."""
         super()._save_checkpoint()
         _, state = self.actor_rollout_wg.read_diagnostics()[0]
-        checkpoint = steps.checkpoint_folder(self.folder, self.global_steps)
+        checkpoint = checkpoints.checkpoint_folder(self.folder, self.global_steps)
         torch.save(state, checkpoint / TRACES)
         seal(checkpoint)
 
@@ -398,12 +398,12 @@ class LabTrainer(PPOTrainerSync):
         found = self._answers.take(step) if validation and self._answers is not None else None
         if found is not None:
             stage(self.folder, found)
-        steps.append_row(self.folder, step, row | validation)
+        checkpoints.append_row(self.folder, step, row | validation)
         if not validation:
             return
         name = score_name(self.spec)
         keep_best(self.folder, name)
-        scores = [past[name] for _, (_, past) in steps.rows(self.folder) if name in past]
+        scores = [past[name] for _, (_, past) in checkpoints.rows(self.folder) if name in past]
         training = self.spec.training
         self._broken = collapse_reason(scores, training.collapse_share, training.collapse_patience)
 
@@ -411,5 +411,5 @@ class LabTrainer(PPOTrainerSync):
         """Write how training ended, and stop verl's loop."""
         self.total_training_steps = step
         status = schema.COLLAPSED if self._broken else schema.DONE
-        last = max(n for _, (n, _) in steps.rows(self.folder))
-        steps.write_outcome(self.folder, Outcome(status, last, self._broken))
+        last = max(n for _, (n, _) in checkpoints.rows(self.folder))
+        checkpoints.write_outcome(self.folder, Outcome(status, last, self._broken))

@@ -12,7 +12,6 @@ import torch
 
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.checkpoints import (
     best_step,
     drop_others,
@@ -28,7 +27,7 @@ SCORE = "val/mean/avg_at_16"
 
 def save(folder: Path, step: int) -> Path:
     """As verl saves: weights below `actor`, the rest beside it."""
-    path = steps.checkpoint_folder(folder, step)
+    path = checkpoints.checkpoint_folder(folder, step)
     (path / "actor").mkdir(parents=True)
     (path / "actor" / "weights.pt").write_text(f"weights of {step}")
     (path / "data.pt").write_text(f"order at {step}")
@@ -36,7 +35,7 @@ def save(folder: Path, step: int) -> Path:
 
 
 def score(folder: Path, step: int, value: float) -> None:
-    steps.append_row(folder, step, {SCORE: value})
+    checkpoints.append_row(folder, step, {SCORE: value})
 
 
 def best(folder: Path) -> str:
@@ -166,7 +165,7 @@ CONFIG = "actor/fsdp_config.json"
 
 def save_whole(folder: Path, step: int, *, sealed: bool = True) -> Path:
     """As verl saves, with a file of each kind, and the row of the step."""
-    path = steps.checkpoint_folder(folder, step)
+    path = checkpoints.checkpoint_folder(folder, step)
     for name in (MODEL, OPTIMISER, EXTRA, ORDER, "verl_traces.pt"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         torch.save({"values": torch.arange(2000) + step}, path / name)
@@ -282,7 +281,7 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     score(tmp_path, 6, 0.6)
     keep_best(tmp_path, SCORE)
     assert best_step(tmp_path) == 6
-    steps.cut_after(tmp_path, 4)
+    checkpoints.cut_after(tmp_path, 4)
     forget_later(tmp_path, 4)
     assert best_step(tmp_path) is None
     assert best(tmp_path) == "weights of 6"  # as long as nothing replaces it

@@ -21,7 +21,7 @@ from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay
@@ -173,7 +173,7 @@ def test_cppos_tokens_are_decided_as_a_plain_loop_decides_them(story: Story) -> 
 def rows(on_ray: OnRay) -> dict[int, dict[str, float]]:
     """The record of the trainer that has another rule at each step."""
     on_ray.found("done")
-    return dict(row for _, row in steps.rows(on_ray.folder))
+    return dict(row for _, row in checkpoints.rows(on_ray.folder))
 
 
 def rows_of_rules(on_ray: OnRay) -> dict[str, dict[str, float]]:

@@ -11,7 +11,6 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS, MetricSink, Resources
 from cppo_lab.cores.verl import checkpoints, core
-from cppo_lab.cores.verl import checkpoints as steps
 from cppo_lab.cores.verl.checkpoints import score_name
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.schema import Outcome
@@ -39,8 +38,8 @@ def record(composed: Composed, folder: Path, scores: list[float]) -> None:
         row = {"train/reward": 0.5} if step else {}
         if step % 2 == 0:
             row[score_name(composed.run)] = scores[step // 2]
-            (steps.checkpoint_folder(folder, step) / "actor").mkdir(parents=True)
-        steps.append_row(folder, step, row)
+            (checkpoints.checkpoint_folder(folder, step) / "actor").mkdir(parents=True)
+        checkpoints.append_row(folder, step, row)
 
 
 def no_answers(folder: Path, composed: Composed, sink: MetricSink) -> HandOver:
@@ -89,7 +88,7 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(composed, tmp_path, [0.1, 0.2, 0.4])
-    steps.append_row(tmp_path, 5, {"train/reward": 0.5})
+    checkpoints.append_row(tmp_path, 5, {"train/reward": 0.5})
     begun = []
 
     def train_on(
@@ -116,18 +115,18 @@ def test_a_damaged_checkpoint_takes_nothing_from_the_one_before_it(
 ) -> None:
     """Launched twice: the first attempt trains nothing, like one that dies while it starts Ray."""
     record(composed, tmp_path, [0.1, 0.2, 0.4])
-    steps.append_row(tmp_path, 5, {"train/reward": 0.5})
+    checkpoints.append_row(tmp_path, 5, {"train/reward": 0.5})
     checkpoints.keep_best(tmp_path, score_name(composed.run))  # type: ignore[arg-type]  # a run of verl
     for step in (2, 4):
-        checkpoints.seal(steps.checkpoint_folder(tmp_path, step))
-    (steps.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
+        checkpoints.seal(checkpoints.checkpoint_folder(tmp_path, step))
+    (checkpoints.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
     begun = []
     monkeypatch.setattr(core, "_train_on", lambda *given: begun.append(given[-1]) or Outcome(schema.DONE, 8))
     for _ in range(2):
         sink = ListSink()
         core.train(composed.run, sink, resources(composed, tmp_path))
         assert [number for number, _ in sink.numbers()] == [0, 1, 2]
-        assert [step for _, (step, _) in steps.rows(tmp_path)] == [0, 1, 2]
+        assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == [0, 1, 2]
         assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_2"]
         assert checkpoints.best_step(tmp_path) == 2
     assert begun == [2, 2]
@@ -148,7 +147,7 @@ def test_rows_are_handed_over_as_they_are_written(
     composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
-    steps.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
+    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
     arrived = threading.Event()
 
     class Sink(ListSink):
@@ -158,9 +157,9 @@ def test_rows_are_handed_over_as_they_are_written(
 
     sink = Sink()
     with core._following(tmp_path, no_answers(tmp_path, composed, sink), sink):
-        steps.append_row(tmp_path, 1, {"train/reward": 0.1})
+        checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
         assert arrived.wait(CEILING_SECONDS)
-        steps.append_row(tmp_path, 2, {"train/reward": 0.2})
+        checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2]
 
 
@@ -169,13 +168,13 @@ def test_a_row_that_the_recorder_refuses_fails_the_run(composed: Composed, tmp_p
         def log(self, step: int, metrics: object) -> None:
             raise ValueError("metric 'x' is not in schema.METRICS")
 
-    (tmp_path / steps.STEPS).touch()
+    (tmp_path / checkpoints.STEPS).touch()
     sink = Sink()
     with (
         pytest.raises(ValueError, match="not in schema"),
         core._following(tmp_path, no_answers(tmp_path, composed, sink), sink),
     ):
-        steps.append_row(tmp_path, 1, {"x": 0.1})
+        checkpoints.append_row(tmp_path, 1, {"x": 0.1})
 
 
 def test_the_environment_is_as_before_after_a_run(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cppo_lab.cores.verl import cluster as ray_local
+from cppo_lab.cores.verl import cluster
 from cppo_lab.cores.verl.cluster import LONGEST_FOLDER, local_ray_settings
 from cppo_lab.errors import UserError
 from tests.cores.verl.conftest import OnRay
@@ -82,13 +82,11 @@ def test_ray_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None
         return "found"
 
     monkeypatch.setattr(services, "get_node", look)
-    monkeypatch.setattr(
-        ray_local, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None)
-    )
-    with ray_local.longer_start_timeout():
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None))
+    with cluster.longer_start_timeout():
         assert services.get_node("address", "node") == "found"
         assert asked == [("address", "node")] * 4
-        monkeypatch.setattr(ray_local, "START_SECONDS", 1.0)
+        monkeypatch.setattr(cluster, "START_SECONDS", 1.0)
         asked.clear()
         with pytest.raises(RuntimeError, match="cannot find"):
             services.get_node("address", "node")

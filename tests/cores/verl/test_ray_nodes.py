@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.base import Allocation, Resources
-from cppo_lab.cores.verl import cluster as ray_folder
-from cppo_lab.cores.verl import cluster as ray_nodes
+from cppo_lab.cores.verl import cluster
 from cppo_lab.cores.verl.cluster import object_store_bytes
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
@@ -33,9 +32,9 @@ def test_virtual_machines_have_loopback_addresses_of_their_own(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    both = [ray_nodes.own_address(replace(allocation, rank=rank)) for rank in (0, 1)]
+    both = [cluster.own_address(replace(allocation, rank=rank)) for rank in (0, 1)]
     assert both == ["127.0.0.2", "127.0.0.3"]
-    assert ray_nodes._environment(Path("token"), both[1])["GLOO_SOCKET_IFNAME"] == "lo"
+    assert cluster._environment(Path("token"), both[1])["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_an_interface_that_a_machine_lacks_is_named(
@@ -43,22 +42,22 @@ def test_an_interface_that_a_machine_lacks_is_named(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
     with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME=ib7: there.invalid has no such interface"):
-        ray_nodes.own_address(allocation)
+        cluster.own_address(allocation)
 
 
 def test_a_machine_goes_when_the_first_one_is_through_without_ray(allocation: Allocation) -> None:
     """A run that was done already, say."""
     allocation.end()
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
-    ray_nodes.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))
+    cluster.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))
 
 
 def test_a_machine_waits_for_the_first_one_only_so_long(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_nodes, "MEET_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "MEET_SECONDS", 0.0)
     with pytest.raises(RuntimeError, match=r"here.invalid has started no Ray within 0 s"):
-        ray_nodes._meet(allocation)
+        cluster._meet(allocation)
 
 
 def test_the_object_store_is_a_share_of_the_runs_memory() -> None:
@@ -69,17 +68,17 @@ def test_the_object_store_is_a_share_of_the_runs_memory() -> None:
 def test_a_folder_taken_for_abandoned_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_folder, "PLACE", tmp_path)
+    monkeypatch.setattr(cluster, "PLACE", tmp_path)
     real, made = tempfile.mkdtemp, []
 
     def taken_once(**where: object) -> str:
         made.append(Path(real(**where)))
         if len(made) == 1:
-            ray_folder.remove_abandoned()
+            cluster.remove_abandoned()
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
-    with ray_folder.own_folder() as (folder, _):
+    with cluster.own_folder() as (folder, _):
         assert (len(made), made[-1]) == (2, folder)
         assert folder.exists()
 
@@ -87,8 +86,8 @@ def test_a_folder_taken_for_abandoned_before_it_is_locked_is_made_anew(
 def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_folder, "PLACE", tmp_path)
-    with ray_folder.own_folder() as (folder, _):
+    monkeypatch.setattr(cluster, "PLACE", tmp_path)
+    with cluster.own_folder() as (folder, _):
         (folder / "ray").mkdir()
         left = (
             "import os, pathlib; from cppo_lab.cores.verl import cluster as r; "
@@ -99,7 +98,7 @@ def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
             subprocess.run([sys.executable, "-c", left], capture_output=True, text=True).stdout.strip()
         )
         assert killed.parent == tmp_path and killed.exists()
-        ray_folder.remove_abandoned()
+        cluster.remove_abandoned()
         assert not killed.exists()
         assert (folder / "ray").exists() and folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
@@ -111,14 +110,14 @@ def network(monkeypatch: pytest.MonkeyPatch, **interfaces: str) -> None:
         name: [SimpleNamespace(address=address, family=socket.AF_INET)]
         for name, address in interfaces.items()
     }
-    monkeypatch.setattr(ray_nodes.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(cluster.psutil, "net_if_addrs", lambda: found)
 
 
 def test_the_interface_of_an_address_is_found_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     network(monkeypatch, lo="127.0.0.1", eth0="192.0.2.1", ib0="192.0.2.2")
-    assert ray_nodes._environment(Path("token"), "192.0.2.2")["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert cluster._environment(Path("token"), "192.0.2.2")["GLOO_SOCKET_IFNAME"] == "ib0"
     with pytest.raises(UserError, match=r"has the address 192\.0\.2\.3: set GLOO_SOCKET_IFNAME"):
-        ray_nodes._environment(Path("token"), "192.0.2.3")
+        cluster._environment(Path("token"), "192.0.2.3")
 
 
 def test_the_address_is_that_of_the_chosen_interface(
@@ -126,7 +125,7 @@ def test_the_address_is_that_of_the_chosen_interface(
 ) -> None:
     network(monkeypatch, lo="127.0.0.1", ib0="192.0.2.2")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    assert ray_nodes.own_address(allocation) == "192.0.2.2"
+    assert cluster.own_address(allocation) == "192.0.2.2"
 
 
 def test_without_an_interface_the_address_is_the_one_towards_another_machine(
@@ -135,14 +134,14 @@ def test_without_an_interface_the_address_is_the_one_towards_another_machine(
     """Here that machine is this one, by its loopback address."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     near = replace(allocation, machines=("127.0.0.1", "there.invalid"))
-    assert ray_nodes.own_address(near) == "127.0.0.3"
+    assert cluster.own_address(near) == "127.0.0.3"
 
 
 def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
-    words = ray_nodes._start(layout, allocation, "127.0.0.1", 100)
+    words = cluster._start(layout, allocation, "127.0.0.1", 100)
     assert words[words.index("--object-store-memory") + 1] == str(object_store_bytes(100))
-    assert "--object-store-memory" not in ray_nodes._start(layout, allocation, "127.0.0.1", None)
+    assert "--object-store-memory" not in cluster._start(layout, allocation, "127.0.0.1", None)
 
 
 def test_a_port_is_drawn_once_and_one_that_is_taken_never(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +152,11 @@ def test_a_port_is_drawn_once_and_one_that_is_taken_never(monkeypatch: pytest.Mo
             one.bind((host, 0))
         ports = [one.getsockname()[1] for one in (taken, free)]
         free.close()
-        monkeypatch.setattr(ray_nodes, "_DRAWN", set())
-        monkeypatch.setattr(ray_nodes, "PORTS", ports)
-        assert ray_nodes.free_port(host) == ports[1]
+        monkeypatch.setattr(cluster, "_DRAWN", set())
+        monkeypatch.setattr(cluster, "PORTS", ports)
+        assert cluster.free_port(host) == ports[1]
         with pytest.raises(OSError, match=rf"no port of \d+ to \d+ is free on {host}"):
-            ray_nodes.free_port(host)
+            cluster.free_port(host)
 
 
 def keeper(status: int | None) -> Any:
@@ -166,12 +165,12 @@ def keeper(status: int | None) -> Any:
 
 
 def test_a_head_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_nodes, "_answers", lambda address: False)
+    monkeypatch.setattr(cluster, "_answers", lambda address: False)
     with pytest.raises(RuntimeError, match=r"did not start \(exit status 3\): see the run's log"):
-        ray_nodes._wait_for("127.0.0.1:1", keeper(3))
-    monkeypatch.setattr(ray_nodes, "HEAD_SECONDS", -1.0)
+        cluster._wait_for("127.0.0.1:1", keeper(3))
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", -1.0)
     with pytest.raises(RuntimeError, match=r"head does not answer at 127\.0\.0\.1:1 after -1 s"):
-        ray_nodes._wait_for("127.0.0.1:1", keeper(None))
+        cluster._wait_for("127.0.0.1:1", keeper(None))
 
 
 def test_a_worker_node_whose_ray_ends_before_the_run_fails(
@@ -189,9 +188,9 @@ def test_a_worker_node_whose_ray_ends_before_the_run_fails(
         "_running": running,
         "_answers": lambda address: True,
     }.items():
-        monkeypatch.setattr(ray_nodes, name, value)
+        monkeypatch.setattr(cluster, name, value)
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
     with pytest.raises(
         RuntimeError, match=r"Ray ended on there\.invalid \(exit status 7\) before the run did"
     ):
-        ray_nodes.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))
+        cluster.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))

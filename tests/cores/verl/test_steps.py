@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl import checkpoints
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def checkpoint(folder: Path, step: int, whole: bool = True) -> Path:
-    path = steps.checkpoint_folder(folder, step)
+    path = checkpoints.checkpoint_folder(folder, step)
     (path / "actor" if whole else path).mkdir(parents=True)
     (path / "data.pt").write_text("state")
     return path
@@ -26,74 +26,78 @@ def checkpoint(folder: Path, step: int, whole: bool = True) -> Path:
 
 def record(folder: Path, *numbers: int) -> None:
     for number in numbers:
-        steps.append_row(folder, number, {"train/reward": number / 10})
+        checkpoints.append_row(folder, number, {"train/reward": number / 10})
 
 
 def read(folder: Path) -> list[int]:
-    return [step for _, (step, _) in steps.rows(folder)]
+    return [step for _, (step, _) in checkpoints.rows(folder)]
 
 
 def test_rows_come_back_with_the_offset_behind_them(tmp_path: Path) -> None:
-    assert list(steps.rows(tmp_path)) == []
+    assert list(checkpoints.rows(tmp_path)) == []
     record(tmp_path, 0, 1)
-    found = list(steps.rows(tmp_path))
+    found = list(checkpoints.rows(tmp_path))
     assert [row for _, row in found] == [(0, {"train/reward": 0.0}), (1, {"train/reward": 0.1})]
     record(tmp_path, 2)
-    assert [row[0] for _, row in steps.rows(tmp_path, found[-1][0])] == [2]
-    assert found[-1][0] < list(steps.rows(tmp_path))[-1][0] == (tmp_path / steps.STEPS).stat().st_size
+    assert [row[0] for _, row in checkpoints.rows(tmp_path, found[-1][0])] == [2]
+    assert (
+        found[-1][0]
+        < list(checkpoints.rows(tmp_path))[-1][0]
+        == (tmp_path / checkpoints.STEPS).stat().st_size
+    )
 
 
 def test_numbers_are_exact_and_not_finite_ones_come_back(tmp_path: Path) -> None:
     metrics = {"a": 0.1 + 0.2, "b": 1e-300, "c": float("inf")}
-    steps.append_row(tmp_path, 1, metrics)
-    assert [row for _, row in steps.rows(tmp_path)] == [(1, metrics)]
+    checkpoints.append_row(tmp_path, 1, metrics)
+    assert [row for _, row in checkpoints.rows(tmp_path)] == [(1, metrics)]
 
 
 def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
     record(tmp_path, 1, 2)
-    path = tmp_path / steps.STEPS
+    path = tmp_path / checkpoints.STEPS
     content = path.read_bytes()
     first = content.index(b"\n") + 1
     for end in range(first, len(content)):
         path.write_bytes(content[:end])
         assert read(tmp_path) == [1], end
     path.write_bytes(content)
-    assert [row[0] for _, row in steps.rows(tmp_path, first)] == [2]
+    assert [row[0] for _, row in checkpoints.rows(tmp_path, first)] == [2]
 
 
 def test_cutting_drops_what_will_be_trained_again(tmp_path: Path) -> None:
     record(tmp_path, 0, 1, 2, 3)
-    steps.write_outcome(tmp_path, Outcome(schema.DONE, 3))
-    kept = steps.cut_after(tmp_path, 2)
+    checkpoints.write_outcome(tmp_path, Outcome(schema.DONE, 3))
+    kept = checkpoints.cut_after(tmp_path, 2)
     assert [step for step, _ in kept] == read(tmp_path) == [0, 1, 2]
-    assert steps.read_outcome(tmp_path) is None
+    assert checkpoints.read_outcome(tmp_path) is None
     record(tmp_path, 3)
     assert read(tmp_path) == [0, 1, 2, 3]
-    assert steps.cut_after(tmp_path, None) == []
+    assert checkpoints.cut_after(tmp_path, None) == []
     assert read(tmp_path) == []
-    assert (tmp_path / steps.STEPS).stat().st_size == 0  # it is there: its follower begins at its end
+    assert (tmp_path / checkpoints.STEPS).stat().st_size == 0  # it is there: its follower begins at its end
 
 
 def test_cutting_takes_a_torn_line_away(tmp_path: Path) -> None:
     record(tmp_path, 0, 1)
-    with (tmp_path / steps.STEPS).open("a") as file:
+    with (tmp_path / checkpoints.STEPS).open("a") as file:
         file.write('{"step": 2, "metr')
-    steps.cut_after(tmp_path, 1)
+    checkpoints.cut_after(tmp_path, 1)
     record(tmp_path, 2)
     assert read(tmp_path) == [0, 1, 2]
 
 
 def test_where_a_run_continues(tmp_path: Path) -> None:
-    assert steps.resume_step(tmp_path) is None
+    assert checkpoints.resume_step(tmp_path) is None
     record(tmp_path, 0, 1, 2)
-    assert steps.resume_step(tmp_path) is None  # rows without a checkpoint
+    assert checkpoints.resume_step(tmp_path) is None  # rows without a checkpoint
     checkpoint(tmp_path, 2)
-    assert steps.resume_step(tmp_path) == 2
+    assert checkpoints.resume_step(tmp_path) == 2
     record(tmp_path, 3)
     checkpoint(tmp_path, 4)  # killed before its row was written: perhaps it is not whole
-    assert steps.resume_step(tmp_path) == 2
+    assert checkpoints.resume_step(tmp_path) == 2
     record(tmp_path, 4)
-    assert steps.resume_step(tmp_path) == 4
+    assert checkpoints.resume_step(tmp_path) == 4
 
 
 def test_a_checkpoint_whose_weights_are_gone_is_none(tmp_path: Path) -> None:
@@ -101,16 +105,16 @@ def test_a_checkpoint_whose_weights_are_gone_is_none(tmp_path: Path) -> None:
     record(tmp_path, 0, 2, 4, 6)
     for step, whole in ((2, False), (4, True), (6, False)):
         checkpoint(tmp_path, step, whole)
-    assert steps.resume_step(tmp_path) == 4
+    assert checkpoints.resume_step(tmp_path) == 4
 
 
 def test_outcomes(tmp_path: Path) -> None:
-    assert steps.read_outcome(tmp_path) is None
+    assert checkpoints.read_outcome(tmp_path) is None
     for outcome in (Outcome(schema.DONE, 4), Outcome(schema.COLLAPSED, 2, "score fell: äöü")):
-        steps.write_outcome(tmp_path, outcome)
-        assert steps.read_outcome(tmp_path) == outcome
-    (tmp_path / f"{steps.OUTCOME}.partial").write_text('{"stat')  # killed while it was written
-    assert steps.read_outcome(tmp_path) == Outcome(schema.COLLAPSED, 2, "score fell: äöü")
+        checkpoints.write_outcome(tmp_path, outcome)
+        assert checkpoints.read_outcome(tmp_path) == outcome
+    (tmp_path / f"{checkpoints.OUTCOME}.partial").write_text('{"stat')  # killed while it was written
+    assert checkpoints.read_outcome(tmp_path) == Outcome(schema.COLLAPSED, 2, "score fell: äöü")
 
 
 # Where each process dies, in turn (see `writer`), with the last row and the step to continue from that it leaves. The
@@ -156,19 +160,19 @@ def test_kills_between_and_within_writes_lose_no_step(tmp_path: Path) -> None:
 
 
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "PATIENCE_SECONDS", 0.0)
-    with steps.writing(tmp_path):
-        second = steps.writing(tmp_path)
+    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.0)
+    with checkpoints.writing(tmp_path):
+        second = checkpoints.writing(tmp_path)
         with pytest.raises(UserError, match="an earlier attempt still writes to"):
             second.__enter__()
-    with steps.writing(tmp_path):  # the next one may
+    with checkpoints.writing(tmp_path):  # the next one may
         pass
 
 
 def test_a_writer_that_dies_makes_way(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints as steps\n"
-        "with steps.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints\n"
+        "with checkpoints.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -180,9 +184,9 @@ def test_a_writer_that_dies_makes_way(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(steps, "PATIENCE_SECONDS", 0.0)
-            with pytest.raises(UserError), steps.writing(tmp_path):
+            patch.setattr(checkpoints, "PATIENCE_SECONDS", 0.0)
+            with pytest.raises(UserError), checkpoints.writing(tmp_path):
                 pass
         process.kill()
-        with steps.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
+        with checkpoints.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
             pass

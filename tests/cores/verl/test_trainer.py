@@ -1,4 +1,4 @@
-"""What our trainer does between verl's steps, on a queue in memory and with workers that do nothing.
+"""What our trainer does between verl's checkpoints, on a queue in memory and with workers that do nothing.
 
 The trainer as a whole is tested in `test_core`.
 """
@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import Chosen
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
 from cppo_lab.cores.verl.kept_responses import PLACE
@@ -198,7 +198,7 @@ def test_a_validated_step_leaves_its_answers_before_its_row(
     staged: list[Any] = []
 
     def stage(folder: Path, found: Any) -> None:
-        assert list(steps.rows(folder)) == []
+        assert list(checkpoints.rows(folder)) == []
         staged.append(found)
 
     class Taken:
@@ -300,7 +300,7 @@ def test_a_batch_without_a_signal_is_no_update(
     queue.kv_clear(batch.keys, "train")  # as verl's loop ends a step
     assert queue.rows == {}
     made._compute_metrics(batch, {}, {"step": 1.0, "gen": 0.5, "update_actor": 1e-6}, 1, 0)
-    [(_, (step_number, row))] = list(steps.rows(tmp_path))
+    [(_, (step_number, row))] = list(checkpoints.rows(tmp_path))
     assert step_number == 1
     assert row["train/zero_variance_group_share"] == 1.0
     assert "perf/trained_tokens_per_second" not in row
@@ -327,11 +327,11 @@ def test_a_row_for_each_step_and_the_end_at_the_last(tmp_path: Path) -> None:
     made._validation = {score_name(made.spec): 0.1}
     made._record(0, {})
     for step in range(1, 5):
-        (steps.checkpoint_folder(tmp_path, step) / "actor").mkdir(parents=True)
+        (checkpoints.checkpoint_folder(tmp_path, step) / "actor").mkdir(parents=True)
         validated(made, step, 0.1 * step if step % 2 == 0 else None)
-        assert (steps.read_outcome(tmp_path) is None) == (step < 4)
-    assert steps.read_outcome(tmp_path) == Outcome(schema.DONE, 4)
-    found = dict(row for _, row in steps.rows(tmp_path))
+        assert (checkpoints.read_outcome(tmp_path) is None) == (step < 4)
+    assert checkpoints.read_outcome(tmp_path) == Outcome(schema.DONE, 4)
+    found = dict(row for _, row in checkpoints.rows(tmp_path))
     assert list(found) == [0, 1, 2, 3, 4]
     assert [step for step, row in found.items() if score_name(made.spec) in row] == [0, 2, 4]
     assert found[1]["perf/sampled_tokens_per_second"] == 10
@@ -345,7 +345,7 @@ def test_the_end_of_a_collapse(tmp_path: Path) -> None:
     made = trainer(tmp_path, "training.t_stop=8")
     for step, score in enumerate([0.5, 0.1, 0.1], start=1):
         validated(made, step, score)
-    outcome = steps.read_outcome(tmp_path)
+    outcome = checkpoints.read_outcome(tmp_path)
     assert outcome is not None
     assert (outcome.status, outcome.step) == (schema.COLLAPSED, 3)
     assert "at 2 validations in a row" in outcome.reason
@@ -358,7 +358,7 @@ def test_a_collapse_is_seen_over_the_break_of_a_continued_run(tmp_path: Path) ->
     validated(first, 2, 0.1)
     second = trainer(tmp_path, "training.t_stop=8")
     validated(second, 3, 0.1)
-    outcome = steps.read_outcome(tmp_path)
+    outcome = checkpoints.read_outcome(tmp_path)
     assert outcome is not None
     assert outcome.status == schema.COLLAPSED
 
@@ -369,9 +369,9 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, norm: float)
     names = {f"actor/rule_sums/{name}": value for name, value in all_sums().items()}
     validated(made, 1, 0.5, **names, **{"actor/grad_norm": 1.0})
     validated(made, 2, 0.6, **names, **{"actor/grad_norm": norm})
-    outcome = steps.read_outcome(tmp_path)
+    outcome = checkpoints.read_outcome(tmp_path)
     assert outcome == Outcome(schema.COLLAPSED, 1, f"gradient norm is {norm} at step 2")
-    assert [step for _, (step, _) in steps.rows(tmp_path)] == [1]  # such a step can't be continued from
+    assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == [1]  # such a step can't be continued from
 
 
 def all_sums() -> dict[str, float]:
@@ -406,7 +406,7 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
     with pytest.raises(PolicyBroken):
         made._update_actor(batch, {})
     expected = Outcome(schema.COLLAPSED, 1, "log-probabilities are not finite at step 2")
-    assert steps.read_outcome(tmp_path) == expected
+    assert checkpoints.read_outcome(tmp_path) == expected
 
 
 @pytest.mark.parametrize(("step", "watched"), [(1, 0), (2, 2), (3, 0), (4, 4)])

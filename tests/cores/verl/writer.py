@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.verl import checkpoints as steps
+from cppo_lab.cores.verl import checkpoints
 
 EVERY = 5  # a checkpoint
 
@@ -57,18 +57,18 @@ def write(folder: Path, deaths: Deaths, tell: Callable[[Any], None]) -> None:
         return found
 
     os.fsync, Path.replace = dying_sync, dying_replace  # type: ignore[assignment, method-assign]
-    with steps.writing(folder):
-        step = steps.resume_step(folder)
+    with checkpoints.writing(folder):
+        step = checkpoints.resume_step(folder)
         number = 0 if step is None else step + 1
         tell(number)
-        kept = steps.cut_after(folder, step)
+        kept = checkpoints.cut_after(folder, step)
         tell([n for n, _ in kept])
         while True:
             deaths.pass_by("row")
             if number % EVERY == 0:
-                (steps.checkpoint_folder(folder, number) / "actor").mkdir(parents=True, exist_ok=True)
+                (checkpoints.checkpoint_folder(folder, number) / "actor").mkdir(parents=True, exist_ok=True)
                 deaths.pass_by("checkpoint")
-            steps.append_row(folder, number, {"train/reward": number / 7, "x" * 3000: 1.0})
+            checkpoints.append_row(folder, number, {"train/reward": number / 7, "x" * 3000: 1.0})
             number += 1
 
 
@@ -91,8 +91,8 @@ def life(folder: Path, point: str) -> dict[str, Any]:
         "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
         "begin": lines[0],
         "kept": lines[1] if len(lines) > 1 else None,
-        "rows": [(step, row["train/reward"]) for _, (step, row) in steps.rows(folder)],
-        "resume": steps.resume_step(folder),
+        "rows": [(step, row["train/reward"]) for _, (step, row) in checkpoints.rows(folder)],
+        "resume": checkpoints.resume_step(folder),
     }
 
 
