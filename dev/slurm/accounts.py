@@ -72,6 +72,12 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
             home = ["--create-home", "--home-dir", str(base / name)]
             _administer("useradd", "--user-group", "--groups", shared, *home, name)
         places = _places(base)
+        for (
+            name
+        ) in names:  # git refuses another user's checkout, and what a run records would lack the commit
+            settings = base / name / ".gitconfig"
+            settings.write_text(f'[safe]\n\tdirectory = "{places[1]}"\n')
+            shutil.chown(settings, name, name)
         project = base / "project"
         project.mkdir()
         shutil.chown(project, "root", shared)
@@ -110,9 +116,17 @@ def _places(base: Path) -> tuple[Path, Path, Path]:
     if not _is_open(code):
         code = base / "code"
         code.mkdir()
-        for name in CODE:
+        for name in _tracked():
             _linked(ROOT / name, code / name)
     return prefix / "bin" / f"python3.{sys.version_info.minor}", code, packages
+
+
+def _tracked() -> set[str]:
+    """The checkout's top level, with what git needs to read the commit; without git, what the commands need."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False
+    ).stdout
+    return {".git", *(name.partition("/")[0] for name in listed.split("\0")[:-1])} if listed else set(CODE)
 
 
 def _linked(source: Path, target: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.runs.machine import code_version
 from dev.slurm.accounts import Account, two_accounts
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
@@ -80,6 +81,15 @@ def states(account: Person, folder: Path) -> list[str]:
 def empty(slurm: Cluster) -> None:
     """Waits until no job is left."""
     until("the queue is empty", lambda: not slurm.call("squeue", "-h"))
+
+
+def test_both_record_the_version_of_the_one_checkout(people: People) -> None:
+    for person in people[:2]:
+        told = subprocess.run(
+            [str(person.python), "-c", "from cppo_lab.runs.machine import code_version; print(code_version())"],
+            env=person.environment(), capture_output=True, text=True, check=True, **person.identity(),
+        ).stdout.strip()  # fmt: skip
+        assert told == code_version()
 
 
 def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) -> None:
