@@ -18,12 +18,16 @@ _MARKUP = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
 
 
 def run_name(spec: RunSpec, variants: Mapping[str, str]) -> str:
-    """`<variant> · <model> · s<seed>`; `variants` has the name of the run's variant in each of its sweeps.
+    """`<variant> · s<seed> · <model>`; `variants` has the name of the run's variant in each of its sweeps.
 
-    A variant's name has the values of the sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same.
+    The model comes last, since MLflow's page cuts long names at their end. A variant's name has the values of the
+    sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same.
     """
-    variant = " / ".join(dict.fromkeys(variants.values())) or spec.rule.name
-    return BETWEEN.join((variant, spec.model.name, f"s{spec.seed}"))
+    names = dict.fromkeys(variants.values())
+    # Of `cppo` in one sweep and `cppo w_min=0.8` in another, the second says both.
+    whole = [name for name in names if not any(other.startswith(f"{name} ") for other in names)]
+    variant = " / ".join(whole) or spec.rule.name
+    return BETWEEN.join((variant, f"s{spec.seed}", spec.model.name))
 
 
 def variants_in(tags: Mapping[str, str]) -> dict[str, str]:

@@ -24,11 +24,11 @@ from cppo_lab.sweep.plan import make_plan
 
 
 def test_a_name_says_variant_model_and_seed_and_the_tags_too(tiny_spec: RunSpec) -> None:
-    end = f" · {tiny_spec.model.name} · s{tiny_spec.seed}"
+    end = f" · s{tiny_spec.seed} · {tiny_spec.model.name}"
     assert run_name(tiny_spec, {"main": "cppo"}) == f"cppo{end}"
     assert run_name(tiny_spec, {}) == f"{tiny_spec.rule.name}{end}"
     both = {"main": "cppo", "kl_vs_tv": "cppo", "sensitivity_grid": "cppo w_min=0.8"}
-    assert run_name(tiny_spec, both) == f"cppo / cppo w_min=0.8{end}"
+    assert run_name(tiny_spec, both) == f"cppo w_min=0.8{end}"
     tags = run_tags(tiny_spec) | {schema.sweep_tag(sweep): variant for sweep, variant in both.items()}
     assert variants_in(tags) == both
     exact = compose(["core=exact", "model=exact_early"]).run

@@ -198,7 +198,7 @@ def test_the_card(run: Path) -> None:
     text = (run / "model" / "README.md").read_text()
     card = ModelCard(text)
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
-    assert card.data.model_name == "cppo w_min=0.8 · tiny_qwen3 · s3"
+    assert card.data.model_name == "cppo w_min=0.8 · s3 · tiny_qwen3"
     found = {one.dataset_name: (one.metric_type, one.metric_value) for one in card.data.eval_results}
     best = SCORES[BEST_STEP]
     assert found == {
