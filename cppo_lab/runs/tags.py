@@ -63,8 +63,8 @@ def run_tags(spec: RunSpec) -> dict[str, str]:
 
 def figure_tag(feeds: Iterable[str]) -> dict[str, str]:
     """TAG_FIGURE with tables and figures of the paper, each once, tables first; no tag where there are none."""
-    found = sorted(set(feeds), key=_place)
-    return {schema.TAG_FIGURE: ", ".join(found)} if found else {}
+    named = sorted(set(feeds), key=_place)
+    return {schema.TAG_FIGURE: ", ".join(named)} if named else {}
 
 
 def _place(feed: str) -> tuple[int, int, str]:
@@ -128,7 +128,9 @@ def resolved_yaml(
         "run": spec.model_dump(mode="json", exclude_none=True),
     }
     others = {"layout": layout, "resources": resources, "paths": paths}
-    sections |= {name: one.model_dump(mode="json") for name, one in others.items() if one is not None}
+    sections |= {
+        name: section.model_dump(mode="json") for name, section in others.items() if section is not None
+    }
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     return text
 

@@ -81,7 +81,7 @@ def read(folder: Path) -> PreflightResult | None:
     """
     try:
         values: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        steps = tuple(Step(**one) for one in values.pop("steps"))
+        steps = tuple(Step(**step) for step in values.pop("steps"))
         return PreflightResult(**values, steps=steps)
     except FileNotFoundError:
         return None

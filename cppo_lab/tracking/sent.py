@@ -39,7 +39,7 @@ class Shipped:
 
     @property
     def pending(self) -> bool:
-        return any(one.mlflow_id and (one.pending or one.ended) for one in self.records.values())
+        return any(record.mlflow_id and (record.pending or record.ended) for record in self.records.values())
 
 
 def unsent(folder: Path, uri: str) -> bool:
@@ -80,11 +80,11 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
         values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
         records = {
             str(token): ShippedRecord(
-                str(one["mlflow_id"]),
-                [str(name) for name in one["pending"]],
-                bool(one.get("ended")),
+                str(record["mlflow_id"]),
+                [str(name) for name in record["pending"]],
+                bool(record.get("ended")),
             )
-            for token, one in values["records"].items()
+            for token, record in values["records"].items()
         }
         return Shipped({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
@@ -103,12 +103,12 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
         "records": {token: vars(record) for token, record in state.records.items()},
     }
     states = {key: value for key, value in _all_states(folder).items() if key != _earlier_key(uri)}
-    own = folder / FOLDER / f"{NAME}.{secrets.token_hex(4)}"
+    beside = folder / FOLDER / f"{NAME}.{secrets.token_hex(4)}"
     try:
-        own.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
-        own.replace(folder / FOLDER / NAME)
+        beside.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
+        beside.replace(folder / FOLDER / NAME)
         _unsaved.pop((folder, uri), None)
     except OSError:
         _unsaved[folder, uri] = deepcopy(state)
         with contextlib.suppress(OSError):
-            own.unlink()
+            beside.unlink()

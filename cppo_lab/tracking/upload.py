@@ -331,9 +331,9 @@ class _Shipment:
             self.steps, self.waiting = [], 0
             self._log(
                 [
-                    Metric(name, value, one.time_ms, one.step)
-                    for one in steps
-                    for name, value in one.metrics.items()
+                    Metric(name, value, step.time_ms, step.step)
+                    for step in steps
+                    for name, value in step.metrics.items()
                 ],
                 tags or {},
             )
