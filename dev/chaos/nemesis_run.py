@@ -188,7 +188,11 @@ class NemesisRun:
         """Whether anything is in Slurm's queue, or the queue cannot be queried."""
         if "slurmctld" in self._strikes.away:
             return True
-        asked = self.place.cluster.run("squeue", "-h", "-r", "-o", "%i")
+        asked = self.place.cluster.run("squeue", "-h", "-r", "-o", "%i %r")
+        for job, _, reason in (line.partition(" ") for line in asked.stdout.splitlines()):
+            if reason.endswith("requeued held"):  # a node refused it: Slurm waits for an administrator
+                self.place.cluster.run("scontrol", "release", job)
+                self._say("", f"job {job}, which Slurm held, is released")
         return bool(asked.returncode or asked.stdout.strip())
 
     # -- afterwards
