@@ -1,7 +1,7 @@
-"""import-linter, mypy, class names and late imports: `python -m dev.lint [CHECK...]`, in `make lint`.
+"""import-linter, mypy and class names: `python -m dev.lint [CHECK...]`, in `make lint`.
 
 They cannot know that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
-setup.py builds the package into build/lint, as for a wheel, and all but the last check that copy; messages name the
+setup.py builds the package into build/lint, as for a wheel, and they check that copy; messages name the
 original files.
 """
 
@@ -14,9 +14,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-from dev import rooms
-from dev.late_imports import needless
 
 ROOT = Path(__file__).parents[1]
 BUILT = Path("build", "lint")
@@ -82,29 +79,15 @@ def shared_names(package: Path) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-def late() -> int:
-    """Print the imports inside functions that belong at the top of their files; 1 if there are any."""
-    found = needless(rooms.modules(ROOT))
-    for path, line, name in found:
-        print(
-            f"{path.relative_to(ROOT)}:{line}: imports {name} inside a function, which saves no heavy library: "
-            "move it to the top of the file"
-        )
-    print(f"Needless imports inside functions: {len(found)}")
-    return int(bool(found))
-
-
-CHECKS = {"imports": imports, "types": types, "names": names, "late": late}
+CHECKS = {"imports": imports, "types": types, "names": names}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the checks that are named, or all; 0 if nothing is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m dev.lint", description="import-linter, mypy, class names and late imports."
+        prog="python -m dev.lint", description="import-linter, mypy and class names."
     )
-    parser.add_argument(
-        "checks", nargs="*", metavar="CHECK", help="imports, types, names or late (default: all)"
-    )
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports, types or names (default: all)")
     chosen = parser.parse_args(arguments).checks or [*CHECKS]
     if unknown := [name for name in chosen if name not in CHECKS]:
         parser.error(f"{unknown[0]}: not one of {', '.join(CHECKS)}")

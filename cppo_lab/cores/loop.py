@@ -11,15 +11,15 @@ import torch
 from cppo_lab import schema
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, MetricSink, Resources
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.diagnostics import Diagnostics
-from cppo_lab.cores.mini.checkpoint import (
+from cppo_lab.cores.checkpoint import (
     Row,
     load_checkpoint,
     make_checkpoint,
     refuse_checkpoint,
     save_checkpoint,
 )
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 

@@ -13,7 +13,7 @@ from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.base import CHECKPOINT, Resources
-from cppo_lab.cores.mini.checkpoint import load_checkpoint
+from cppo_lab.cores.checkpoint import load_checkpoint
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.spec import AnswersSpec, MiniRun

@@ -10,10 +10,10 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources
+from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini import trainer as trainer_module
-from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.weights import position_weights
@@ -205,7 +205,7 @@ class TestCheckpoint:
         def full(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("cppo_lab.cores.mini.checkpoint.os.fsync", full)
+        monkeypatch.setattr("cppo_lab.cores.checkpoint.os.fsync", full)
         sink, outcome = run(spec, tmp_path, tmp_path / "run")
         assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
         assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err

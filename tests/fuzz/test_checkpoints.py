@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cppo_lab.cores.base import CHECKPOINT, Resources
-from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
+from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.schema import DONE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cores.mini.checkpoint import save_whole
+from cppo_lab.cores.checkpoint import save_whole
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock, replace_file
 from cppo_lab.runs.folder import cancel, held, write_status

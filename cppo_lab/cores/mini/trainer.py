@@ -15,11 +15,11 @@ from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.cores.checkpoint import same_form
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.cores.loop import run
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
-from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.sampler import Rollout, RolloutPolicy, sample

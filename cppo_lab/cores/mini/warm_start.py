@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import Doing, say_nothing
-from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_if_possible
+from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer

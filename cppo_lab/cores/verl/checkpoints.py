@@ -230,7 +230,7 @@ def _unreadable(checkpoint: Path) -> str:
 
 
 def _unreadable_file(path: Path) -> str:
-    from cppo_lab.cores.mini.checkpoint import check_whole  # imports torch
+    from cppo_lab.cores.checkpoint import check_whole  # imports torch
 
     try:
         if path.suffix == ".json":

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor  # importing it also allows torch t
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
-from cppo_lab.cores.mini.checkpoint import load_whole
+from cppo_lab.cores.checkpoint import load_whole
 from cppo_lab.cores.verl.hub_folder import CONFIG, quiet, refusing
 from cppo_lab.errors import UserError
 

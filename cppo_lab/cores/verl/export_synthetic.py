@@ -29,7 +29,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
             raise UserError(
                 f"package {package!r} is not installed, and models are exported by it: {install_extra('verl')}"
             )
-    from cppo_lab.cores.mini.checkpoint import read_checkpoint, same_form
+    from cppo_lab.cores.checkpoint import read_checkpoint, same_form
     from cppo_lab.cores.mini.model import Transformer
     from cppo_lab.cores.mini.tasks.base import make_task
     from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
