@@ -86,7 +86,7 @@ def _end(run: RunFolder) -> str:
     status = read_status(run.path).get("status")
     if status in _ENDED or (status != schema.RUNNING and not files(run.path)):
         return ""
-    from cppo_lab.runs.recorder import close_dead
+    from cppo_lab.runs.recorder import record_end
 
     with contextlib.suppress(AlreadyRunning), held(run.path):
         state = state_of(run, Queued(), replacing=True)  # read now: it may have ended meanwhile
@@ -97,7 +97,7 @@ def _end(run: RunFolder) -> str:
             end["step"] = step = max(run.record.rows, default=None)
             if run.record.end is None:
                 end["reason"] += "" if step is None else f" at step {step}"
-                close_dead(run.path, state.state, end["reason"], state.cause)
+                record_end(run.path, state.state, end["reason"], state.cause)
         with contextlib.suppress(OSError):  # a full disk: the spool knows as much
             write_status(run.path, {**run.status, **end})
         return state.state

@@ -4,13 +4,17 @@ What is true of `runs/<id>/`, whatever is killed:
 
 - One process trains a run at a time: it holds `lock` (flock), which the kernel releases when the process ends.
 - A metric is in the spool before `Recorder.log()` returns, or, on a full disk, in memory until there is room. The
-  spool is only appended to; what is on file stays.
+  spool is only appended to; what is on file stays. (verl's trainer is another process: its rows are in its own file
+  first, from which the process that holds the lock passes them to `log`.)
 - `status.json` is a convenience for whoever looks on: it may be seconds older than the spool, and says `running` until
   somebody says otherwise. Lock, status and spool together are the state.
 
 So a trainer that is killed at step 20 leaves a free lock, a status that says `running`, and a spool with the steps up
-to 20 and no end: the run is `partial`. The next attempt takes the lock, resumes from the newest checkpoint and
-continues the same record in a new file; steps that are on file are not recorded again.
+to 20 and no end: the run is `partial`. The next `cppo launch`, `sync` or repair first adds the missing end in a file of
+its own (`launch.queues.end_dead`, `recorder.record_end`). Then a new attempt takes the lock and continues the same
+record in a further file. Its core resumes from the newest checkpoint, which embedded cores write after a validation is
+on file (`cores/loop.py`): killed at step 20 with one of step 15, it trains 16 to 20 again with the same numbers, which
+are not recorded again, and adds step 21. Without a usable checkpoint a new record, and so a new MLflow run, begins.
 
 | module | what it decides |
 | --- | --- |
@@ -21,6 +25,7 @@ continues the same record in a new file; steps that are on file are not recorded
 | `attempt.py` | training: from taking the lock to recording the end |
 | `machine.py`, `tags.py` | where, with what and by which code a run is trained; its names and tags in MLflow |
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool. No link in a run's folder is followed:
-files are opened by `cppo_lab.files` (docs/security.md).
+Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool: a process beside a living launcher, or
+the next launch or `cppo sync`. No link in a run's folder is followed: files are opened by `cppo_lab.files`
+(docs/security.md).
 """

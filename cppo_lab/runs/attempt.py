@@ -2,8 +2,8 @@
 
 A process trains a list of attempts, one or many: those that differ only in the seed together where their core can, the
 others one after the other. Each is recorded in its own folder as if it were alone. A process that is killed leaves a
-spool without an end, a status that says `running`, and a lock that the kernel has released: `state.py` reads that as
-interrupted, and the next attempt continues the record from the newest checkpoint.
+spool without an end, a status that says `running`, and a lock that the kernel has released: `state.py` calls that
+`partial`, and the next attempt continues the record from the newest checkpoint.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.machine import Environment, environment, sampling
-from cppo_lab.runs.recorder import Recorder, begin_line, close_dead
+from cppo_lab.runs.recorder import Recorder, begin_line, record_end
 from cppo_lab.runs.spool import End, Line, Record, new_record, newest_record
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
@@ -162,7 +162,7 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool
     return True
 
 
-class _Recorder(Recorder):
+class _CancellableRecorder(Recorder):
     """The recorder of one of several runs: a cancelled one ends without a signal, since the process trains others."""
 
     attempt: Attempt | None = None
@@ -175,11 +175,11 @@ class _Recorder(Recorder):
 
 
 @dataclass
-class _Course:
+class _OpenRun:
     """A run that is being trained. `ended` once its end is on record."""
 
     attempt: Attempt
-    recorder: _Recorder
+    recorder: _CancellableRecorder
     rescue: Rescue
     ended: bool = False
 
@@ -205,67 +205,69 @@ class _Course:
 def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> None:
     """Train runs together that differ only in the seed. The caller holds their locks."""
     hold_signals()  # a record that has begun must have an end
-    courses: list[_Course] = []
+    open_runs: list[_OpenRun] = []
     try:
         here = environment()
         for attempt in attempts:
             try:
                 if (recorder := _begin(attempt, rescue, here)) is not None:
-                    courses.append(_Course(attempt, recorder, rescue))
+                    open_runs.append(_OpenRun(attempt, recorder, rescue))
             except Exception as error:  # recorded as far as possible; the other runs continue
                 if alone:
                     raise
                 print(f"run {attempt.run_id} failed: {describe(error)}", file=sys.stderr, flush=True)
         handle_signals()
-        if courses:
-            _train_courses(courses, alone)
+        if open_runs:
+            _train_runs(open_runs, alone)
     except BaseException as error:
         asked = find_interruption(error)
         if asked is None:
             ignore_signals(lambda: None)
         else:
             ignore_signals()
-        for course in courses:
-            if not course.ended:
-                course.end(asked or error)
+        for run in open_runs:
+            if not run.ended:
+                run.end(asked or error)
         if asked is not None:
             raise asked from None
         raise
     handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
 
-def _train_courses(courses: Sequence[_Course], alone: bool) -> None:
+def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
     """Train the runs whose records have begun; an error of one that is `alone` is raised."""
 
     def ended(place: int, how: Outcome | BaseException) -> None:
         with deferred():  # a signal must not interrupt recording the end of a run
-            courses[place].end(how)
+            open_runs[place].end(how)
         if isinstance(how, Exception):
             text = "".join(traceback.format_exception(how))
-            print(f"run {courses[place].attempt.run_id} failed:\n{text}", file=sys.stderr, end="", flush=True)
+            print(
+                f"run {open_runs[place].attempt.run_id} failed:\n{text}", file=sys.stderr, end="", flush=True
+            )
 
-    core = courses[0].attempt.spec.core
-    courses[0].recorder.doing("importing the trainer")
+    core = open_runs[0].attempt.spec.core
+    open_runs[0].recorder.doing("importing the trainer")
     if not alone:
-        for course in courses:
-            course.recorder.attempt = course.attempt
+        for run in open_runs:
+            run.recorder.attempt = run.attempt
         runs = [
-            TogetherRun(course.attempt.spec, course.recorder, resources_of_attempt(course.attempt))
-            for course in courses
+            TogetherRun(run.attempt.spec, run.recorder, resources_of_attempt(run.attempt))
+            for run in open_runs
         ]
         load_together(core)(runs, ended)
         ignore_signals(lambda: None)
         return
-    [course] = courses
-    with sampling(course.attempt.folder) as load:
-        course.recorder.sampled = load
-        resources = replace(resources_of_attempt(course.attempt), doing=course.recorder.doing)
-        outcome = load_core(core)(course.attempt.spec, course.recorder, resources)
+    [run] = open_runs
+    with sampling(run.attempt.folder) as load:
+        run.recorder.sampled = load
+        resources = replace(resources_of_attempt(run.attempt), doing=run.recorder.doing)
+        outcome = load_core(core)(run.attempt.spec, run.recorder, resources)
         ignore_signals(lambda: None)  # held for the next run
-        course.end(outcome)
+        run.end(outcome)
 
 
-def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _Recorder | None:
+def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _CancellableRecorder | None:
     """Begin the record of an attempt; None if the run is done.
 
     An OSError while writing is recorded as a failure of the run and re-raised.
@@ -281,7 +283,7 @@ def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _Recorder | N
     continues, tags = _continues(attempt, record), _tags(attempt)
     core = core_of(spec.core)
     try:
-        return _Recorder(
+        return _CancellableRecorder(
             spec,
             tags,
             folder,
@@ -304,7 +306,7 @@ def _record_unstarted(
         ended = {"run_id": spec.run_id, "status": schema.FAILED, "reason": reason, "cause": Cause.ERROR}
         write_status(folder, {**read_status(folder), **ended})
     with contextlib.suppress(OSError):
-        if close_dead(folder, schema.FAILED, reason):
+        if record_end(folder, schema.FAILED, reason):
             return
     begin = begin_line(spec, tags, folder, new_record())
     rescue(folder, [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)], False)
@@ -359,7 +361,7 @@ def abandon(attempt: Attempt, why: str) -> None:
         if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
             return
         reason = record.end.reason if record.end else "interrupted"
-        close_dead(attempt.folder, schema.PARTIAL, f"{reason}; {why}")
+        record_end(attempt.folder, schema.PARTIAL, f"{reason}; {why}")
 
 
 def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:

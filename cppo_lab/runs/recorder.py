@@ -2,8 +2,8 @@
 
 `Recorder.log` returns once the step's metrics are in the spool. So a trainer that is killed at step 20 leaves the steps
 up to 20 on file. Its status.json may be some seconds or a step older, and neither says that the run has ended:
-`runs/state` shows it as `partial`. The next attempt goes on in the same record: from its checkpoint, say of step 16, it
-repeats the steps 17 to 20, which are not recorded again, and adds step 21.
+`runs/state` shows it as `partial`. The next attempt goes on in the same record: from its checkpoint, say of step 15, it
+repeats the steps 16 to 20, which are not recorded again, and adds step 21.
 
 On a full disk nothing fails: lines and files are held in memory, written as soon as there is room, and handed over to
 the upload at the end. Nothing here waits for, or knows of, the tracking store.
@@ -125,7 +125,10 @@ class Recorder:
         return row if scores is None else replace(row, metrics={**row.metrics, **scores.metrics})
 
     def begin(self, step: int | None) -> None:
-        """Training resumes after `step`; None: it starts from scratch. The record of an earlier attempt is kept."""
+        """The core says that it resumes after `step`, or, with None, that it starts from scratch.
+
+        What an earlier attempt has recorded stays: a start from scratch ends that record, and begins another one.
+        """
         if step is not None or not self._steps:
             return
         reason = "training restarted from scratch: there was no checkpoint to resume from"
@@ -151,7 +154,7 @@ class Recorder:
             self._first = step, time.time()
         if step not in self._steps:
             self.spool.add(self._with_scores(StepEvent(step, _now(), {**self.sampled(), **metrics})))
-            self._steps.add(step)  # now, since a signal may come before the line is on file
+            self._steps.add(step)  # on file, or in `unwritten` until the disk has room
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
             self._show_running(step)
@@ -315,8 +318,8 @@ def begin_line(
     )
 
 
-def close_dead(folder: Path, status: str, reason: str, cause: str = "") -> bool:
-    """End the record of an attempt that died without recording its end; False if there is none to end.
+def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
+    """Add the end of an attempt that died without recording it, in a spool file; False if there is none to end.
 
     If the record has an end already, another one is appended. An empty `cause` keeps the one in the run's status.
     The caller holds the lock of the folder.

@@ -94,7 +94,7 @@ class RunFolder:
         """Whether no attempt at the run has left a record here."""
         return not self.status.get("record") and self.record is None
 
-    def set_aside(self) -> RunState | None:
+    def result_set_aside(self) -> RunState | None:
         """The newest result that was moved aside to be replaced; None if there is none."""
         results = [
             (path.joinpath("status.json").stat().st_mtime_ns, status)
@@ -156,15 +156,19 @@ def explained(before: dict[str, RunState], queued: Queued) -> dict[str, RunState
 
 def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunState:
     """The state of a run. `replacing`: a result that was moved aside does not count, since it is to be replaced."""
-    state = _newest(run, queued.place(run.path.name), run.path.name in queued.listed)
-    if replacing or state.state in {schema.RUNNING, *schema.FINISHED} or (result := run.set_aside()) is None:
+    state = _state_in_folder(run, queued.place(run.path.name), run.path.name in queued.listed)
+    if (
+        replacing
+        or state.state in {schema.RUNNING, *schema.FINISHED}
+        or (result := run.result_set_aside()) is None
+    ):
         return state
     stopped = f"{result.reason}; " if result.reason else ""
     return replace(result, reason=f"{stopped}its replacement is {state.state} ({state.note})")
 
 
-def _newest(run: RunFolder, place: Place, listed: bool) -> RunState:
-    """The state of the files that are not set aside."""
+def _state_in_folder(run: RunFolder, place: Place, listed: bool) -> RunState:
+    """The state by the files of the folder itself, without a result that was moved aside."""
     status, recorded = run.status, run.status.get("status") or ""
     if recorded in schema.FINISHED:
         return _result(status)

@@ -15,9 +15,9 @@ from cppo_lab import schema
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.folder import is_held, read_status
+from cppo_lab.runs.folder import Cause, is_held, read_status
 from cppo_lab.runs.spool import RunRows, score_of, score_text
-from cppo_lab.runs.state import STARTING, RunState
+from cppo_lab.runs.state import STARTING, WORDS, RunState
 from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
 
@@ -351,6 +351,8 @@ def _end_text(attempt: Attempt, going: bool, status: Mapping[str, object]) -> st
         return f"collapsed: {reason}"
     if state == schema.PARTIAL:
         return str(reason)
+    if state == schema.RUNNING:  # killed: nobody has recorded its end yet
+        return f"interrupted: {WORDS[Cause.DIED]}"
     return f"FAILED: {reason or 'it ended without a word'}: see `cppo logs {attempt.run_id}`"
 
 

@@ -121,7 +121,7 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """
     if not files(folder) and not unwritten:
         return 0
-    with _only_one(folder):
+    with _upload_lock(folder):
         shipment = _Shipment(folder, uri, client, _safe_to_send(unwritten))
         try:
             return shipment.send()
@@ -644,7 +644,7 @@ def _plain(record: str) -> str:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def _upload_lock(folder: Path) -> Iterator[None]:
     try:
         file = open_lock(folder / FOLDER / "shipping.lock")
     except OSError:  # a full disk: better to send twice than not at all

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlflow.entities import ViewType
 
 from cppo_lab import schema
-from cppo_lab.runs.recorder import Recorder, close_dead
+from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import (
     FOLDER,
     newest_record,
@@ -79,7 +79,7 @@ def test_bytes(desk: Path, content: bytes) -> None:
         newest_record(folder)
         assert [row.step for row in read_rows(folder)] == sorted({row.step for row in read_rows(folder)})
         unsent(folder, "sqlite:///nowhere.db")
-        assert close_dead(folder, schema.PARTIAL, "died") in (True, False)
+        assert record_end(folder, schema.PARTIAL, "died") in (True, False)
     assert path.read_bytes() == content  # what another attempt wrote stays
 
 

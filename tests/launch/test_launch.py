@@ -178,6 +178,8 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
     output, _ = launcher.communicate()
     assert launcher.returncode == 1, output
     assert "2 partial" in output
+    assert "interrupted: its process ended without a word" in output
+    assert "FAILED" not in output
     found = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
     for run in found.values():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")

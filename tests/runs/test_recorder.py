@@ -14,7 +14,7 @@ import pytest
 
 from cppo_lab import files, schema
 from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status
-from cppo_lab.runs.recorder import Recorder, captured_output, close_dead
+from cppo_lab.runs.recorder import Recorder, captured_output, record_end
 from cppo_lab.runs.spool import Artifact, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -39,7 +39,7 @@ ENDS = [  # how; MLflow's status and ours, reason, cause
     (lambda run: run.fail("ValueError: bad", "Traceback"), "FAILED", "failed", "ValueError: bad", Cause.ERROR),
     (lambda run: run.interrupt("by it"), "KILLED", "partial", "interrupted: by it at step 3", Cause.SIGNAL),
     # It died, and others write its end.
-    (lambda run: close_dead(run.folder, "partial", "killed", Cause.DIED), "KILLED", "partial", "killed", Cause.DIED),
+    (lambda run: record_end(run.folder, "partial", "killed", Cause.DIED), "KILLED", "partial", "killed", Cause.DIED),
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     assert (record.end.status, record.end.reason, record.end.step) == (status, reason, 3)
     assert (written["status"], written["reason"], written["cause"]) == (status, reason, cause)
     assert [path.read_text() for path in folder.glob(TRACEBACK)] == ["Traceback"] * (status == "failed")
-    assert status not in schema.FINISHED or not close_dead(
+    assert status not in schema.FINISHED or not record_end(
         folder, schema.PARTIAL, "a result is never interrupted"
     )
     run = mlflow_run(folder)

@@ -18,7 +18,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
-from cppo_lab.runs.recorder import Recorder, close_dead
+from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -367,7 +367,7 @@ def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: Ru
 def test_the_last_attempt_s_words_stand(folder: Path, tiny_spec: RunSpec) -> None:
     for version in ("v1", "v2"):
         log(Recorder(tiny_spec, {schema.TAG_CODE_VERSION: version}, folder), 0)
-    close_dead(folder, schema.PARTIAL, "interrupted: killed")
+    record_end(folder, schema.PARTIAL, "interrupted: killed")
     assert mlflow_run(folder).data.tags[schema.TAG_CODE_VERSION] == "v2"
 
 
@@ -385,7 +385,7 @@ def test_the_end_that_others_write_is_sent(folder: Path, tiny_spec: RunSpec) -> 
     recorder = Recorder(tiny_spec, {}, folder)
     log(recorder, 0, 1)
     sent(folder)
-    close_dead(folder, schema.PARTIAL, "interrupted: killed")
+    record_end(folder, schema.PARTIAL, "interrupted: killed")
     assert mlflow_run(folder).info.status == "KILLED"
     again = Recorder(tiny_spec, {}, folder)
     assert mlflow_run(folder).info.status == "RUNNING"
@@ -579,7 +579,7 @@ def test_an_end_that_a_full_disk_took_late_leaves_the_history_of_the_store(
     ship(folder, tracking_uri(), client, recorder.spool.unwritten)
     before = kept_history(folder)
     assert len(before) == 3
-    assert close_dead(folder, schema.DONE, "")  # once there is room
+    assert record_end(folder, schema.DONE, "")  # once there is room
     assert kept_history(folder) == before
     assert steps(folder) == [0, 1, 2]
 
