@@ -9,5 +9,5 @@ Guarantees of this package:
 - `launch.py` trains what is unfinished, and a second launch does not repeat it.
 
 Begin with `file.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose.py` makes the
-configuration of one run. docs/sweeps.md describes the files.
+configuration of a run. docs/sweeps.md describes the files.
 """

@@ -22,21 +22,21 @@ def score_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = 
     claims = (
         Claim(
             key=_key(sweep, key, in_study),
-            text=one.claim,
+            text=hypothesis.claim,
             sweep=sweep.name,
-            kind=_kind(one),
-            tiers=(one.better, one.than),
-            margin=None if one.within is None else one.within / 100,
-            over_models=one.models == "mean",
-            after=None if one.after is None else _key(sweep, one.after, in_study),
-            smallest=one.smallest / 100,
-            score=Score(one.outcome),
-            seeds=one.test_seeds,
+            kind=_kind(hypothesis),
+            tiers=(hypothesis.better, hypothesis.than),
+            margin=None if hypothesis.within is None else hypothesis.within / 100,
+            over_models=hypothesis.models == "mean",
+            after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
+            smallest=hypothesis.smallest / 100,
+            score=Score(hypothesis.outcome),
+            seeds=hypothesis.test_seeds,
         )
-        for key, one in sweep.hypotheses.items()
-        if one.outcome not in ERRORS
+        for key, hypothesis in sweep.hypotheses.items()
+        if hypothesis.outcome not in ERRORS
     )
-    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
+    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
 
 
 def error_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[ErrorClaim, ...]:
@@ -44,22 +44,22 @@ def error_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = 
     claims = (
         ErrorClaim(
             key=_key(sweep, key, in_study),
-            text=one.claim,
+            text=hypothesis.claim,
             sweep=sweep.name,
-            better=one.better,
-            than=one.than,
-            slope=one.outcome == "error_slope",
-            models=one.only or (),
-            over_models=one.models == "mean",
-            smallest=one.smallest / 100,
-            within=None if one.within is None else one.within / 100,
-            after=None if one.after is None else _key(sweep, one.after, in_study),
-            seeds=one.test_seeds,
+            better=hypothesis.better,
+            than=hypothesis.than,
+            slope=hypothesis.outcome == "error_slope",
+            models=hypothesis.only or (),
+            over_models=hypothesis.models == "mean",
+            smallest=hypothesis.smallest / 100,
+            within=None if hypothesis.within is None else hypothesis.within / 100,
+            after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
+            seeds=hypothesis.test_seeds,
         )
-        for key, one in sweep.hypotheses.items()
-        if one.outcome in ERRORS
+        for key, hypothesis in sweep.hypotheses.items()
+        if hypothesis.outcome in ERRORS
     )
-    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
+    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
 
 
 def _tests(claim: Claim | ErrorClaim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
@@ -78,22 +78,22 @@ def _key(sweep: Sweep, key: str, in_study: bool) -> str:
     return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
 
 
-def _kind(one: Hypothesis) -> Kind:
-    if one.models == "trend":
+def _kind(hypothesis: Hypothesis) -> Kind:
+    if hypothesis.models == "trend":
         return Kind.TREND
-    return Kind.SUPERIORITY if one.within is None else Kind.EQUIVALENCE
+    return Kind.SUPERIORITY if hypothesis.within is None else Kind.EQUIVALENCE
 
 
-def registered_pairing(plan: Plan, sweep: Sweep, found: Sequence[Registration]) -> bool | None:
-    """Whether the hypotheses were registered (`found`: in force, the oldest first) as comparisons seed by seed; None if
-    that is how their runs are compared now.
+def registered_pairing(plan: Plan, sweep: Sweep, registrations: Sequence[Registration]) -> bool | None:
+    """Whether the hypotheses were registered (those in force, the oldest first) as comparisons seed by seed; None
+    if that is how their runs are compared now.
     """
     now = plan.is_paired(sweep.name)
-    if not found:
+    if not registrations:
         return None
     # A version that did not record it paired by the sweep file and by warm starts, not by the record of the core.
     unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
-    then = {"seed": True, "none": False}.get(found[0].pairing, unrecorded)
+    then = {"seed": True, "none": False}.get(registrations[0].pairing, unrecorded)
     return None if then == now else then
 
 
@@ -119,24 +119,24 @@ def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
 def axes_of(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Axes:
     """Where the variants of a sweep are on its axes."""
     # The plan knows the core also where the command line leaves it to the sweep's models.
-    found = axis_values(sweep, [f"core={plan.core}", *overrides])
-    keys = tuple(dict.fromkeys(key for _, values in found.values() for key in values))
+    labels = axis_values(sweep, [f"core={plan.core}", *overrides])
+    keys = tuple(dict.fromkeys(key for _, values in labels.values() for key in values))
     places = (
         AxisPlace(variant, group, tuple(values.get(key) for key in keys))
-        for variant, (group, values) in found.items()
+        for variant, (group, values) in labels.items()
     )
     return Axes(keys, tuple(places))
 
 
 def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
-    """The sweep's baseline: a reported variant, or one of its file for each combination of values of its axes."""
+    """The sweep's baseline: a reported variant, or a variant of its file for each combination of values of its axes."""
 
-    wanted = sweep.baseline
-    if not wanted or any(run.variants.get(sweep.name) == wanted for run in plan.runs):
-        return Baseline(wanted)
+    baseline = sweep.baseline
+    if not baseline or any(run.variants.get(sweep.name) == baseline for run in plan.runs):
+        return Baseline(baseline)
     axes = axes_of(plan, sweep, overrides)
     at = {place.variant: dict(zip(axes.keys, place.values, strict=True)) for place in axes.places}
-    named = {place.variant: at[place.variant] for place in axes.places if place.group == wanted}
+    named = {place.variant: at[place.variant] for place in axes.places if place.group == baseline}
     if not named:
         return USUAL
 
@@ -146,4 +146,4 @@ def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
                 return name
         return None
 
-    return Baseline(wanted, {one: base for one in at if (base := counterpart(one)) is not None})
+    return Baseline(baseline, {variant: base for variant in at if (base := counterpart(variant)) is not None})

@@ -83,7 +83,8 @@ def _distinct(ids: Sequence[str]) -> int:
     """The number of digits at which all ids are unique, at least SHORT_ID."""
     longest = max(map(len, ids), default=0)
     return next(
-        (n for n in range(SHORT_ID, longest) if len({one[:n] for one in ids}) == len(ids)), max(longest, 1)
+        (n for n in range(SHORT_ID, longest) if len({run_id[:n] for run_id in ids}) == len(ids)),
+        max(longest, 1),
     )
 
 

@@ -180,7 +180,7 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
         raise _refused(choices, error) from None
     values = OmegaConf.to_container(config)
     referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
-    # Without a name: a relative reference, or one within a name.
+    # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
     return _Combination(config, frozenset(_dotted(values)), alone)
 
@@ -199,7 +199,7 @@ def _add_installed(choice: Override) -> None:
 def _sections(overrides: Sequence[str]) -> dict[str, str]:
     """The values under each top-level key as JSON, references resolved.
 
-    A key to which nothing refers changes its own section only, so that runs share sections.
+    A key to which nothing refers changes its section only, so that runs share sections.
     """
     given = [read(text) for text in overrides]
     choices = tuple(override.text for override in given if override.kind == "choice")
@@ -241,7 +241,7 @@ def _config(choices: tuple[str, ...], texts: tuple[str, ...]) -> DictConfig:
 def _set(config: DictConfig, override: Override) -> None:
     """Set, add or delete a key as Hydra does.
 
-    Raises UserError for one that cannot be.
+    Raises UserError for a key that cannot be.
     """
     key, parsed = override.key, override.parsed
     assert parsed is not None
@@ -281,13 +281,13 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
     sections = {*groups(), *map(str, config)}
     elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
-    if siblings:  # a key that is like another in other sections too is one of those
+    if siblings:  # a key that is like another in other sections too is meant as such
         elsewhere = {name for name in elsewhere if name.rpartition(".")[2] == key.rpartition(".")[2]}
     return UnknownKey(key, str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
 
 
 def _is_list(choices: tuple[str, ...], key: str) -> bool:
-    """Whether a key takes a list in the composition of these group choices, if there is one."""
+    """Whether a key takes a list in the composition of these group choices, if they compose."""
     try:
         return OmegaConf.is_list(OmegaConf.select(_combination(choices).config, key))
     except (UserError, *_REFUSED):
@@ -361,8 +361,8 @@ def _check_model(values: Mapping[str, Any]) -> None:
         return
     if core not in BUILT_IN:
         return
-    if (own := core_of(core).own_models) and name not in own:
-        valid = " or ".join(own)
+    if (models := core_of(core).own_models) and name not in models:
+        valid = " or ".join(models)
         raise UserError(f"configuration: core={core!r} does not train model={name!r}: choose model={valid}")
     for owner in BUILT_IN:
         if owner != core and name in core_of(owner).own_models:
@@ -372,7 +372,7 @@ def _check_model(values: Mapping[str, Any]) -> None:
 def _check_constants(run: RunSpec) -> None:
     """Check that a rule has exactly the constants in its file in conf/rule; those that are null there may stay null.
 
-    verl's own losses have their constants in `rule.options`, under verl's names.
+    The losses of verl have their constants in `rule.options`, under verl's names.
     """
     name, options = run.rule.name, run.rule.options or {}
     if name not in groups()["rule"]:

@@ -1,6 +1,6 @@
 """The cost of runs, from the estimate for GPUs, a preflight, or the step times of past runs of the same kind.
 
-Runs are of one kind if core, model, layout, batch and response length agree. Past runs take precedence over a
+Runs are of the same kind if core, model, layout, batch and response length agree. Past runs take precedence over a
 preflight, and a preflight over the estimate. Without an estimate (the embedded core, CPUs), past runs give only the
 time of the training steps, excluding validations, warm start and start-up.
 """
@@ -15,7 +15,7 @@ from statistics import median
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.estimate import CostEstimate, amounts_of, estimate
+from cppo_lab.estimate import amounts_of, estimate
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.tags import flatten
@@ -40,7 +40,7 @@ SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Hours:
-    """Wall-clock hours of one run: lower and upper bound from the measurement."""
+    """Wall-clock hours of a run: lower and upper bound from the measurement."""
 
     low: float
     high: float
@@ -51,34 +51,34 @@ class Hours:
         return float((self.low * self.high) ** 0.5)
 
 
-def whole_run(found: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
+def whole_run(measurement: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
     """The hours of a complete run, with its start and all validations and checkpoints; None if unknown.
 
     The lower bound is the fastest measured step minus SPREAD. The upper bound is the slowest step plus SPREAD, with
     sampling and updates scaled by the growth of the mean response length: from the measured length to that of the
     estimate for this model (the paper's, if known), and at least by the factor LONGER.
     """
-    steps = [one for one in found.steps if one.logprob_error is not None]
-    if found.error or not steps or found.start is None or found.validation is None:
+    steps = [step for step in measurement.steps if step.logprob_error is not None]
+    if measurement.error or not steps or measurement.start is None or measurement.validation is None:
         return None
-    measured = sum(one.response_length for one in steps) / len(steps)
+    measured = sum(step.response_length for step in steps) / len(steps)
     longest = spec.rollout.max_response_length / measured
     growth = min(max(LONGER, amounts_of(spec).response / measured), longest)
     marks = spec.training.t_stop // spec.validation.every
-    often = (marks + 1) * found.validation + marks * (found.checkpoint or 0.0)
-    other = min(one.other for one in steps)  # the excess over the minimum is warm-up
-    low = min(one.rollout + one.update + one.weights for one in steps) + other
-    high = max(growth * (one.rollout + one.update) + one.weights for one in steps) + other
+    often = (marks + 1) * measurement.validation + marks * (measurement.checkpoint or 0.0)
+    other = min(step.other for step in steps)  # the excess over the minimum is warm-up
+    low = min(step.rollout + step.update + step.weights for step in steps) + other
+    high = max(growth * (step.rollout + step.update) + step.weights for step in steps) + other
     ends = (
-        found.start + spec.training.t_stop * low * (1 - SPREAD) + often * (1 - SPREAD),
-        found.start + spec.training.t_stop * high * (1 + SPREAD) + often * growth * (1 + SPREAD),
+        measurement.start + spec.training.t_stop * low * (1 - SPREAD) + often * (1 - SPREAD),
+        measurement.start + spec.training.t_stop * high * (1 + SPREAD) + often * growth * (1 + SPREAD),
     )
     return Hours(ends[0] / 3600, ends[1] / 3600)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Wall-clock hours of one run, and its total GPU-hours if it uses GPUs.
+    """Wall-clock hours of a run, and its total GPU-hours if it uses GPUs.
 
     `basis` is ESTIMATE, PREFLIGHT or MEASURED (by `measured_runs` past runs). For a run on GPUs, `verdict` explains
     whether its memory `fits`, according to the estimate or a preflight.
@@ -107,29 +107,25 @@ def cost_of(
     and overhead are scaled by the median ratio of measured to estimated seconds per step; its start-up and validations
     are not.
     """
-    found = estimate(spec, layout)
+    estimated = estimate(spec, layout)
     if not medians and short is not None:
         gpus = layout.devices if layout.device == "cuda" else None
         return Cost(short.middle, short.middle * gpus if gpus else None, PREFLIGHT)
-    if found is None:
+    if estimated is None:
         if not medians:
             return None
         seconds = median(medians) * spec.training.t_stop
         return Cost(seconds / 3600, None, MEASURED, len(medians))
-    factor = median(value / found.time.step for value in medians) if medians else 1.0
-    seconds = found.time.total + spec.training.t_stop * found.time.step * (factor - 1)
-    return _of_estimate(found, seconds, len(medians))
-
-
-def _of_estimate(found: CostEstimate, seconds: float, measured: int) -> Cost:
+    factor = median(value / estimated.time.step for value in medians) if medians else 1.0
+    seconds = estimated.time.total + spec.training.t_stop * estimated.time.step * (factor - 1)
     hours = seconds / 3600
     return Cost(
         hours=hours,
-        gpu_hours=hours * found.time.devices,
-        basis=MEASURED if measured else ESTIMATE,
-        measured_runs=measured,
-        fits=found.memory.fits,
-        verdict=found.memory.verdict,
+        gpu_hours=hours * estimated.time.devices,
+        basis=MEASURED if medians else ESTIMATE,
+        measured_runs=len(medians),
+        fits=estimated.memory.fits,
+        verdict=estimated.memory.verdict,
     )
 
 
@@ -140,21 +136,23 @@ Measure = Callable[
 
 def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = None) -> dict[str, Cost | None]:
     """The cost of every run; `measure` is called once per kind. `folder` (of all runs) may have preflights."""
-    known: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
-    found = {}
+    medians: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
+    run_costs = {}
     for run in runs:
         spec = run.spec
         layout = layout_tag(run.layout) if core_of(spec.core).uses_layout else ""
         params = preflight.kind_of(spec)
         kind = (spec.core, layout, tuple(params.items()))
-        if kind not in known:
-            known[kind] = [median(one) for one in measure(spec.core, spec.model.name, layout, params)]
+        if kind not in medians:
+            medians[kind] = [
+                median(seconds) for seconds in measure(spec.core, spec.model.name, layout, params)
+            ]
         short = None
         if folder is not None and core_of(spec.core).preflight:
-            there = preflight.read(preflight.folder_of(spec, run.layout, folder))
-            short = whole_run(there, spec) if there else None
-        found[run.run_id] = cost_of(spec, run.layout, known[kind], short)
-    return found
+            measurement = preflight.read(preflight.folder_of(spec, run.layout, folder))
+            short = whole_run(measurement, spec) if measurement else None
+        run_costs[run.run_id] = cost_of(spec, run.layout, medians[kind], short)
+    return run_costs
 
 
 @dataclass
@@ -182,8 +180,8 @@ class StepTimes:
         for run in self._newest:
             if run not in self._params:
                 self._params[run] = flatten(read_config(run / CONFIG) or {})
-            wanted = {"core": core, "model.name": model, **params}
-            if any(self._params[run].get(key) != value for key, value in wanted.items()):
+            kind = {"core": core, "model.name": model, **params}
+            if any(self._params[run].get(key) != value for key, value in kind.items()):
                 continue
             record = newest_record(run)
             if record is None or (layout and record.begin.tags.get(schema.TAG_LAYOUT) != layout):
@@ -204,11 +202,11 @@ def past_costs(runs: Iterable[PlannedRun]) -> dict[str, Cost | None]:
 
 def past_paces(runs: Sequence[PlannedRun]) -> dict[str, float]:
     """Wall-clock seconds per step by run id, for runs of a kind with past runs."""
-    found = past_costs(runs) if runs else {}
+    run_costs = past_costs(runs) if runs else {}
     steps = {run.run_id: run.spec.training.t_stop for run in runs}
     return {
         run_id: 3600 * cost.hours / steps[run_id]
-        for run_id, cost in found.items()
+        for run_id, cost in run_costs.items()
         if cost is not None and cost.basis == MEASURED
     }
 
@@ -227,32 +225,32 @@ class CostSum:
     measured_runs: int
 
 
-def sum_costs(found: Mapping[str, Cost | None], done: Callable[[str], bool]) -> list[CostSum]:
+def sum_costs(run_costs: Mapping[str, Cost | None], done: Callable[[str], bool]) -> list[CostSum]:
     """One sum for each basis that occurs, with the total and the remaining (not `done`) hours."""
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
         all_of_it = {
-            run_id: cost for run_id, cost in found.items() if cost and cost.fits and cost.basis == basis
+            run_id: cost for run_id, cost in run_costs.items() if cost and cost.fits and cost.basis == basis
         }
-        left = [cost for run_id, cost in all_of_it.items() if not done(run_id)]
-        if any(cost and cost.basis == basis for cost in found.values()):
+        remaining = [cost for run_id, cost in all_of_it.items() if not done(run_id)]
+        if any(cost and cost.basis == basis for cost in run_costs.values()):
             sums.append(
                 CostSum(
                     basis=basis,
                     runs=len(all_of_it),
                     hours=sum(cost.hours for cost in all_of_it.values()),
-                    gpu_hours=_sum(list(all_of_it.values()), found),
-                    runs_left=len(left),
-                    hours_left=sum(cost.hours for cost in left),
-                    gpu_hours_left=_sum(left, found),
+                    gpu_hours=_sum(list(all_of_it.values()), run_costs),
+                    runs_left=len(remaining),
+                    hours_left=sum(cost.hours for cost in remaining),
+                    gpu_hours_left=_sum(remaining, run_costs),
                     measured_runs=max((cost.measured_runs for cost in all_of_it.values()), default=0),
                 )
             )
     return sums
 
 
-def _sum(some: Sequence[Cost], found: Mapping[str, Cost | None]) -> float | None:
+def _sum(some: Sequence[Cost], run_costs: Mapping[str, Cost | None]) -> float | None:
     """The total GPU-hours; None if no run of the plan uses a GPU."""
-    if all(cost is None or cost.gpu_hours is None for cost in found.values()):
+    if all(cost is None or cost.gpu_hours is None for cost in run_costs.values()):
         return None
     return sum(cost.gpu_hours or 0.0 for cost in some)

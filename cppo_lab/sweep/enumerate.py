@@ -1,4 +1,4 @@
-"""Enumerates the runs of one sweep: models x variants x axes, each composed and validated.
+"""Enumerates the runs of a sweep: models x variants x axes, each composed and validated.
 
 An error in composing a run is located in the sweep file, or on the command line.
 """
@@ -54,44 +54,44 @@ def located(error: UserError, source: str, file: Sequence[Setting], typed: Seque
 
     `file` are the settings of the run from the file, `typed` the overrides from the command line.
     """
-    texts, settings, said = list[str](), list(file), str(error)
-    while said:
-        cause = _cause(said, settings, typed)
+    texts, settings, message = list[str](), list(file), str(error)
+    while message:
+        cause = _cause(message, settings, typed)
         if cause is None:
             return error if not texts else together(texts, f"sweep {source}: ")
         if cause not in settings:
-            texts.append(f"sweep {source}: {said.removeprefix('configuration: ')}")
+            texts.append(f"sweep {source}: {message.removeprefix('configuration: ')}")
             break
-        texts.append(_named(said, source, cause))
-        if cause.key in groups() or ALSO in said:  # other settings depend on it, or all are named already
+        texts.append(_named(message, source, cause))
+        if cause.key in groups() or ALSO in message:  # other settings depend on it, or all are named already
             break
         settings.remove(cause)
-        said = _outcome([*(setting.text for setting in settings), *typed])
+        message = _outcome([*(setting.text for setting in settings), *typed])
     return together(texts, f"sweep {source}: ")
 
 
-def _cause(said: str, file: Sequence[Setting], typed: Sequence[str]) -> Setting | None:
-    """The last setting whose removal changes the outcome of composing; one without a key if they are at fault only
-    together, and None if the command line is.
+def _cause(message: str, file: Sequence[Setting], typed: Sequence[str]) -> Setting | None:
+    """The last setting whose removal changes the outcome of composing; a setting without a key if they are at fault
+    only together, and None if the command line is.
     """
     texts = [setting.text for setting in file]
     # The core is a choice, not a mistake: the file has to support it.
     core = [text for text in typed if read(text).sets("core")]
-    if len(typed) > len(core) and _outcome([*texts, *core]) != said:
+    if len(typed) > len(core) and _outcome([*texts, *core]) != message:
         return None
     for setting in reversed(file):
-        if said.startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
+        if message.startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
             return setting
     for i in reversed(range(len(file))):
-        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != said:
+        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != message:
             return file[i]
     return Setting("", "", None)
 
 
 def _named(text: str, source: str, setting: Setting) -> str:
     text = text.removeprefix("configuration: ")
-    said = f"{setting.key}={setting.value!r}"
-    if text.startswith(said):
+    prefix = f"{setting.key}={setting.value!r}"
+    if text.startswith(prefix):
         return f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}"
     return f"sweep {source}: {setting.where}={setting.value!r}: {text}"
 
@@ -140,7 +140,7 @@ class DeclaredRuns:
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The runs of one sweep as narrowed by the command line, and the overrides that apply to none of them.
+    """The runs of a sweep as narrowed by the command line, and the overrides that apply to none of them.
 
     `shared` is the configuration common to all runs (paths, launcher and tracking); None if every run is excluded.
     `changes`: the overrides that change the runs declared in the file (`grid.changes`). `declared`: None for a sweep
@@ -199,7 +199,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     if texts:
         raise together(texts, f"sweep {sweep.source}: ")
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
-    unused = [*(text for text in grid.rest if text not in used), *asked]
+    unused = [*(text for text in grid.common if text not in used), *asked]
     declared = _declared(sweep, overrides) if sweep.hypotheses else None
     return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused), declared)
 
@@ -248,23 +248,23 @@ def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
 
 
 def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
-    """The configuration of one run. Errors name the location in the file that caused them."""
+    """The configuration of a run. Errors name the location in the file that caused them."""
     resources = _resources(grid, place)
     texts = [
         override_text("model", place.model),
         *(override_text(key, value) for key, value in place.values.items()),
     ]
     try:
-        return compose([*texts, *(setting.text for setting in resources), *fit.rest])
+        return compose([*texts, *(setting.text for setting in resources), *fit.overrides])
     except UserError as error:
         file, typed = _sources(grid, place)
-        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *fit.rest]) from None
+        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *fit.overrides]) from None
 
 
 def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
     """The settings of a run from the file, and the axis settings from the command line."""
     file = [Setting(f"variants.{place.variant}.{key}", key, value) for key, value in place.values.items()]
-    file = [one for one in file if one.key in grid.variants[place.variant]]
+    file = [setting for setting in file if setting.key in grid.variants[place.variant]]
     typed = []
     for key in grid.axes.keys() & place.values.keys():
         if key in (grid.asked or {}):
@@ -282,20 +282,20 @@ def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
     """The cluster resources of a run from the file: later entries override earlier ones, and the command line overrides
     all.
     """
-    found: dict[str, Setting] = {}
+    by_key: dict[str, Setting] = {}
     for i, rule in enumerate(grid.sweep.resources):
         if rule.for_ is not None and not meets(place, rule.for_):
             continue
         settings = rule.settings()
         if "layout" in settings:
-            found = {key: one for key, one in found.items() if not key.startswith("layout.")}
-        found |= {
+            by_key = {key: setting for key, setting in by_key.items() if not key.startswith("layout.")}
+        by_key |= {
             key: Setting(f"resources.{i}.{name}", key, value) for key, (name, value) in settings.items()
         }
-    typed = {read(text).key for text in grid.rest}
+    typed = {read(text).key for text in grid.common}
     if "layout" in typed:
-        typed |= {key for key in found if key.startswith("layout.")}
-    return [setting for key, setting in found.items() if key not in typed]
+        typed |= {key for key in by_key if key.startswith("layout.")}
+    return [setting for key, setting in by_key.items() if key not in typed]
 
 
 def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, dict[str, Scalar]]]:
@@ -309,12 +309,12 @@ def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, 
 def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
     """See `axis_values`."""
     sweep, names = grid.sweep, short_names(grid.axes)
-    found: dict[str, tuple[str, dict[str, Scalar]]] = {}
+    labels: dict[str, tuple[str, dict[str, Scalar]]] = {}
     for place, fit in _places(grid, Fitting(grid)):
-        own = {key: place.values[key] for key in fit.axes if key in names}
+        values = {key: place.values[key] for key in fit.axes if key in names}
         if not any(meets(place, entry) for entry in sweep.exclude):
-            found[label(place.variant, own, names, sweep.name)] = (place.variant or sweep.name, own)
-    return found
+            labels[label(place.variant, values, names, sweep.name)] = (place.variant or sweep.name, values)
+    return labels
 
 
 def _hypothesis_faults(grid: Grid) -> Iterator[str]:

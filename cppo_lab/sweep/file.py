@@ -68,7 +68,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
 EXACT = "exact"  # the core that computes the surrogate's error
 ERRORS = ("error", "error_slope")  # outcomes that no other core has
-MOST_LISTED = 4  # changes of a statement that are listed one by one
+MOST_LISTED = 4  # changes of a statement that are listed singly
 
 
 class Hypothesis(Spec):
@@ -157,7 +157,7 @@ def statement(
     pairing: Pairing | None = None,
     overrides: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """The hypotheses of a sweep and the definition of its variants as one JSON text, and its digest. `overrides`:
+    """The hypotheses of a sweep and the definition of its variants as a JSON text, and its digest. `overrides`:
     command-line overrides that change the runs.
     """
     stated = _Stated(
@@ -184,30 +184,30 @@ def differences(old: str, new: str) -> tuple[str, ...]:
     At most MOST_LISTED parts, and a count of the others. A text that is no JSON object has no parts.
     """
     before, after = _parts(old), _parts(new)
-    found = [
+    changes = [
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
-    more = len(found) - MOST_LISTED
-    return (*found[:MOST_LISTED], *([f"{more} more"] if more > 0 else []))
+    more = len(changes) - MOST_LISTED
+    return (*changes[:MOST_LISTED], *([f"{more} more"] if more > 0 else []))
 
 
 def _parts(text: str) -> dict[str, str]:
-    """Dotted key -> value of everything in a JSON object; a list is one value."""
+    """Dotted key -> value of everything in a JSON object; a list is a value."""
     try:
         values = json.loads(text)
     except ValueError:
         return {}
-    found: dict[str, str] = {}
-    left = list(values.items()) if isinstance(values, dict) else []
-    while left:
-        key, value = left.pop()
+    flat: dict[str, str] = {}
+    todo = list(values.items()) if isinstance(values, dict) else []
+    while todo:
+        key, value = todo.pop()
         if isinstance(value, dict):
-            left += [(f"{key}.{name}", inner) for name, inner in value.items()]
+            todo += [(f"{key}.{name}", inner) for name, inner in value.items()]
         else:
-            found[key] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat[key] = value if isinstance(value, str) else json.dumps(value)
+    return flat
 
 
 def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
@@ -244,7 +244,7 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
 
 
 def _ordered(hypotheses: dict[str, Hypothesis]) -> dict[str, Hypothesis]:
-    """Raises ValueError for each `after` that names no hypothesis, or that is one of a circle."""
+    """Raises ValueError for each `after` that names no hypothesis, or that is part of a circle."""
     faults = []
     for key, hypothesis in hypotheses.items():
         seen = {key}
@@ -323,7 +323,7 @@ def _read(file: Path) -> dict[str, Any]:
     if rule.get("path") is not None:
         raise UserError(f"rule file {file}: rule.path={rule['path']!r}: {PATH_REMEDY}")
     if rule["name"] not in RULES and not rule["name"].startswith(VERL):
-        # It has its own code and is not a built-in rule with other constants.
+        # Code of another package, not a built-in rule with other constants.
         rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
     return {**values, "rule": rule} if whole else {"rule": rule}
 
@@ -417,7 +417,7 @@ class PrunerSpec(Spec):
 
 
 class SearchSpec(Spec):
-    """What is tuned. `parameters`: configuration key -> an interval or choices, or one of these for each core."""
+    """What is tuned. `parameters`: configuration key -> an interval or choices, or either for each core."""
 
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     parameters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
@@ -547,17 +547,17 @@ def _refuse_duplicates(values: list[Any]) -> None:
             raise ValueError(f"{value!r} appears twice: remove one")
 
 
-def same(one: Scalar, other: Scalar) -> bool:
+def same(value: Scalar, other: Scalar) -> bool:
     """Whether two values of a key are equal: 1 equals 1.0, but not true."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _wanted(value: Any) -> Any:
+def _condition_values(value: Any) -> Any:
     """A condition's value or values, as values."""
-    wanted = value if isinstance(value, list) else [value]
-    if not wanted or not all(map(_is_scalar, wanted)):
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(map(_is_scalar, values)):
         raise ValueError("must be a plain value or a list of one or more")
-    return tuple(wanted)
+    return tuple(values)
 
 
 def _one_unnamed() -> dict[str, dict[str, Scalar]]:
@@ -588,7 +588,7 @@ Models = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_names)]
 Values = Annotated[dict[str, tuple[Scalar, ...]], BeforeValidator(_values)]
 Axes = dict[str, Values]
 Conditions = Annotated[
-    dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_wanted)]], BeforeValidator(_some)
+    dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_condition_values)]], BeforeValidator(_some)
 ]
 VariantName = Annotated[str, AfterValidator(_variant_name)]
 VariantValue = Annotated[Scalar, BeforeValidator(_one)]
@@ -681,15 +681,15 @@ class Sweep(Declared):
 
     def with_axes(self, study: "Study") -> "Sweep":
         """The sweep with axes of the same name replaced by the study's."""
-        found = self.model_copy(update={"axes": self.axes | study.axes})
-        found._source = f"{self.source} in study {study.source}"
-        return found
+        sweep = self.model_copy(update={"axes": self.axes | study.axes})
+        sweep._source = f"{self.source} in study {study.source}"
+        return sweep
 
     def without(self, places: Collection[str]) -> "Sweep":
         """The sweep without these entries of its file, such as `axes.KEY`, `variants.NAME.KEY`, `exclude.0`."""
         if not places:
             return self
-        found = self.model_copy(
+        sweep = self.model_copy(
             update={
                 "axes": {key: values for key, values in self.axes.items() if f"axes.{key}" not in places},
                 "variants": {
@@ -706,14 +706,14 @@ class Sweep(Declared):
                 ),
             }
         )
-        found._source = self.source
-        return found
+        sweep._source = self.source
+        return sweep
 
     def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
-        found = lists.get(core) or lists.get(ANY_CORE)
-        if found is None:
+        values = lists.get(core) or lists.get(ANY_CORE)
+        if values is None:
             raise UserError(f"sweep {self.source} has no {where} for core={core} (valid: {', '.join(lists)})")
-        return found
+        return values
 
 
 class Study(Declared):
@@ -728,7 +728,7 @@ class Study(Declared):
 
 # A file without any of these is not a sweep file.
 _TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps"})
-# The key that determines the kind of a file; without one it is a Sweep.
+# The key that determines the kind of a file; without such a key it is a Sweep.
 KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
 
@@ -755,7 +755,7 @@ def is_path(name: str) -> bool:
 
 
 def load_sweep(name: str) -> Sweep | Study | Search:
-    """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
+    """The sweep, study or search called `name`, or that in the file `name` if that is a path to a YAML file.
 
     Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
     """
@@ -790,18 +790,18 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         read_rules(Path(name), name)
     kind = _kind(values)
     try:
-        found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
+        declared = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
     except UserError as error:
         raise SweepFaults(str(error), _sound(values, error, name) if kind is Sweep else None) from None
-    if isinstance(found, Study) and folder is not None:
-        parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
-        found = found.model_copy(update={"sweeps": parts})
-    found._source = name
-    return found
+    if isinstance(declared, Study) and folder is not None:
+        parts = tuple(str(folder / part) if is_path(part) else part for part in declared.sweeps)
+        declared = declared.model_copy(update={"sweeps": parts})
+    declared._source = name
+    return declared
 
 
 class SweepFaults(UserError):
-    """The mistakes in the form of a sweep file; `sound`: the sweep without what has them, if there is one."""
+    """The mistakes in the form of a sweep file; `sound`: the sweep without what has them, if there is any."""
 
     def __init__(self, text: str, sound: Sweep | None) -> None:
         super().__init__(text)
@@ -809,26 +809,26 @@ class SweepFaults(UserError):
 
 
 def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | None:
-    """A sweep file without its faulty entries; None if one is of what the others refer to."""
+    """A sweep file without its faulty entries; None if others refer to a faulty entry."""
     cause = error.__cause__
     places = [fault["loc"] for fault in cause.errors()] if isinstance(cause, ValidationError) else []
     faulty = {str(place[0]) for place in places if place}
     if not faulty or faulty & {"models", "variants", "axes"}:
         return None
-    left = {key: value for key, value in values.items() if key not in faulty}
+    remaining = {key: value for key, value in values.items() if key not in faulty}
     if isinstance(claims := values.get("hypotheses"), dict) and "hypotheses" in faulty:
         wrong = {str(place[1]) for place in places if place[0] == "hypotheses" and len(place) > 1}
-        left["hypotheses"] = {
+        remaining["hypotheses"] = {
             key: {name: value for name, value in claim.items() if name != "after"}
             for key, claim in claims.items()
             if key not in wrong and isinstance(claim, dict)
         }
     try:
-        found = Sweep.model_validate_json(json.dumps({"title": "", "name": "sweep", **left}))
+        sweep = Sweep.model_validate_json(json.dumps({"title": "", "name": "sweep", **remaining}))
     except (ValidationError, ValueError, TypeError):
         return None
-    found._source = source
-    return found
+    sweep._source = source
+    return sweep
 
 
 def _kind(values: Mapping[str, Any]) -> type[Sweep] | type[Study] | type[Search]:

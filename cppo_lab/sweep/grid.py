@@ -71,18 +71,20 @@ class GridPoint:
 def meets(place: GridPoint, conditions: Conditions) -> bool:
     """Whether a run meets all conditions."""
     return all(
-        any(same(value, one) for value in place.get(key) for one in wanted)
-        for key, wanted in conditions.items()
+        any(same(value, accepted) for value in place.get(key) for accepted in values)
+        for key, values in conditions.items()
     )
 
 
 def declared_conditions(sweep: Sweep) -> list[tuple[str, Conditions]]:
     """All conditions of a sweep file, with the dotted key of each."""
-    found: list[tuple[str, Conditions]] = [(f"exclude.{i}", entry) for i, entry in enumerate(sweep.exclude)]
-    found += [
+    conditions: list[tuple[str, Conditions]] = [
+        (f"exclude.{i}", entry) for i, entry in enumerate(sweep.exclude)
+    ]
+    conditions += [
         (f"resources.{i}.for", rule.for_) for i, rule in enumerate(sweep.resources) if rule.for_ is not None
     ]
-    return found
+    return conditions
 
 
 def cores_of(sweep: Sweep) -> list[str]:
@@ -97,12 +99,12 @@ def name_faults(sweep: Sweep, core: str, all_cores: Sequence[str]) -> Iterator[t
     """
     valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
     for where, conditions in declared_conditions(sweep):
-        for key, wanted in conditions.items():
+        for key, values in conditions.items():
             if key not in valid:
                 yield where, f"sweep {sweep.source}: {where}.{key}: {unknown('condition', key, valid)}"
                 continue
-            for value in wanted:
-                if not any(same(value, one) for one in valid[key]):
+            for value in values:
+                if not any(same(value, option) for option in valid[key]):
                     names = unknown(key, value, map(number, valid[key]))
                     yield where, f"sweep {sweep.source}: {where}.{key}={value!r}: {names}"
 
@@ -112,17 +114,17 @@ def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Seq
     here = _valid(sweep, [core], [core])
     others = _valid(sweep, [other for other in cores_of(sweep) if other != core], all_cores)
     return any(
-        not any(same(value, one) for value in wanted for one in here.get(key, ()))
-        and all(any(same(value, one) for one in others.get(key, ())) for value in wanted)
-        for key, wanted in conditions.items()
+        not any(same(value, option) for value in values for option in here.get(key, ()))
+        and all(any(same(value, option) for option in others.get(key, ())) for value in values)
+        for key, values in conditions.items()
     )
 
 
 def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> str:
     """What is wrong with conditions that are valid individually, but match no run."""
-    said = ", ".join(f"{key}: {'/'.join(map(number, wanted))}" for key, wanted in conditions.items())
+    listed = ", ".join(f"{key}: {'/'.join(map(number, values))}" for key, values in conditions.items())
     return (
-        f"sweep {sweep.source}: {where}={{{said}}}: no run of the sweep has all of these: remove the entry, or a "
+        f"sweep {sweep.source}: {where}={{{listed}}}: no run of the sweep has all of these: remove the entry, or a "
         "condition of it"
     )
 
@@ -166,7 +168,7 @@ class Grid:
     models: tuple[str, ...]
     variants: Mapping[str, Mapping[str, Scalar]]
     axes: Mapping[str, tuple[Scalar, ...]]
-    rest: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
     asked: Mapping[str, str] | None = None
     models_asked: bool = False
 
@@ -178,17 +180,17 @@ def core_of(overrides: Sequence[str]) -> str:
 
 
 def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
-    """The overrides, with the core if none is chosen and all models of the file belong to a single one."""
+    """The overrides, with the core if none is chosen and all models of the file belong to a single core."""
     (core, *more) = declared.models
     chosen = more or core == ANY_CORE or any(read(text).sets("core") for text in overrides)
     return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
 
 
-def whole(sweep: Sweep, core: str, rest: Sequence[str] = ()) -> Grid:
+def whole(sweep: Sweep, core: str, common: Sequence[str] = ()) -> Grid:
     """The complete grid of the file for a core."""
     if core not in groups()["core"]:
         raise unknown("core", core, groups()["core"])
-    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core), tuple(rest))
+    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core), tuple(common))
 
 
 def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
@@ -203,7 +205,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     models: tuple[str, ...] | None = None
     variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
     asked = dict[str, str]()
-    axes, rest = sweep.axes_of(core), list[str]()
+    axes, common = sweep.axes_of(core), list[str]()
     for override in map(read, overrides):
         text, key = override.text, override.key
         if override.right is None or override.sets(""):
@@ -225,9 +227,9 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
             _check_new_axis(override)
             axes[key], asked[key] = _axis_values(override), text
         else:
-            rest.append(text)
+            common.append(text)
     chosen = models or sweep.models_of(core)
-    return Grid(sweep, core, chosen, variants, axes, tuple(rest), asked, models is not None)
+    return Grid(sweep, core, chosen, variants, axes, tuple(common), asked, models is not None)
 
 
 def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
@@ -236,20 +238,20 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
 
     Selecting among the file's seeds, models and variants does not change a run, nor does the place where it is trained.
     """
-    found = []
+    changed = []
     for key, text in (grid.asked or {}).items():
         declared = grid.sweep.axes_of(grid.core).get(key, ())
         if text not in unused and any(value not in declared for value in grid.axes[key]):
-            found.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
-    for text in grid.rest:
+            changed.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
+    for text in grid.common:
         override = read(text)
         section = override.key.partition(".")[0]
         if text not in unused and section not in (*LAUNCHING, "core", "layout", "resources"):
-            found.append(text if override.kind == "other" else f"{override.key}={override.value!r}")
-    own = grid.sweep.models_of(grid.core)
-    if others := sorted(model for model in grid.models if model not in own):
-        found.append(f"model={','.join(others)}")
-    return tuple(sorted(found))
+            changed.append(text if override.kind == "other" else f"{override.key}={override.value!r}")
+    listed = grid.sweep.models_of(grid.core)
+    if others := sorted(model for model in grid.models if model not in listed):
+        changed.append(f"model={','.join(others)}")
+    return tuple(sorted(changed))
 
 
 def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
@@ -259,7 +261,7 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     """
     core = core_of(overrides)
     axes = sweep.axes_of(core)
-    kept = []
+    texts = []
     for override in map(read, overrides):
         if override.sets("variant"):
             continue
@@ -267,8 +269,8 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
             continue
         if override.key in axes and set(_axis_values(override)) <= set(axes[override.key]):
             continue
-        kept.append(override.text)
-    return kept
+        texts.append(override.text)
+    return texts
 
 
 def check_keys(sweep: Sweep) -> None:
@@ -358,7 +360,7 @@ class Fit:
     """The axes and the command-line overrides that apply to a run."""
 
     axes: tuple[str, ...]
-    rest: tuple[str, ...]
+    overrides: tuple[str, ...]
 
 
 class Fitting:
@@ -367,30 +369,30 @@ class Fitting:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.group_axes = [key for key in grid.axes if key in groups()]
-        self._known: dict[tuple[object, ...], Fit] = {}
+        self._cache: dict[tuple[object, ...], Fit] = {}
 
     def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
         """The axes and overrides that apply to a model and variant at one point of the axes."""
         chosen = (model, variant, *(point[key] for key in self.group_axes))
-        if chosen not in self._known:
-            self._known[chosen] = self._find(model, variant, point)
-        return self._known[chosen]
+        if chosen not in self._cache:
+            self._cache[chosen] = self._find(model, variant, point)
+        return self._cache[chosen]
 
     def used(self) -> set[str]:
         """The axes and overrides that apply to some run."""
-        return {name for fit in self._known.values() for name in (*fit.axes, *fit.rest)}
+        return {name for fit in self._cache.values() for name in (*fit.axes, *fit.overrides)}
 
     def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
         """The overrides that choose group options."""
         keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
         texts = [override_text(key, value) for key, value in keys.items() if key in groups()]
-        return [*texts, *(text for text in self.grid.rest if read(text).kind == "choice")]
+        return [*texts, *(text for text in self.grid.common if read(text).kind == "choice")]
 
     def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
-        choices, rest = self.choices(model, variant, point), self.grid.rest
-        given = {*self.grid.variants[variant], *point, *(read(text).key for text in rest)}
+        choices, common = self.choices(model, variant, point), self.grid.common
+        given = {*self.grid.variants[variant], *point, *(read(text).key for text in common)}
         axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
-        return Fit(axes, tuple(text for text in rest if _fits(text, choices, given)))
+        return Fit(axes, tuple(text for text in common if _fits(text, choices, given)))
 
 
 def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:

@@ -41,8 +41,8 @@ def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:
     Raises UserError for a name that another file defines differently.
     """
     for name, values in rules.items():
-        other, known = _ADDED.get(name, (source, values))
-        if known != values:
+        other, present = _ADDED.get(name, (source, values))
+        if present != values:
             change = (
                 "has changed: start again" if other == source else f"is another one in {other}: rename one"
             )

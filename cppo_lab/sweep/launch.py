@@ -184,7 +184,7 @@ def look_ahead(
 ) -> Ahead:
     """What a launch with `replace` and `finished` would start from. Writes nothing.
 
-    The store is asked which runs without a record of their own have been finished elsewhere; not if all runs have one,
+    The store is asked which runs without a record here have been finished elsewhere; not if all runs have one,
     or if it is a file that does not exist yet. With `opens` it is opened nevertheless, and created.
     """
     folders = {run.run_id: RunFolder(runs_folder() / run.run_id) for run in plan.runs}
@@ -216,7 +216,7 @@ def look_ahead(
         run_id: state.code_version for run_id, state in states.items() if state.state in schema.FINISHED
     }
     version = code_version()
-    others = {run_id: made for run_id, made in results.items() if made != version and run_id not in finished}
+    others = {run_id: code for run_id, code in results.items() if code != version and run_id not in finished}
     _tell_of_other_code(list(others.values()), replace)
     again = [run_id for run_id in results if run_id in finished or (replace and run_id in others)]
     replaces = {
@@ -364,7 +364,7 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
 def _require_rules(todo: Sequence[PlannedRun]) -> None:
     """Import the rules of other packages before anything is started.
 
-    Raises UserError for one that cannot be loaded, or does not accept its constants.
+    Raises UserError for a rule that cannot be loaded, or does not accept its constants.
     """
     for run in todo:
         rule = run.spec.rule

@@ -1,4 +1,4 @@
-"""Overrides in Hydra's grammar: the one reader of their text, and the writer for values of sweep files."""
+"""Overrides in Hydra's grammar: the only reader of their text, and the writer for values of sweep files."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ class Override:
         return (self.right or "").split(",")
 
     def values(self) -> tuple[Any, ...] | None:
-        """The values of one that lists several: `key=1,2`, `key=choice(1,2)` or `key=range(0,3)`; else None.
+        """The values of an override that lists several: `key=1,2`, `key=choice(1,2)` or `key=range(0,3)`; else None.
 
         Raises UserError for values that cannot be listed.
         """
@@ -75,7 +75,7 @@ class Override:
         return tuple(value.text if isinstance(value, QuotedString) else value for value in values)
 
     def check(self, is_list: bool = False) -> None:
-        """Refuse what is not one value of a key: Hydra has settings of its own under `hydra`, and follows paths in the
+        """Refuse what is not a single value of a key: Hydra has settings under `hydra`, and follows paths in the
         names of options to files outside conf/.
 
         OmegaConf's resolvers (`${oc.env:...}`) are refused since they depend on machine and time. With `is_list` the
@@ -158,7 +158,7 @@ def _override_text(key: str, value: Scalar, kind: str) -> str:
 
 
 def shell_form(key: str, right: str) -> str:
-    """An override as one types it in a shell, whose value is the text `right`, or a list of texts if it has brackets;
+    """An override as it is typed in a shell, whose value is the text `right`, or a list of texts if it has brackets;
     empty if there is none, or it is long.
     """
     if len(right) > _LONGEST:

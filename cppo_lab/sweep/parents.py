@@ -89,7 +89,7 @@ def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
 
 
 def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
-    """`parents` with one for each sweep of the plan, created if it does not exist, as their experiment is.
+    """`parents` with a parent for each sweep of the plan, created if it does not exist, as their experiment is.
 
     Raises UserError if somebody has deleted the experiment.
     """
@@ -176,12 +176,12 @@ def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str,
     if not parents.experiment_id:
         return
     with _warn_on_store_fault("the descriptions"):
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             try:
                 _describe(plan, uri, parents, states)
                 return
             except STORE_FAULTS:
-                if not left:
+                if not tries_left:
                     raise
 
 

@@ -47,7 +47,7 @@ class Plan:
 
     def is_paired(self, sweep: str) -> bool:
         """Whether a report compares the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`)."""
-        [declared] = [one for one in self.sweeps if one.name == sweep]
+        [declared] = [candidate for candidate in self.sweeps if candidate.name == sweep]
         if declared.paired is not None:
             return declared.paired
         specs = [run.spec for run in self.runs if sweep in run.variants]
@@ -100,8 +100,9 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
         _raise(faults, declared)
         refuse(only.unused)
         if not only.runs:
+            selection = f" that {' '.join(overrides)!r} chooses" if overrides else ""
             raise UserError(
-                f"sweep {declared.source}: exclude removes every run{_chosen(overrides)}: remove an entry of it"
+                f"sweep {declared.source}: exclude removes every run{selection}: remove an entry of it"
             )
         return _plan(declared, [only], only.runs)
     if not isinstance(declared, Study):
@@ -114,35 +115,35 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
         raise UserError(f"study {declared.source}: sweeps={names} must have distinct names")
     _check_names(parts, overrides)
     chosen = [(part, _within(part, overrides)) for part in parts]
-    found = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]
-    if found:
-        refuse([text for text in found[0].unused if all(text in part.unused for part in found)])
-    found = [part for part in found if part.runs]
-    if not found:
+    enumerated = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]
+    if enumerated:
+        refuse([text for text in enumerated[0].unused if all(text in part.unused for part in enumerated)])
+    enumerated = [part for part in enumerated if part.runs]
+    if not enumerated:
         raise UserError(f"study {declared.name}: no sweep of it has all of {' '.join(overrides)!r}")
     runs: dict[str, PlannedRun] = {}
-    for part in found:
+    for part in enumerated:
         for run in part.runs:
             runs.setdefault(run.run_id, replace(run, variants={})).variants.update(run.variants)
     # Seed by seed, so that an interrupted study is a complete study with fewer seeds.
-    return _plan(declared, found, sorted(runs.values(), key=lambda run: run.spec.seed))
+    return _plan(declared, enumerated, sorted(runs.values(), key=lambda run: run.spec.seed))
 
 
-def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
-    shared = found[0].shared
+def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
+    shared = parts[0].shared
     assert shared is not None
     return Plan(
         name=declared.name,
         title=declared.title,
         question=declared.question,
-        sweeps=tuple(part.sweep for part in found),
+        sweeps=tuple(part.sweep for part in parts),
         runs=tuple(runs),
         paths=shared.paths,
         launcher=shared.launcher,
         tracking=shared.tracking,
         is_study=isinstance(declared, Study),
-        changes={part.sweep.name: part.changes for part in found},
-        declared={part.sweep.name: part.declared for part in found if part.declared is not None},
+        changes={part.sweep.name: part.changes for part in parts},
+        declared={part.sweep.name: part.declared for part in parts if part.declared is not None},
     )
 
 
@@ -159,14 +160,10 @@ def _raise(faults: Sequence[str], sweep: Sweep) -> None:
         raise together(faults, f"sweep {sweep.source}: ")
 
 
-def _chosen(overrides: Sequence[str]) -> str:
-    return f" that {' '.join(overrides)!r} chooses" if overrides else ""
-
-
 def _part(study: Study, index: int, core: str) -> Sweep:
     """A sweep of a study, with the study's axes.
 
-    Raises UserError for one that does not exist, or has an invalid file.
+    Raises UserError for a sweep that does not exist, or has an invalid file.
     """
     where = f"study {study.source}: sweeps.{index}"
     try:
@@ -196,14 +193,14 @@ def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
 
 def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     """The overrides with `model=` and `variant=` restricted to this sweep of a study; None if nothing remains."""
-    kept = []
+    texts = []
     for override in map(read, overrides):
         valid = _choices(sweep, overrides).get(override.key)
         names = [name for name in override.names if name in (valid or ())]
         if valid is not None and not names:
             return None
-        kept.append(override.text if valid is None else f"{override.key}={','.join(names)}")
-    return kept
+        texts.append(override.text if valid is None else f"{override.key}={','.join(names)}")
+    return texts
 
 
 LENGTH = 12  # hexadecimal digits of a complete id
@@ -244,7 +241,7 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
     """The run whose id begins with `beginning`: among those with a folder and those of `sweeps`, or else among those
     of the shipped sweeps.
 
-    Raises UserError if there is none or more than one.
+    Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
     sources: list[Callable[[], dict[str, Found]]] = [
@@ -252,8 +249,8 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
         lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),
     ]
     for source in sources:
-        if found := _only(beginning, source()):
-            return found
+        if run := _only(beginning, source()):
+            return run
     raise UserError(
         f"unknown run {beginning!r}: no folder in {runs} and no run of a shipped sweep has such an id: "
         "name the sweep that declares it with --in SWEEP"
@@ -264,7 +261,7 @@ def find_recorded_run(beginning: str, runs: Path) -> Found:
     """The run whose id begins with `beginning`, if it has been started here, or finished elsewhere and pulled; no sweep
     is read.
 
-    Raises UserError if there is none or more than one.
+    Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
     if run := _only(beginning, _in_folders(beginning, runs)):
@@ -275,42 +272,42 @@ def find_recorded_run(beginning: str, runs: Path) -> Found:
     )
 
 
-def _only(beginning: str, found: Mapping[str, Found]) -> Found | None:
-    """The single run in `found`, or None. Raises UserError if there are several."""
-    if len(found) > 1:
+def _only(beginning: str, runs: Mapping[str, Found]) -> Found | None:
+    """The single run in `runs`, or None. Raises UserError if there are several."""
+    if len(runs) > 1:
         raise UserError(
-            f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(sorted(found)[:10])}: give more digits"
+            f"run {beginning!r} is a prefix of {len(runs)} ids: {', '.join(sorted(runs)[:10])}: give more digits"
         )
-    return next(iter(found.values()), None)
+    return next(iter(runs.values()), None)
 
 
 def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:
-    found = {}
+    by_id = {}
     for folder in runs.glob(f"{beginning}*"):
-        own = read_config(folder / CONFIG)
-        if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
-            found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
-    return found
+        config = read_config(folder / CONFIG)
+        if config is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
+            by_id[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", config)
+    return by_id
 
 
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
     """Runs of the named sweeps, with each core for which they have models; a complete id ends the search."""
-    found: dict[str, Found] = {}
+    by_id: dict[str, Found] = {}
     for name in names:
         for core, run, paths in _declared(name):
-            if run.run_id.startswith(beginning) and run.run_id not in found:
+            if run.run_id.startswith(beginning) and run.run_id not in by_id:
                 config = run.spec.model_dump(mode="json", exclude_none=True)
                 source = f"sweep {name}, core={core}"
-                found[run.run_id] = Found(run.run_id, source, config, run, paths)
+                by_id[run.run_id] = Found(run.run_id, source, config, run, paths)
                 if len(beginning) == LENGTH:
-                    return found
-    return found
+                    return by_id
+    return by_id
 
 
 @cache
 def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
     """(core, run, paths) of every run of a sweep."""
-    declared, found = load_sweep(name), []
+    declared, runs = load_sweep(name), []
     fault: UserError | None = None
     for core in core_names():
         if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
@@ -323,10 +320,10 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
                     raise
                 fault = error  # for a study, or another package's core, not all sweeps have models
                 continue
-            found += [(core, run, plan.paths) for run in plan.runs]
-    if fault is not None and not found:
+            runs += [(core, run, plan.paths) for run in plan.runs]
+    if fault is not None and not runs:
         raise fault
-    return tuple(found)
+    return tuple(runs)
 
 
 def _by_size() -> list[str]:

@@ -41,7 +41,7 @@ Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 @dataclass(frozen=True)
 class PowerQuestion:
     """Standard `deviations` of runs over seeds (empty: the usual ones), and the lead `effect` of each claim's methods
-    over the next ones, in points. None: the paper's final means; for a sweep's own hypotheses, twice the smallest
+    over the next tier, in points. None: the paper's final means; for a sweep's hypotheses, twice the smallest
     advantage that counts. `correlation`: of runs of the same seed. `error_deviations`: of the log ratio of errors, in
     percent.
     """
@@ -51,9 +51,9 @@ class PowerQuestion:
     correlation: float
     error_deviations: tuple[float, ...]
 
-    def deviations_of(self, core: str, own: bool) -> tuple[float, ...]:
-        """The deviations to assume for the paper's claims, or for a sweep's `own` hypotheses."""
-        return self.deviations or (core_of(core).deviations if own else DEVIATIONS)
+    def deviations_of(self, core: str, by_core: bool) -> tuple[float, ...]:
+        """The deviations to assume: those of the paper's models, or (`by_core`) those of a core's runs."""
+        return self.deviations or (core_of(core).deviations if by_core else DEVIATIONS)
 
 
 def parse_question(
@@ -61,24 +61,24 @@ def parse_question(
 ) -> PowerQuestion:
     """Raises UserError for what is no list of positive numbers, or no number."""
     try:
-        found = float(correlation or 0)
+        coefficient = float(correlation or 0)
     except ValueError:
-        found = float("nan")
-    if not 0 <= found < 1:
+        coefficient = float("nan")
+    if not 0 <= coefficient < 1:
         raise UserError(f"--correlation={correlation}: must be a number of at least 0 and below 1")
     return PowerQuestion(
         deviations=_deviations("--deviation", deviation),
         effect=None if effect is None else _points("--effect", effect),
-        correlation=found,
+        correlation=coefficient,
         error_deviations=_deviations("--error-deviation", error_deviation) or ERROR_DEVIATIONS,
     )
 
 
 def _deviations(option: str, text: str | None) -> tuple[float, ...]:
-    found = () if text is None else tuple(_points(option, one) for one in text.split(","))
-    if any(value <= 0 for value in found):
+    deviations = () if text is None else tuple(_points(option, part) for part in text.split(","))
+    if any(value <= 0 for value in deviations):
         raise UserError(f"{option}={text}: standard deviations must be above 0")
-    return found
+    return deviations
 
 
 def _points(option: str, text: str) -> float:
@@ -92,7 +92,7 @@ def _points(option: str, text: str) -> float:
 
 
 def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
-    """The power of each claim that the plan's sweeps test, for each deviation: first the sweeps' own hypotheses. None
+    """The power of each claim that the plan's sweeps test, for each deviation: first the sweeps' hypotheses. None
     where nothing claims anything about their scores.
 
     Raises UserError if no run that tests their hypotheses is planned.
@@ -100,17 +100,17 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
 
     cells = {sweep.name: planned_cells(plan, sweep.name) for sweep in plan.sweeps}
     variants = {
-        name: [*dict.fromkeys(one for model in found.values() for one in model)]
-        for name, found in cells.items()
+        name: [*dict.fromkeys(variant for counts in models.values() for variant in counts)]
+        for name, models in cells.items()
     }
-    own = [one for sweep in plan.sweeps for one in score_claims(sweep, plan.is_study)]
-    found = _errors_power(plan, question)
-    for claim in [*own, *claims_about(variants, plan.is_study)]:
+    hypotheses = [claim for sweep in plan.sweeps for claim in score_claims(sweep, plan.is_study)]
+    powers = _errors_power(plan, question)
+    for claim in [*hypotheses, *claims_about(variants, plan.is_study)]:
         if not can_plan(claim):
             continue
         planned = cells[claim.sweep] if claim.seeds is None else planned_cells(plan, claim.sweep, claim.seeds)
         lengths = _lengths(plan, claim.sweep)
-        if claim in own:
+        if claim in hypotheses:
             lead = claim.lead if question.effect is None else question.effect / 100
             means = _means_with(claim, planned, lead, lengths)
         elif question.effect is None:
@@ -124,7 +124,12 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
             for model in planned
             if model in means
         }
-        compared = [model for model, of_model in means.items() if _has_pair(claim, of_model)]
+        # Both sides of a comparison have to be planned on a model.
+        compared = [
+            model
+            for model, of_model in means.items()
+            if any({*pair} <= of_model.keys() for pair in pairs(claim, tuple(of_model)))
+        ]
         if not compared:
             continue
         if claim.kind is Kind.TREND and slope_weights([lengths[model] for model in compared]) is None:
@@ -139,24 +144,31 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         paired = plan.is_paired(claim.sweep)
         common = paired and core_of(plan.core).seed_fixes_start
         design = Design(paired, common, question.correlation, lengths)
-        found += [
+        powers += [
             planned_power(claim, means, value / 100, seeds, design)
-            for value in question.deviations_of(plan.core, claim in own)
+            for value in question.deviations_of(plan.core, claim in hypotheses)
         ]
-    tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
-    if not found and tests:
+    tests = [
+        seed
+        for sweep in plan.sweeps
+        for hypothesis in sweep.hypotheses.values()
+        for seed in hypothesis.test_seeds
+    ]
+    if not powers and tests:
         listed = ",".join(str(seed) for seed in dict.fromkeys(tests))
-        trends = any(one.models == "trend" for sweep in plan.sweeps for one in sweep.hypotheses.values())
+        trends = any(
+            hypothesis.models == "trend" for sweep in plan.sweeps for hypothesis in sweep.hypotheses.values()
+        )
         raise UserError(
             f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={listed}"
             + (", and a trend on models of different response lengths" if trends else "")
         )
-    return found
+    return powers
 
 
 def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
     """The power of the hypotheses about the surrogate's error."""
-    found = []
+    powers = []
     for claim in (claim for sweep in plan.sweeps for claim in error_claims(sweep, plan.is_study)):
         cells = [
             (model, variant, count)
@@ -171,28 +183,23 @@ def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         seeds = min(count for _, _, count in cells)
         for value in question.error_deviations:
             power = planned_error_power(claim, comparisons, value / 100, seeds)
-            found.append(
+            powers.append(
                 PlannedPower(claim, comparisons, value / 100, seeds, power.power, power.needed.count)
             )
-    return found
-
-
-def _has_pair(claim: Claim, of_model: Mapping[str, float]) -> bool:
-    """Whether both sides of a comparison of the claim are planned on a model."""
-    return any({*pair} <= of_model.keys() for pair in pairs(claim, tuple(of_model)))
+    return powers
 
 
 def planned_cells(plan: Plan, sweep: str, seeds: Collection[int] | None = None) -> dict[str, dict[str, int]]:
     """Model -> variant -> number of planned runs of a sweep (with these seeds; None: any)."""
-    found: dict[str, Counter[str]] = {}
+    cells: dict[str, Counter[str]] = {}
     for run in plan.runs:
         if sweep in run.variants and (seeds is None or run.spec.seed in seeds):
-            found.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
-    return {model: dict(counts) for model, counts in found.items()}
+            cells.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
+    return {model: dict(counts) for model, counts in cells.items()}
 
 
 def _lengths(plan: Plan, sweep: str) -> dict[str, float]:
-    """Model -> the longest response, in tokens: of the mean one nothing is known before training."""
+    """Model -> the longest response, in tokens; the mean length is unknown before training."""
     return {
         run.spec.model.name: run.spec.rollout.max_response_length
         for run in plan.runs
@@ -206,30 +213,30 @@ def _means_with(
     effect: float,
     lengths: Mapping[str, float],
 ) -> Means:
-    """Each tier of the claim leads the next one, and the last one those without a tier, by `effect`; for a trend, by
-    `effect` for each doubling of the response length (tokens).
+    """Each tier of the claim leads the next tier, and the last tier the variants without any, by `effect`; for a trend,
+    by `effect` for each doubling of the response length (tokens).
     """
 
     step = 0.0 if claim.kind is Kind.EQUIVALENCE else effect
-    level = {one: step * (len(claim.tiers) - i) for i, tier in enumerate(claim.tiers) for one in tier}
+    level = {variant: step * (len(claim.tiers) - i) for i, tier in enumerate(claim.tiers) for variant in tier}
     doublings = {model: math.log2(lengths[model]) if claim.kind is Kind.TREND else 1.0 for model in planned}
     return {
-        model: {one: doublings[model] * level.get(one, 0.0) for one in variants}
+        model: {variant: doublings[model] * level.get(variant, 0.0) for variant in variants}
         for model, variants in planned.items()
     }
 
 
 def _paper_means(plan: Plan, sweep: str) -> Means:
-    """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
+    """The paper's final means for the models of the plan: each stands for the published model at its place."""
     metric = schema.validation_metric(schema.MEAN)
-    [declared] = [one for one in plan.sweeps if one.name == sweep]
+    [declared] = [candidate for candidate in plan.sweeps if candidate.name == sweep]
     originals = [
         models for core, models in declared.models.items() if core in core_names() and not miniature_of(core)
     ]
     if plan.core not in declared.models or len(originals) != 1:
         return {}
     stands_for = dict(zip(declared.models[plan.core], originals[0], strict=False))
-    found: Means = {}
+    means: Means = {}
     for run in reference_runs():
         if sweep not in run.sweeps:
             continue
@@ -240,8 +247,8 @@ def _paper_means(plan: Plan, sweep: str) -> Means:
         for model, original in stands_for.items():
             if original == slug:
                 variants = tuple(planned_cells(plan, sweep).get(model, ()))
-                found.setdefault(model, {})[named(run.sweeps[sweep], variants)] = score
-    return found
+                means.setdefault(model, {})[named(run.sweeps[sweep], variants)] = score
+    return means
 
 
 NARROWEST = 24  # columns for a claim, however narrow the terminal is
@@ -249,7 +256,7 @@ NARROWEST = 24  # columns for a claim, however narrow the terminal is
 
 def power_text(
     plan: Plan,
-    found: Sequence[PlannedPower],
+    powers: Sequence[PlannedPower],
     question: PowerQuestion,
     costs: Costs,
     columns: int | None = None,
@@ -264,15 +271,15 @@ def power_text(
     rows += [
         (
             *(
-                one.claim.text,
-                str(one.comparisons),
-                str(one.seeds),
-                f"{100 * one.deviation:g}{' %' if is_error(one.claim) else ''}",
-                f"{one.power:.2f}",
+                planned.claim.text,
+                str(planned.comparisons),
+                str(planned.seeds),
+                f"{100 * planned.deviation:g}{' %' if is_error(planned.claim) else ''}",
+                f"{planned.power:.2f}",
             ),
-            *(_needed(one.needed), _hours_text(_hours(plan, one, costs))),
+            *(_needed(planned.needed), _hours_text(_hours(plan, planned, costs))),
         )
-        for one in found
+        for planned in powers
     ]
     rows = [row if unit else row[:-1] for row in rows]
     if columns is not None:
@@ -287,7 +294,7 @@ def power_text(
         for row in rows
     ]
     note = "Power: the probability that the planned seeds support the claim."
-    if scores := [one for one in found if not is_error(one.claim)]:
+    if scores := [planned for planned in powers if not is_error(planned.claim)]:
         effect = (
             f"a lead of {question.effect:g} points"
             if question.effect is not None
@@ -298,12 +305,12 @@ def power_text(
             "have the given standard deviation over seeds (points), those of a seed with a correlation of "
             f"{question.correlation:g}; by simulation."
         )
-    if len(scores) < len(found):
+    if len(scores) < len(powers):
         note += (
             " For claims about the surrogate's error, if the true advantage is twice the smallest that counts and the "
             "log ratio of errors has the given standard deviation over seeds; by Student's t."
         )
-    if any(one.claim.after is not None for one in found):
+    if any(planned.claim.after is not None for planned in powers):
         note += " A claim that is tested only after another is planned as if the other were supported."
     note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
     note += " Claims about collapses and other quantities than scores are not simulated."
@@ -323,14 +330,14 @@ def is_error(claim: Claim | ErrorClaim) -> bool:
     return isinstance(claim, ErrorClaim)
 
 
-def _default_effects(found: Sequence[PlannedPower]) -> str:
-    """What is assumed without `--effect`. Only a sweep's own hypotheses name the seeds that test them."""
-    own = [one for one in found if one.claim.seeds is not None]
+def _default_effects(powers: Sequence[PlannedPower]) -> str:
+    """What is assumed without `--effect`. Only the hypotheses of a sweep file name the seeds that test them."""
+    hypotheses = [planned for planned in powers if planned.claim.seeds is not None]
     lead = "a lead of twice the smallest advantage that counts"
-    if len(own) == len(found):
+    if len(hypotheses) == len(powers):
         return lead
     paper = "the paper's final means, which are not the best steps of its Table 1"
-    return paper + (f" (for the sweep's own hypotheses {lead})" if own else "")
+    return paper + (f" (for the sweep's own hypotheses {lead})" if hypotheses else "")
 
 
 def _needed(seeds: int | None) -> str:
@@ -346,20 +353,20 @@ def _unit(costs: Costs) -> str:
     return "GPU-hours for it" if on_gpus else "hours for it"
 
 
-def _hours(plan: Plan, one: PlannedPower, costs: Costs) -> float | None:
+def _hours(plan: Plan, planned: PlannedPower, costs: Costs) -> float | None:
     """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
-    if one.needed is None or not _unit(costs):
+    if planned.needed is None or not _unit(costs):
         return None
-    hours, claim = 0.0, one.claim
+    hours, claim = 0.0, planned.claim
     for model, counts in planned_cells(plan, claim.sweep).items():
         names = _compared(claim, model, tuple(counts))
         for run in plan.runs:
-            if run.spec.model.name == model and run.variants.get(one.claim.sweep) in names:
+            if run.spec.model.name == model and run.variants.get(planned.claim.sweep) in names:
                 cost = costs[run.run_id]
                 assert cost is not None, "the unit is known"
-                own = cost.hours if cost.gpu_hours is None else cost.gpu_hours
-                hours += own / counts[run.variants[one.claim.sweep]]  # of one seed
-    return hours * one.needed
+                run_hours = cost.hours if cost.gpu_hours is None else cost.gpu_hours
+                hours += run_hours / counts[run.variants[planned.claim.sweep]]  # of one seed
+    return hours * planned.needed
 
 
 def _compared(claim: Claim | ErrorClaim, model: str, variants: Sequence[str]) -> set[str]:
@@ -376,26 +383,26 @@ def _hours_text(hours: float | None) -> str:
 
 
 def power_values(
-    plan: Plan, found: Sequence[PlannedPower], question: PowerQuestion, costs: Costs
+    plan: Plan, powers: Sequence[PlannedPower], question: PowerQuestion, costs: Costs
 ) -> dict[str, object]:
     """For JSON: the sweep, what was assumed, and each claim with its power. `hours_needed`: of all runs that the claim
     compares, with the seeds that it needs, in the unit of `hours_are`; null where it is not known.
     """
     claims = [
         {
-            "claim": one.claim.key,
-            "text": one.claim.text,
-            "sweep": one.claim.sweep,
-            "comparisons": one.comparisons,
-            "deviation": 100 * one.deviation,
-            "deviation_is": "percent, of the log ratio of errors" if is_error(one.claim) else "points",
-            "lead": _lead(one, question),
-            "seeds": one.seeds,
-            "power": round(one.power, 4),
-            "seeds_needed": one.needed,
-            "hours_needed": None if (hours := _hours(plan, one, costs)) is None else round(hours, 2),
+            "claim": planned.claim.key,
+            "text": planned.claim.text,
+            "sweep": planned.claim.sweep,
+            "comparisons": planned.comparisons,
+            "deviation": 100 * planned.deviation,
+            "deviation_is": "percent, of the log ratio of errors" if is_error(planned.claim) else "points",
+            "lead": _lead(planned, question),
+            "seeds": planned.seeds,
+            "power": round(planned.power, 4),
+            "seeds_needed": planned.needed,
+            "hours_needed": None if (hours := _hours(plan, planned, costs)) is None else round(hours, 2),
         }
-        for one in found
+        for planned in powers
     ]
     unit = {"GPU-hours for it": "gpu", "hours for it": "machine"}.get(_unit(costs))
     head = {
@@ -407,22 +414,22 @@ def power_values(
     return head | {"claims": claims}
 
 
-def _lead(one: PlannedPower, question: PowerQuestion) -> float | str:
+def _lead(planned: PlannedPower, question: PowerQuestion) -> float | str:
     """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
     the paper's final means.
     """
-    if is_error(one.claim):
-        return round(math.exp(-one.claim.lead), 4)
-    if one.claim.margin is not None:
+    if is_error(planned.claim):
+        return round(math.exp(-planned.claim.lead), 4)
+    if planned.claim.margin is not None:
         return 0.0
     if question.effect is not None:
         return question.effect
-    return "paper" if one.claim.seeds is None else round(100 * one.claim.lead, 6)
+    return "paper" if planned.claim.seeds is None else round(100 * planned.claim.lead, 6)
 
 
 # A sweep that claims nothing
 
-SEEDS = (3, 5, 10, 20)  # shown beside the planned ones
+SEEDS = (3, 5, 10, 20)  # shown beside the planned number
 
 
 @dataclass(frozen=True)
@@ -447,11 +454,11 @@ class Shown:
 
 
 def shown_differences(plan: Plan, question: PowerQuestion) -> list[Shown]:
-    """What the planned seeds show, with the scatter of the plan's finished runs, or the one assumed by the question.
+    """What the planned seeds show, with the scatter of the plan's finished runs, or that assumed by the question.
 
     Raises UserError if no model is planned with two variants.
     """
-    found = []
+    comparisons = []
     for sweep in plan.sweeps:
         paired = plan.is_paired(sweep.name)
         shared = math.sqrt(1 - question.correlation) if paired else 1.0
@@ -459,17 +466,17 @@ def shown_differences(plan: Plan, question: PowerQuestion) -> list[Shown]:
             if len(counts) < 2:
                 continue
             measured = None if question.deviations else _scatter(plan, sweep.name, model, paired)
-            assumed = [(shared * value, 0) for value in question.deviations_of(plan.core, own=True)]
-            found += [
+            assumed = [(shared * value, 0) for value in question.deviations_of(plan.core, by_core=True)]
+            comparisons += [
                 _shown(sweep.name, model, min(counts.values()), paired, *scatter, question.effect)
                 for scatter in ([measured] if measured else assumed)
             ]
-    if not found:
+    if not comparisons:
         raise UserError(
             f"{plan.name}: --power compares two methods, and no model is planned with two variants: add one to "
             "`variants`, or plan them all (without variant=)"
         )
-    return found
+    return comparisons
 
 
 def _shown(
@@ -511,22 +518,33 @@ def _scatter(plan: Plan, sweep: str, model: str, paired: bool) -> tuple[float, i
     return (math.sqrt(squares / degrees), sum(map(len, scores.values()))) if squares else None
 
 
-def shown_text(found: Sequence[Shown], question: PowerQuestion, columns: int | None = None) -> str:
+def shown_text(comparisons: Sequence[Shown], question: PowerQuestion, columns: int | None = None) -> str:
     """The differences as a table for people, and what they rest on."""
-    several = len({one.sweep for one in found}) > 1
-    numbers = sorted({n for one in found for n in one.differences})
+    several = len({comparison.sweep for comparison in comparisons}) > 1
+    numbers = sorted({n for comparison in comparisons for n in comparison.differences})
     head = [*(["sweep"] if several else []), "model", "seeds", "deviation", "from"]
     head += [f"shown by {n}" for n in numbers]
     head += [] if question.effect is None else [f"power for {question.effect:g}", "seeds for 80 %"]
     rows = []
-    for one in found:
-        row = [*([one.sweep] if several else []), one.model, str(one.seeds), f"{one.deviation:.2g}"]
-        row.append(f"{one.measured} runs" if one.measured else "assumed")
-        row += ["-" if (points := one.differences.get(n)) is None else f"{points:.1f}" for n in numbers]
-        row += [] if one.power is None else [f"{one.power:.2f}", _needed(one.seeds_needed)]
+    for comparison in comparisons:
+        row = [
+            *([comparison.sweep] if several else []),
+            comparison.model,
+            str(comparison.seeds),
+            f"{comparison.deviation:.2g}",
+        ]
+        row.append(f"{comparison.measured} runs" if comparison.measured else "assumed")
+        row += [
+            "-" if (points := comparison.differences.get(n)) is None else f"{points:.1f}" for n in numbers
+        ]
+        row += (
+            [] if comparison.power is None else [f"{comparison.power:.2f}", _needed(comparison.seeds_needed)]
+        )
         rows.append(row)
     how = {True: "compared seed by seed", False: "compared without regard to seeds"}
-    kinds = " and ".join(how[kind] for kind in sorted({one.paired for one in found}, reverse=True))
+    kinds = " and ".join(
+        how[kind] for kind in sorted({comparison.paired for comparison in comparisons}, reverse=True)
+    )
     note = (
         "Shown by n: the smallest true lead of one method over another, in points, that n seeds of each show with a "
         f"probability of {100 * POWER:.0f} % (a 95 % interval above 0; runs are {kinds}), where the final means of one "
@@ -538,7 +556,7 @@ def shown_text(found: Sequence[Shown], question: PowerQuestion, columns: int | N
     return f"{table}\n\n{note if columns is None else textwrap.fill(note, columns)}"
 
 
-def shown_values(plan: Plan, found: Sequence[Shown], question: PowerQuestion) -> dict[str, object]:
+def shown_values(plan: Plan, comparisons: Sequence[Shown], question: PowerQuestion) -> dict[str, object]:
     """For JSON, as `power_values` without claims: and what the seeds show."""
     head = {"sweep": plan.name, "core": plan.core, "correlation": question.correlation, "hours_are": None}
-    return head | {"claims": [], "differences": [asdict(one) for one in found]}
+    return head | {"claims": [], "differences": [asdict(comparison) for comparison in comparisons]}

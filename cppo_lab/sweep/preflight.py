@@ -30,7 +30,7 @@ class RunKind:
 
     @property
     def example(self) -> PlannedRun:
-        """The run that is measured: one of those that need the most of mu."""
+        """The run that is measured: a run that needs the most of mu."""
         return max(self.runs, key=lambda run: run.spec.divergence.k or 0)
 
     @property
@@ -41,13 +41,15 @@ class RunKind:
     @property
     def is_measured(self) -> bool:
         """Whether a preflight of this kind has finished."""
-        found = self.measured
-        return found is not None and not found.error
+        result = self.measured
+        return result is not None and not result.error
 
-    def hours(self, run: PlannedRun) -> Hours | None:
-        """The hours of one of the runs, from the recorded result."""
-        found = self.measured
-        return whole_run(found, run.spec) if found else None
+    @property
+    def hours(self) -> list[Hours]:
+        """The hours of each run for which the recorded result says them."""
+        result = self.measured
+        spans = [whole_run(result, run.spec) for run in self.runs] if result else []
+        return [span for span in spans if span is not None]
 
 
 def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]:
@@ -61,12 +63,12 @@ def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]
         raise UserError(
             f"core={core.name} needs no preflight: {core.no_preflight}. Add {others} for those on GPUs"
         )
-    found: dict[Path, list[PlannedRun]] = {}
+    by_folder: dict[Path, list[PlannedRun]] = {}
     for run in plan.runs:
-        found.setdefault(folder_of(run.spec, run.layout, runs), []).append(run)
+        by_folder.setdefault(folder_of(run.spec, run.layout, runs), []).append(run)
     if random_weights:
-        found = {folder.with_name(f"{folder.name}-random"): some for folder, some in found.items()}
-    return [RunKind(tuple(some), folder, random_weights) for folder, some in found.items()]
+        by_folder = {folder.with_name(f"{folder.name}-random"): some for folder, some in by_folder.items()}
+    return [RunKind(tuple(some), folder, random_weights) for folder, some in by_folder.items()]
 
 
 def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:
@@ -91,13 +93,13 @@ def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
     )
 
 
-def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = False) -> list[RunKind]:
+def open_kinds(all_kinds: Sequence[RunKind], plan: Plan, runs: Path, again: bool = False) -> list[RunKind]:
     """The kinds to measure: those without a complete result, or all if `again`, except those in the queue.
 
     Raises UserError if the launcher's queue does not answer.
     """
     queued = set(jobs_in_queue(plan.launcher.name, runs / FOLDER))
-    free = [kind for kind in found if job_of(kind, plan, runs).name not in queued]
+    free = [kind for kind in all_kinds if job_of(kind, plan, runs).name not in queued]
     return [kind for kind in free if again or not kind.is_measured]
 
 
@@ -113,24 +115,24 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
 
 
 def report(kind: RunKind) -> str:
-    """The measurements of one kind of run as lines of plain text, next to the estimate if there is one."""
-    run, found = kind.example, kind.measured
+    """The measurements of a kind of run as lines of plain text, next to the estimate if there is any."""
+    run, result = kind.example, kind.measured
     count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
     lines = [f"{run.spec.model.name}, layout {run.layout.name}: {count}"]
     if kind.random_weights:
         lines.append(
             "  random weights of these shapes: hardly any response ends by itself, so times are upper bounds"
         )
-    if found is None:
+    if result is None:
         return "\n".join([*lines, "  not measured yet"])
-    if found.error:
-        lines += [f"  FAILED {one_line(found.error)}", f"  logs: {kind.folder / 'attempts'}"]
+    if result.error:
+        lines += [f"  FAILED {one_line(result.error)}", f"  logs: {kind.folder / 'attempts'}"]
     planned = estimate(run.spec, run.layout)
-    lines += _aligned([*_times(found, planned), *_memory(found, planned), *_gap(found)])
-    hours = [known for one in kind.runs if (known := kind.hours(one))]
+    lines += _aligned([*_times(result, planned), *_memory(result, planned), *_gap(result)])
+    hours = kind.hours
     if hours:
         cuda = run.layout.device == "cuda"
-        low, high = (sum(getattr(one, end) for one in hours) for end in ("low", "high"))
+        low, high = (sum(getattr(run_hours, end) for run_hours in hours) for end in ("low", "high"))
         gpus = run.layout.devices if cuda else 1
         beside = f" (estimate: {_number(planned.time.gpu_hours * len(kind.runs))})" if planned else ""
         lines.append(
@@ -142,15 +144,17 @@ def report(kind: RunKind) -> str:
 
 def as_values(kind: RunKind) -> dict[str, Any]:
     """The measurements for JSON; `hours` are the total wall-clock hours of all runs of the kind, None if unknown."""
-    found = kind.measured
-    hours = [known for one in kind.runs if (known := kind.hours(one))]
+    result = kind.measured
+    hours = kind.hours
     return {
         "model": kind.example.spec.model.name,
         "layout": kind.example.layout.name,
         "runs": [run.run_id for run in kind.runs],
         "measured": kind.is_measured,
-        "error": found.error if found else "",
-        "hours": {end: sum(getattr(one, end) for one in hours) for end in ("low", "high")} if hours else None,
+        "error": result.error if result else "",
+        "hours": {end: sum(getattr(run_hours, end) for run_hours in hours) for end in ("low", "high")}
+        if hours
+        else None,
         "folder": str(kind.folder),
     }
 
@@ -158,13 +162,13 @@ def as_values(kind: RunKind) -> dict[str, Any]:
 Line = tuple[str, str, str]  # what, measured, estimated
 
 
-def _times(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
+def _times(result: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
     time = planned.time if planned else None
-    yield from _line("start", found.start, "s")
-    yield from _line("start from a checkpoint", found.resume, "s")
-    yield from _line("validation", found.validation, "s", time.validation if time else None)
-    yield from _line("checkpoint", found.checkpoint, "s")
-    for step in found.steps:
+    yield from _line("start", result.start, "s")
+    yield from _line("start from a checkpoint", result.resume, "s")
+    yield from _line("validation", result.validation, "s", time.validation if time else None)
+    yield from _line("checkpoint", result.checkpoint, "s")
+    for step in result.steps:
         yield from _line(f"step {step.step}", step.seconds, "s", time.step if time else None)
         yield from _line("  sampling", step.rollout, "s", time.rollout if time else None)
         yield from _line("  update", step.update, "s", time.update if time else None)
@@ -176,9 +180,9 @@ def _times(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Lin
         yield from _line("  Top-K of mu", step.topk_megabytes, "MB")
 
 
-def _memory(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
+def _memory(result: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
     guess = planned.memory.training / GIB if planned else None
-    for name, value in sorted(found.memory.items()):
+    for name, value in sorted(result.memory.items()):
         if name == "max_memory_allocated_gb":
             yield from _line("memory of the trainer on one device, allocated", value, "GiB", guess)
         elif name == "max_memory_reserved_gb":
@@ -190,8 +194,8 @@ def _memory(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Li
             yield from _line(f"memory of {what}, highest", value * 1e6 / GIB, "GiB")
 
 
-def _gap(found: PreflightResult) -> Iterator[Line]:
-    errors = [step.logprob_error for step in found.steps if step.logprob_error is not None]
+def _gap(result: PreflightResult) -> Iterator[Line]:
+    errors = [step.logprob_error for step in result.steps if step.logprob_error is not None]
     if errors:
         yield "mean |mu/pi - 1| over a step's updates", f"{errors[0]:.1e}", ""
 

@@ -30,7 +30,7 @@ _RECORDING = "recording its end"
 
 @dataclass
 class StartedJob:
-    """A started job of one or several runs: their rows since then, and what it does before the first one.
+    """A started job of one or several runs: their rows since then, and what it does before the first row.
 
     `conditions`: the ids of its runs that differ in the seed alone, by their common name; `validated`: the step of the
     last validation of each that a line has told.
@@ -45,12 +45,15 @@ class StartedJob:
     validated: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = {one.run_id: RunRows(one.folder, self.since) for one in self.job.attempts}
+        self.rows = {attempt.run_id: RunRows(attempt.folder, self.since) for attempt in self.job.attempts}
 
     @property
     def steps_left(self) -> int:
         """Training steps that its runs have not taken."""
-        return sum(one.spec.training.t_stop - (self.rows[one.run_id].step or 0) for one in self.job.attempts)
+        return sum(
+            attempt.spec.training.t_stop - (self.rows[attempt.run_id].step or 0)
+            for attempt in self.job.attempts
+        )
 
     @property
     def has_rows(self) -> bool:
@@ -67,7 +70,7 @@ class StartedJob:
         return (max(last for _, (_, last) in times) - min(first for (_, first), _ in times)) / steps
 
     def seconds_left(self, past: Mapping[str, float], usual: float | None) -> float | None:
-        """Estimated from its pace, or that of `past` runs of its kind, or else the `usual` one; None without any."""
+        """Estimated from its pace, or that of `past` runs of its kind, or else the `usual` pace; None without any."""
         pace = self.pace or (None if self.job.batch else past.get(self.job.attempts[0].run_id)) or usual
         if pace is None:
             return None
@@ -159,7 +162,7 @@ class Progress:
                 self._end(job, name)
 
     def _end(self, job: TrainingJob, name: str) -> None:
-        """Print how a job ended: one line for its successful runs, and one for every other."""
+        """Print how a job ended: one line for its successful runs, and a line for every other."""
         for started in [started for started in self.running if started.job is job]:
             self.look(started)
             self.running.remove(started)
@@ -167,12 +170,12 @@ class Progress:
         done = 0
         for attempt in job.attempts:
             # The status is read after the lock: an attempt that ended meanwhile has recorded it.
-            going, status = is_held(attempt.folder), read_status(attempt.folder)
-            if job.batch and not going and status.get("status") == schema.DONE:
+            held, status = is_held(attempt.folder), read_status(attempt.folder)
+            if job.batch and not held and status.get("status") == schema.DONE:
                 done += 1
                 continue
             self.ended += 1
-            self.say(f"{self.name(attempt)}: {_end_text(attempt, going, status)}  [{self.ended}/{self.todo}]")
+            self.say(f"{self.name(attempt)}: {_end_text(attempt, held, status)}  [{self.ended}/{self.todo}]")
         if job.batch:
             self.ended += done
             self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
@@ -258,19 +261,19 @@ class Progress:
             steps = sum(self.t_stop[run_id] for run_id in started.rows)
             return f"{steps - started.steps_left:,} of {steps:,} steps"
         [(run_id, rows)] = started.rows.items()
-        t_stop, said = self.t_stop[run_id], [] if activity == STARTING else [activity]
+        t_stop, parts = self.t_stop[run_id], [] if activity == STARTING else [activity]
         if scores := rows.summary(t_stop):
-            said.insert(0, score_text(scores.last, scores.best))
-        return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *said]))
+            parts.insert(0, score_text(scores.last, scores.best))
+        return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *parts]))
 
     def share(self) -> str:
         """`34 % of 9,600 steps, 21 steps/s, about 4 min left`, as far as it is measured."""
         parts, seconds = [], self.seconds_left()
         if self.ended or any(started.has_rows for started in self.running):
-            left = sum(started.steps_left for started in self.running) + sum(
+            remaining = sum(started.steps_left for started in self.running) + sum(
                 map(self._steps_of, self.waiting)
             )
-            parts.append(f"{100 * (self.steps - left) // max(self.steps, 1)} % of {self.steps:,} steps")
+            parts.append(f"{100 * (self.steps - remaining) // max(self.steps, 1)} % of {self.steps:,} steps")
         if paces := [pace for started in self.running if (pace := started.pace)]:
             parts.append(_rate_text(sum(1 / pace for pace in paces)))
         return ", ".join([*parts, *([] if seconds is None else [_left_text(seconds)])])
@@ -340,10 +343,10 @@ def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
 
 
-def _end_text(attempt: Attempt, going: bool, status: Mapping[str, object]) -> str:
+def _end_text(attempt: Attempt, held: bool, status: Mapping[str, object]) -> str:
     """How an attempt ended, by the status of its run."""
     state, reason = status.get("status"), status.get("reason")
-    if going:
+    if held:
         return "another launcher is training it"
     if state == schema.DONE:
         return f"done{_scores(status)}"

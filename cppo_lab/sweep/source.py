@@ -18,7 +18,7 @@ MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000  # nested aliases could expand to any number
 LARGEST_BITS = 64
 MAX_SAID = 200  # characters of a value in a message
-MAX_DEPTH = 32  # an alias to its own parent would be infinitely deep
+MAX_DEPTH = 32  # an alias to its parent would be infinitely deep
 TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to its own parent, or the extra brackets"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
@@ -43,8 +43,8 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
             kind = node.tag.rpartition(":")[2]
-            said = f"{_short(node.value)} is no {kind}: quote it if it is text"
-            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+            problem = f"{_short(node.value)} is no {kind}: quote it if it is text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         merged = 0
@@ -55,14 +55,14 @@ class _Loader(yaml.SafeLoader):
                         self.flatten_mapping(part)
                         merged += len(part.value)
                     if merged > MAX_VALUES:
-                        said = f"<< merges more than {MAX_VALUES:,} keys: write out the keys you need"
-                        raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                        problem = f"<< merges more than {MAX_VALUES:,} keys: write out the keys you need"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         super().flatten_mapping(node)
 
 
 def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
-    said = f"the tag {node.tag!r} is not read from a sweep file: remove it"
-    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+    problem = f"the tag {node.tag!r} is not read from a sweep file: remove it"
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _constructed(kind: str) -> Callable[[_Loader, yaml.ScalarNode], Any]:
@@ -79,11 +79,11 @@ def _constructed(kind: str) -> Callable[[_Loader, yaml.ScalarNode], Any]:
 
 
 def _refuse_ambiguous(loader: _Loader, node: yaml.ScalarNode) -> None:
-    said = (
+    problem = (
         f"{_short(node.value)} is a number that programs read differently, or as text: write plain decimal digits, as "
         "in 1000, or quote it if it is text"
     )
-    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _float(text: str) -> float:

@@ -92,9 +92,9 @@ def _interval(scores: Sequence[float]) -> str:
     if len(scores) > 2 and find_spec("scipy") is not None:
         from cppo_lab.analysis.statistics.estimate import mean_estimate
 
-        found = mean_estimate(scores)
-        if found is not None and found.low is not None and found.high is not None:
-            return f"[{100 * found.low:.1f}, {100 * found.high:.1f}]"
+        estimate = mean_estimate(scores)
+        if estimate is not None and estimate.low is not None and estimate.high is not None:
+            return f"[{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
     return f"{100 * min(scores):.1f} to {100 * max(scores):.1f}"
 
 
@@ -102,11 +102,11 @@ def cost_summary(
     runs: Sequence[PlannedRun], costs: Mapping[str, Cost | None], sums: Sequence[CostSum]
 ) -> str:
     """The total cost of all runs in sentences; empty if it is unknown."""
-    lines = [_sentence(one) for one in sums]
-    if len(sums) > 1 and all(one.gpu_hours is not None for one in sums):
-        total = sum(one.gpu_hours or 0.0 for one in sums)
-        left = sum(one.gpu_hours_left or 0.0 for one in sums)
-        lines.append(f"Together: {total:.0f} GPU-hours; {left:.0f} remaining.")
+    lines = [_sentence(part) for part in sums]
+    if len(sums) > 1 and all(part.gpu_hours is not None for part in sums):
+        total = sum(part.gpu_hours or 0.0 for part in sums)
+        remaining = sum(part.gpu_hours_left or 0.0 for part in sums)
+        lines.append(f"Together: {total:.0f} GPU-hours; {remaining:.0f} remaining.")
     verdicts: dict[tuple[str, str], str] = {}
     for run in runs:
         cost = costs.get(run.run_id)
@@ -125,11 +125,11 @@ def _sentence(cost: CostSum) -> str:
             f"{UNCERTAINTY:g} either way; {cost.gpu_hours_left or 0:.0f} {to_come}."
         )
     if cost.basis == PREFLIGHT:
-        hours, left, unit = cost.hours, cost.hours_left, "hours of one process"
+        hours, remaining, unit = cost.hours, cost.hours_left, "hours of one process"
         if cost.gpu_hours is not None:
-            hours, left, unit = cost.gpu_hours, cost.gpu_hours_left or 0.0, "GPU-hours"
+            hours, remaining, unit = cost.gpu_hours, cost.gpu_hours_left or 0.0, "GPU-hours"
         return (
-            f"Cost by preflight: {_short(hours)} {unit} for {runs}; {_short(left)} {to_come}. "
+            f"Cost by preflight: {_short(hours)} {unit} for {runs}; {_short(remaining)} {to_come}. "
             "`cppo preflight --show` has the interval."
         )
     past = "the newest past run" if cost.measured_runs == 1 else f"up to {cost.measured_runs} past runs"
@@ -280,20 +280,20 @@ def run_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
     return head + text
 
 
-def sections_of(found: Found) -> dict[str, Any]:
-    """The description of a run found by its id: in full if a sweep declares it, else only its configuration."""
-    if found.planned is not None and found.paths is not None:
-        return describe(found.planned, found.paths)
-    return {"run_id": found.run_id, "run": _without_none(found.config)}
+def sections_of(run: Found) -> dict[str, Any]:
+    """The description of a run named by its id: in full if a sweep declares it, else only its configuration."""
+    if run.planned is not None and run.paths is not None:
+        return describe(run.planned, run.paths)
+    return {"run_id": run.run_id, "run": _without_none(run.config)}
 
 
-def describe_found(found: Found) -> str:
-    """The same as one YAML document."""
-    sections = sections_of(found)
-    if found.planned is not None:
-        return f"# from {found.source}\n" + run_yaml(found.planned, sections)
+def describe_found(run: Found) -> str:
+    """The same as a YAML document."""
+    sections = sections_of(run)
+    if run.planned is not None:
+        return f"# from {run.source}\n" + run_yaml(run.planned, sections)
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
-    return f"# from {found.source}\n{text}"
+    return f"# from {run.source}\n{text}"
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -352,24 +352,24 @@ def differences(left: Found, right: Found) -> dict[str, tuple[Any, Any]]:
 
 def difference_text(left: Found, right: Found) -> str:
     """The differences side by side, or a line if there are none."""
-    found = differences(left, right)
-    if not found:
+    differing = differences(left, right)
+    if not differing:
         same = "is the same run" if left.run_id == right.run_id else "has the same configuration"
         return f"{left.run_id} ({left.source}) {same} as {right.run_id} ({right.source}): no key differs"
     rows = [("", left.run_id, right.run_id)]
-    rows += [(_plain(key), _text(ours), _text(theirs)) for key, (ours, theirs) in found.items()]
+    rows += [(_plain(key), _text(ours), _text(theirs)) for key, (ours, theirs) in differing.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    lines += ["", *(f"{one.run_id}: from {one.source}" for one in (left, right))]
+    lines += ["", *(f"{run.run_id}: from {run.source}" for run in (left, right))]
     return "\n".join(lines)
 
 
 def difference_values(left: Found, right: Found) -> dict[str, Any]:
     """For JSON: the two runs, and the values of each differing key (None if a run lacks it)."""
     return {
-        "runs": [{"run_id": one.run_id, "source": one.source} for one in (left, right)],
+        "runs": [{"run_id": run.run_id, "source": run.source} for run in (left, right)],
         "identical": not differences(left, right),
         "differences": differences(left, right),
     }
