@@ -169,9 +169,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(inner) for inner in value]
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
@@ -185,16 +185,18 @@ def exclusive_output() -> Iterator[IO[str]]:
         number: int | None = before.fileno()
     except (OSError, io.UnsupportedOperation):  # a test's
         number = None
-    own = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            own_file = number == 1
-            yield stack.enter_context(os.fdopen(os.dup(own), "w", encoding="utf-8")) if own_file else before
+            is_stdout = number == 1
+            yield (
+                stack.enter_context(os.fdopen(os.dup(stdout), "w", encoding="utf-8")) if is_stdout else before
+            )
     finally:
-        os.dup2(own, 1)
-        os.close(own)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 class Exit(IntEnum):
@@ -239,8 +241,8 @@ def coloured() -> bool:
 
 
 def passing(text: str, piped: bool = False) -> None:
-    """Say what goes on, on a line of standard error that the next one replaces, an empty one by nothing. Where that is
-    no terminal, nothing is said or, if it may be `piped`, a line.
+    """Say what goes on, on a line of standard error that the next line replaces, an empty line by nothing. Where that
+    is no terminal, nothing is said or, if it may be `piped`, a line.
     """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text and f'{text} ...'}", end="", file=sys.stderr, flush=True)
@@ -260,7 +262,7 @@ def counter(what: str) -> Callable[[int, int], None]:
 
 
 def known_store(uri: str) -> str:
-    """`uri`, if the store can be there; a note on standard error if somebody has named one that is not there yet.
+    """`uri`, if the store can be there; a note on standard error if somebody has named a store that is not there yet.
 
     Raises StoreAway for a SQLite file in a folder that does not exist.
     """

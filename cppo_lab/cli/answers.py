@@ -25,44 +25,46 @@ def samples(options: argparse.Namespace) -> int:
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "texts", options.step)
-    found = read_texts(files, step)
-    assert found is not None  # its name was listed
+    texts = read_texts(files, step)
+    assert texts is not None  # its name was listed
     chosen = [
-        one
-        for one in found.samples
-        if one.problem.startswith(options.problem or "") and not (options.wrong and one.right)
+        sample
+        for sample in texts.samples
+        if sample.problem.startswith(options.problem or "") and not (options.wrong and sample.right)
     ]
-    if options.problem and not any(one.problem.startswith(options.problem) for one in found.samples):
-        ids = ", ".join(dict.fromkeys(one.problem for one in found.samples))
+    if options.problem and not any(sample.problem.startswith(options.problem) for sample in texts.samples):
+        ids = ", ".join(dict.fromkeys(sample.problem for sample in texts.samples))
         raise UserError(f"--problem {options.problem!r}: step {step} has answers to {ids or 'no problem'}")
     if options.json:
-        values = [vars(one) for one in chosen]
-        answer(options, {"run": run.run_id, "step": step, "left_out": found.left_out, "samples": values})
+        values = [vars(sample) for sample in chosen]
+        answer(options, {"run": run.run_id, "step": step, "left_out": texts.left_out, "samples": values})
     else:
-        print("\n".join(_as_lines(run.run_id, found, chosen)))
+        print("\n".join(_as_lines(run.run_id, texts, chosen)))
     return Exit.DONE
 
 
-def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[str]:
+def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[str]:
     """What a terminal shows: nothing in a text can steer it."""
     prompt = None
-    for one in chosen:
-        if (one.kind, one.problem, one.prompt) != prompt:
-            prompt = (one.kind, one.problem, one.prompt)
-            yield f"{one.kind} {printable(one.problem)}" + (
-                "" if one.truth is None else f", true answer {printable(one.truth)}"
+    for sample in chosen:
+        if (sample.kind, sample.problem, sample.prompt) != prompt:
+            prompt = (sample.kind, sample.problem, sample.prompt)
+            yield f"{sample.kind} {printable(sample.problem)}" + (
+                "" if sample.truth is None else f", true answer {printable(sample.truth)}"
             )
-            yield from (f"    {printable(line)}" for line in one.prompt.splitlines())
-        worth = "" if one.reward is None else f", reward {one.reward:g}, advantage {one.advantage:.3g}"
-        answer = "no answer" if one.answer is None else f"answer {printable(one.answer)}"
-        yield (
-            f"  draw {one.draw}: {'right' if one.right else 'wrong'}, {answer}{worth}, {one.length} tokens, "
-            f"{printable(one.stop)}"
+            yield from (f"    {printable(line)}" for line in sample.prompt.splitlines())
+        worth = (
+            "" if sample.reward is None else f", reward {sample.reward:g}, advantage {sample.advantage:.3g}"
         )
-        yield from (f"    {printable(line)}" for line in one.response.splitlines())
+        answer = "no answer" if sample.answer is None else f"answer {printable(sample.answer)}"
+        yield (
+            f"  draw {sample.draw}: {'right' if sample.right else 'wrong'}, {answer}{worth}, {sample.length} tokens, "
+            f"{printable(sample.stop)}"
+        )
+        yield from (f"    {printable(line)}" for line in sample.response.splitlines())
         yield ""
-    left = f"; {found.left_out} were omitted for lack of space" if found.left_out else ""
-    yield f"{len(chosen)} of {len(found.samples)} samples of run {run_id}, step {found.step}{left}"
+    omitted = f"; {texts.left_out} were omitted for lack of space" if texts.left_out else ""
+    yield f"{len(chosen)} of {len(texts.samples)} samples of run {run_id}, step {texts.step}{omitted}"
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -81,14 +83,14 @@ def replay(options: argparse.Namespace) -> int:
         name, path, constants = tokens.rule.name, tokens.rule.path, dict(tokens.rule.constants)
     else:
         name, path, constants = options.rule, _path(options.rule), _configured(options.rule, run.config)
-    found = replayed(
+    result = replayed(
         tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
-    compared = compare(tokens, found)
+    compared = compare(tokens, result)
     if options.json:
-        answer(options, {"run": run.run_id, **as_values(tokens, found, compared)})
+        answer(options, {"run": run.run_id, **as_values(tokens, result, compared)})
     else:
-        print("\n".join([f"run {run.run_id}", *as_lines(tokens, found, compared)]))
+        print("\n".join([f"run {run.run_id}", *as_lines(tokens, result, compared)]))
     return Exit.DONE
 
 
@@ -99,16 +101,16 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     run = find_recorded_run(beginning, runs)
-    own = FolderFiles(runs / run.run_id)
-    if own.names():
-        return run, own
+    files = FolderFiles(runs / run.run_id)
+    if files.names():
+        return run, files
     from cppo_lab.tracking.read import stored_files  # MLflow
 
     stored = stored_files(uri, str(run.config.get("core")), run.run_id)
-    return run, own if stored is None else stored
+    return run, files if stored is None else stored
 
 
-def _step(run_id: str, files: "AnswerFiles", kind: str, wanted: int | None) -> int:
+def _step(run_id: str, files: "AnswerFiles", kind: str, asked: int | None) -> int:
     """The step that was asked for, or the newest. Raises UserError if the run has no such file."""
     from cppo_lab.answers.reading import steps_with
 
@@ -117,11 +119,11 @@ def _step(run_id: str, files: "AnswerFiles", kind: str, wanted: int | None) -> i
         raise UserError(
             f"run {run_id} has kept no {kind}: runs keep them from their first validation on if {SWITCH}"
         )
-    if wanted is None:
+    if asked is None:
         return steps[-1]
-    if wanted not in steps:
-        raise UserError(f"--step {wanted}: run {run_id} has {kind} of the steps {', '.join(map(str, steps))}")
-    return wanted
+    if asked not in steps:
+        raise UserError(f"--step {asked}: run {run_id} has {kind} of the steps {', '.join(map(str, steps))}")
+    return asked
 
 
 def _assignment(text: str) -> tuple[str, float | int | str]:

@@ -52,18 +52,18 @@ def doctor(options: argparse.Namespace) -> int:
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())
     if options.json:
-        found = [
+        values = [
             {name: getattr(check, name) for name in ("name", "status", "found", "remedy")} for check in checks
         ]
         run = {"core": composed.run.core, "model": composed.run.model.name}
-        answer(options, {**run, "ready": ready(checks), "checks": found})
+        answer(options, {**run, "ready": ready(checks), "checks": values})
         return Exit.DONE if ready(checks) else Exit.NO
     print("\n".join(lines(checks)))
-    wanted = f"model={composed.run.model.name} with core={composed.run.core}"
+    kind = f"model={composed.run.model.name} with core={composed.run.core}"
     if not ready(checks):
-        print(f"\nA run of {wanted} cannot start here: see the lines marked missing.")
+        print(f"\nA run of {kind} cannot start here: see the lines marked missing.")
         return Exit.NO
-    print(f"\nA run of {wanted} can start here.")
+    print(f"\nA run of {kind} can start here.")
     return Exit.DONE
 
 

@@ -26,8 +26,8 @@ def model(options: argparse.Namespace) -> int:
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     # Slurm knows of runs on machines whose locks are not seen here.
-    [found] = run_statuses(runs, {run_id: Label("", "", "", None)})
-    if found.state == schema.RUNNING:
+    [run] = run_statuses(runs, {run_id: Label("", "", "", None)})
+    if run.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)
     if options.json:
@@ -43,16 +43,21 @@ def metrics(options: argparse.Namespace) -> int:
     from cppo_lab.notebook import load
 
     place = require_writable(options.format, options.out, options.force)
-    found = load(options.sweep, *options.overrides, source=options.source)
-    states = found.runs.drop_duplicates("run_id")["state"].value_counts().to_dict()
+    results = load(options.sweep, *options.overrides, source=options.source)
+    states = results.runs.drop_duplicates("run_id")["state"].value_counts().to_dict()
     _say(f"reading {sum(states.values())} runs: " + ", ".join(f"{n} {state}" for state, n in states.items()))
     patterns = None if options.metrics is None else options.metrics.split(",")
     of_paper = options.source == "paper"
-    about = {"sweep": found.name, "overrides": options.overrides, "read_from": found.place, "states": states}
+    about = {
+        "sweep": results.name,
+        "overrides": options.overrides,
+        "read_from": results.place,
+        "states": states,
+    }
     tables = MetricTables(
-        runs=found.runs,
-        history=found.history(patterns),
-        outcomes=found.runs.iloc[:0] if of_paper else found.outcomes(),
+        runs=results.runs,
+        history=results.history(patterns),
+        outcomes=results.runs.iloc[:0] if of_paper else results.outcomes(),
         about=about,
     )
     rows = write(tables, options.format, place, options.force, _say)

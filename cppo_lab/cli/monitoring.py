@@ -112,18 +112,18 @@ def sync(options: argparse.Namespace) -> int:
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
-    said, first = "", True
+    told, first = "", True
     while True:
         folders = run_folders(runs, options.run)
         if options.dry_run:
-            left = [folder for folder in folders if unsent(folder, uri)]
+            unsent_folders = [folder for folder in folders if unsent(folder, uri)]
             if options.json:
-                names = [folder.name for folder in left]
+                names = [folder.name for folder in unsent_folders]
                 answer(options, {"store": redacted(uri), "runs": names, "points": 0, "dry_run": True})
                 return Exit.DONE
-            for folder in left:
+            for folder in unsent_folders:
                 print(folder.name)
-            print(f"{len(left)} runs have metrics to upload to {redacted(uri)}", file=sys.stderr)
+            print(f"{len(unsent_folders)} runs have metrics to upload to {redacted(uri)}", file=sys.stderr)
             return Exit.DONE
         if first:
             tell_of_lost(forget_lost(folders, uri))
@@ -134,17 +134,17 @@ def sync(options: argparse.Namespace) -> int:
         except UserError as error:
             if not options.watch:
                 raise
-            if str(error) != said:  # an outage is one line, not one every few seconds
+            if str(error) != told:  # an outage is one line, not one every few seconds
                 print(f"cppo: {error}; trying again", file=sys.stderr, flush=True)
-            said = str(error)
+            told = str(error)
             time.sleep(SYNC_SECONDS)
             continue
         if options.json:
             values = {"runs": open_before, "points": sent.points, "dry_run": False}
             answer(options, {"store": redacted(uri), **values})
             return Exit.DONE
-        if sent.runs or said or not options.watch:
-            said = ""
+        if sent.runs or told or not options.watch:
+            told = ""
             print(f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}", flush=True)
         if not options.watch:
             return Exit.DONE
@@ -183,7 +183,7 @@ def retry(options: argparse.Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
 
-    from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, train
+    from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, run_of, train
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -194,7 +194,7 @@ def retry(options: argparse.Namespace) -> int:
     if options.failed:
         chosen = {run_id for run_id, state in states.items() if state.state == schema.FAILED}
     else:
-        chosen = {_one_of(plan, beginning) for beginning in options.run}
+        chosen = {run_of(plan, beginning).run_id for beginning in options.run}
         for run_id in sorted(chosen):
             state = states[run_id].state
             if options.finished and state not in schema.FINISHED:
@@ -214,15 +214,6 @@ def retry(options: argparse.Namespace) -> int:
     return train(replace(plan, runs=runs), uri, options, chosen, chosen if options.finished else ())
 
 
-def _one_of(plan: "Plan", beginning: str) -> str:
-    found = [run.run_id for run in plan.runs if run.run_id.startswith(beginning)]
-    if len(found) != 1 or not beginning:
-        what = "is a prefix of" if found else "is a prefix of none of"
-        ids = ", ".join((found or [run.run_id for run in plan.runs])[:10])
-        raise UserError(f"--run {beginning!r} {what} the ids {ids}: give more digits of one of them")
-    return found[0]
-
-
 def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     """The runs of a sweep and their store; without a sweep None, and the store of the environment."""
     if not options.sweep:
@@ -233,7 +224,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
 
 
 def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
-    """What looks at the runs of a plan, or at all known ones."""
+    """What looks at the runs of a plan, or at all known runs."""
     from cppo_lab.monitor.status import run_statuses
 
     runs, labels = runs_folder(), None if plan is None else _labels(plan)
@@ -255,11 +246,11 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     from cppo_lab.monitor.status import run_statuses
 
     run_ids = {run_by_beginning(runs_folder(), beginning) for beginning in beginnings}
-    return [one for one in run_statuses(runs_folder()) if one.run_id in run_ids]
+    return [run for run in run_statuses(runs_folder()) if run.run_id in run_ids]
 
 
 def _lives(run_id: str) -> bool:
-    return any(one.state in schema.ALIVE for one in _these([run_id]))
+    return any(run.state in schema.ALIVE for run in _these([run_id]))
 
 
 def status_arguments(command: CommandParser) -> None:

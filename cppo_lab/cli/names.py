@@ -140,7 +140,7 @@ def _sweeps_and_runs(prefix: str, **_: object) -> Iterable[str]:
 
 
 def _variants(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:
-    """`variant=NAME`; of several names, the last one is being typed."""
+    """`variant=NAME`; of several names, the last is being typed."""
     from cppo_lab.sweep.words import variants
 
     names = variants(parsed_args.sweep) if getattr(parsed_args, "sweep", None) else []

@@ -225,7 +225,7 @@ def add_listing(command: CommandParser) -> None:
 def parse_states(text: str) -> frozenset[str]:
     """The states in a comma-separated list.
 
-    Raises UserError for one that does not exist.
+    Raises UserError for a state that does not exist.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:

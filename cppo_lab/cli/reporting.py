@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     Asked = tuple[Request, SweepText]
 
 BUILT = Path("reports/build")  # where reports are written by default
-OBJECTS_BETWEEN = (
-    100_000  # more new objects than freed ones between two collections; Python's own number is 700
-)
+OBJECTS_BETWEEN = 100_000  # more new objects than freed ones between two collections; Python's number is 700
 
 
 def report(options: argparse.Namespace) -> int:
@@ -77,16 +75,16 @@ def _watch(options: argparse.Namespace) -> int:
     if not 1 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
     gaps = {state.value for state in GAPS}
-    page, said = None, ""
+    page, told = None, ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
                 page = _report_once(options, quiet=page is not None)
                 runs = read_record(page.parent).runs.values()
-                left = sum(run.state in gaps for run in runs)
-                if said != (said := f"{len(runs) - left} of {len(runs)} runs are results"):
-                    print(said, file=sys.stderr, flush=True)
-                if not left:
+                missing = sum(run.state in gaps for run in runs)
+                if told != (told := f"{len(runs) - missing} of {len(runs)} runs are results"):
+                    print(told, file=sys.stderr, flush=True)
+                if not missing:
                     break
             except NothingScored as error:
                 passing("")
@@ -150,14 +148,14 @@ def _about_figures(options: argparse.Namespace) -> dict[str, Any]:
     return {"style": parse_style(options.figures)}
 
 
-def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
+def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     """The report of a sweep or study, kept in MLflow too; a store that does not take it costs a line."""
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.names import origin
     from cppo_lab.reports.saved import read_record
     from cppo_lab.tracking.parents import ReportLog, keep_report
 
-    request, text = wanted
+    request, text = asked
     sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
     runs = {run for sweep in sweeps for run in sweep.expected}
     passing(f"scoring {len(runs)} run{'s' * (len(runs) != 1)}")
@@ -175,7 +173,7 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked") -> Path:
             for name, digest in saved.files.items()
             if name == page.name or name.startswith("figure_")
         },
-        verdicts=[(one.outcome, one.text, one.reason) for one in saved.verdicts.values()],
+        verdicts=[(verdict.outcome, verdict.text, verdict.reason) for verdict in saved.verdicts.values()],
         origin=origin(saved.core),
         shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",
@@ -258,27 +256,34 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
 
     stated = {}
     with reading(uri) as client:
-        deleted = deleted_starts(client, experiment) if any(one.hypotheses for one in plan.sweeps) else {}
+        deleted = deleted_starts(client, experiment) if any(sweep.hypotheses for sweep in plan.sweeps) else {}
         for sweep in plan.sweeps:
-            found = find_registrations(client, experiment, sweep.name)
+            registrations = find_registrations(client, experiment, sweep.name)
             if sweep.hypotheses:
                 digest = plan.statement(sweep)[1]
-                then = {one: read_statement(client, one) for one in found if one.digest != digest}
-                stated[sweep.name] = _hypotheses(plan, sweep, found, then, deleted)
+                then = {
+                    registration: read_statement(client, registration)
+                    for registration in registrations
+                    if registration.digest != digest
+                }
+                stated[sweep.name] = _hypotheses(plan, sweep, registrations, then, deleted)
             else:
-                known = tuple(Registered(one.digest, one.time_ms, one.code) for one in found)
-                stated[sweep.name] = Hypotheses(registered=known)
+                registered = tuple(
+                    Registered(registration.digest, registration.time_ms, registration.code)
+                    for registration in registrations
+                )
+                stated[sweep.name] = Hypotheses(registered=registered)
     return stated
 
 
 def _hypotheses(
     plan: "Plan",
     sweep: "Sweep",
-    found: "Sequence[Registration]",
+    registrations: "Sequence[Registration]",
     then: "Mapping[Registration, str | None]",
     deleted: "Mapping[str, int]",
 ) -> "Hypotheses":
-    """The hypotheses of a sweep as claims, with its registrations `found`.
+    """The hypotheses of a sweep as claims, with its `registrations`.
 
     `then`: what was registered by those of another statement, None where the store does not have it. `deleted`: when
     deleted runs began.
@@ -291,18 +296,23 @@ def _hypotheses(
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
     registered = []
-    for one in found:
-        other = then.get(one)
+    for registration in registrations:
+        other = then.get(registration)
         registered.append(
             Registered(
-                one.digest,
-                one.time_ms,
-                one.code,
-                settings_differ=one.digest == digest and not one.covers(digest, declared.settings),
+                registration.digest,
+                registration.time_ms,
+                registration.code,
+                settings_differ=registration.digest == digest
+                and not registration.covers(digest, declared.settings),
                 changes=() if other is None else differences(other, text),
             )
         )
-    pairing = registered_pairing(plan, sweep, [one for one in found if one.covers(digest, declared.settings)])
+    pairing = registered_pairing(
+        plan,
+        sweep,
+        [registration for registration in registrations if registration.covers(digest, declared.settings)],
+    )
     claims = score_claims(sweep, plan.is_study, declared.places)
     return Hypotheses(
         claims=tuple(replace(claim, pairing=pairing) for claim in claims),
@@ -365,12 +375,12 @@ def compare(options: argparse.Namespace) -> int:
     from cppo_lab.reports.saved import read_record
 
     before, after = (read_record(_report_folder(name)) for name in (options.before, options.after))
-    found = comparing.compare(before, after, (options.before, options.after))
+    comparison = comparing.compare(before, after, (options.before, options.after))
     if options.json:
-        answer(options, found.plain())
+        answer(options, comparison.plain())
     else:
-        print("\n".join(compare_lines(found)))
-    return Exit.DONE if found.same else Exit.NO
+        print("\n".join(compare_lines(comparison)))
+    return Exit.DONE if comparison.same else Exit.NO
 
 
 def _report_folder(name: str) -> Path:
@@ -398,9 +408,9 @@ def reference_import(options: argparse.Namespace) -> int:
     nest_reference(
         uri,
         {
-            one.name: SweepText(one.name, one.title, one.question, one.feeds)
-            for one in shipped
-            if isinstance(one, Sweep)
+            sweep.name: SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+            for sweep in shipped
+            if isinstance(sweep, Sweep)
         },
     )
     if options.json:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Search for the best constants; go on where an earlier command, or another one, is."""
+    """Search for the best constants; go on where an earlier command, or another command, is."""
     from cppo_lab.doctor import require_machine
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
@@ -93,7 +93,7 @@ def _values(tuning: "Tuning", url: str) -> dict[str, object]:
         "model": tuning.model,
         "seeds": list(tuning.seeds),
         "objectives": list(tuning.search.search.objectives),
-        "parameters": {key: describe(one) for key, one in tuning.space.items()},
+        "parameters": {key: describe(parameter) for key, parameter in tuning.space.items()},
         "trials": tuning.trials,
         "states": counts(tuning, find_trials(tuning, url)),
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cppo_lab.runs.state import RunState
     from cppo_lab.sweep.cost import Cost
+    from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Found, Plan
     from cppo_lab.sweep.power import PowerQuestion
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
-    found = _plan_of(options)
-    return found, known_store(address.tracking_uri(found.tracking.uri))
+    plan = _plan_of(options)
+    return plan, known_store(address.tracking_uri(plan.tracking.uri))
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
@@ -56,47 +57,47 @@ def plan(options: argparse.Namespace) -> int:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
-    found, _ = planned(options)
-    states, costs = plan_states(found), past_costs(found.runs)
-    rows = table.make_listing(found, states, costs, only)
+    plan, _ = planned(options)
+    states, costs = plan_states(plan), past_costs(plan.runs)
+    rows = table.make_listing(plan, states, costs, only)
     if question is not None:
-        return _power(found, question, costs, options)
+        return _power(plan, question, costs, options)
     elif options.json:
         answer(options, table.listing_values(rows))
     elif options.csv:
         print(to_csv(list(table.ListingRow.__dataclass_fields__), map(vars, rows.rows)), end="")
     else:
         shown = {row.run_id for row in rows.rows}
-        stop = "" if found.title.endswith(("?", "!", ".")) else "."
-        print(f"{found.name}: {found.title}{stop} {found.question}".rstrip() + "\n")
+        stop = "" if plan.title.endswith(("?", "!", ".")) else "."
+        print(f"{plan.name}: {plan.title}{stop} {plan.question}".rstrip() + "\n")
         print(
             table.run_table(
-                [run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()
+                [run for run in plan.runs if run.run_id in shown], states, costs, width(), coloured()
             )
         )
         print("\n" + table.totals_line(rows))
         if only:
             print(table.shown_line(rows, sorted(only)))
-        if cost := table.cost_summary(found.runs, costs, rows.costs):
+        if cost := table.cost_summary(plan.runs, costs, rows.costs):
             print(cost)
-        if note := without_folders(found, options):
+        if note := without_folders(plan, options):
             print(note)
     return Exit.DONE
 
 
 def _power(
-    found: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: argparse.Namespace
+    plan: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: argparse.Namespace
 ) -> int:
     """What the planned runs can decide: of each claim, or of two methods."""
     from cppo_lab.sweep import power
 
-    powers = power.power_of(found, question)
-    differences = [] if powers else power.shown_differences(found, question)
+    powers = power.power_of(plan, question)
+    differences = [] if powers else power.shown_differences(plan, question)
     if options.json:
-        values = power.power_values(found, powers, question, costs)
-        answer(options, values if powers else power.shown_values(found, differences, question))
+        values = power.power_values(plan, powers, question, costs)
+        answer(options, values if powers else power.shown_values(plan, differences, question))
     elif powers:
-        print(power.power_text(found, powers, question, costs, width()))
+        print(power.power_text(plan, powers, question, costs, width()))
     else:
         print(power.shown_text(differences, question, width()))
     return Exit.DONE
@@ -112,18 +113,18 @@ def _list_sweeps(options: argparse.Namespace) -> int:
     return list_names(options)
 
 
-def plan_states(found: "Plan") -> "dict[str, RunState]":
+def plan_states(plan: "Plan") -> "dict[str, RunState]":
     """The state of every run of a plan. Writes nothing, and asks no store."""
     from cppo_lab.launch.queues import look
     from cppo_lab.runs.state import states
 
     runs = runs_folder()
-    return states(runs, [run.run_id for run in found.runs], look(runs, warn=True))
+    return states(runs, [run.run_id for run in plan.runs], look(runs, warn=True))
 
 
-def without_folders(found: "Plan", options: argparse.Namespace) -> str:
-    """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have one."""
-    count = sum(not (runs_folder() / run.run_id).is_dir() for run in found.runs)
+def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
+    """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have a folder."""
+    count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
     sweep = shlex.join([options.sweep, *options.overrides])
     runs = "1 run has" if count == 1 else f"{count} runs have"
     if not count:
@@ -153,31 +154,37 @@ def show(options: argparse.Namespace) -> int:
 
     if is_run_id(options.sweep):
         return _show_run(options)
-    found = _plan_of(options)
-    trainer_config = core_of(found.core).load("trainer_config") if options.verl else None
+    plan = _plan_of(options)
+    trainer_config = core_of(plan.core).load("trainer_config") if options.verl else None
     if options.verl and trainer_config is None:
         others = " or ".join(f"core={name}" for name in cores_that("trainer_config"))
-        raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add {others}")
+        raise UserError(f"--verl: the runs of {options.sweep} are of core={plan.core}: add {others}")
     if options.within:
         raise UserError(f"--in {options.within[0]}: only valid with a run's id: remove it")
-    chosen = [run for run in found.runs if run.run_id.startswith(options.run or "")]
-    if options.run and len(chosen) != 1:
-        what = "is a prefix of" if chosen else "is a prefix of none of"
-        ids = ", ".join(run.run_id for run in chosen or found.runs)
-        raise UserError(f"--run {options.run!r} {what} the ids {ids}: give more digits of one of them")
+    chosen = [run_of(plan, options.run)] if options.run else plan.runs
     documents = []
     values = []
     for run in chosen:
-        sections = describe(run, found.paths)
+        sections = describe(run, plan.paths)
         if trainer_config is not None:
-            sections[found.core] = trainer_config(run.spec, run.layout, found.paths, runs_folder())
+            sections[plan.core] = trainer_config(run.spec, run.layout, plan.paths, runs_folder())
         documents.append(run_yaml(run, sections))
-        values.append({"source": f"sweep {found.name}", **sections})
+        values.append({"source": f"sweep {plan.name}", **sections})
     if options.json:
         answer(options, {"runs": values})
     else:
         print("---\n".join(documents), end="")
     return Exit.DONE
+
+
+def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
+    """The run of a plan whose id begins so. Raises UserError unless a single id does."""
+    chosen = [run for run in plan.runs if run.run_id.startswith(beginning)]
+    if len(chosen) != 1 or not beginning:
+        what = "is a prefix of" if chosen else "is a prefix of none of"
+        ids = ", ".join([run.run_id for run in chosen or plan.runs][:10])
+        raise UserError(f"--run {beginning!r} {what} the ids {ids}: give more digits of one of them")
+    return chosen[0]
 
 
 def _show_run(options: argparse.Namespace) -> int:
@@ -189,11 +196,11 @@ def _show_run(options: argparse.Namespace) -> int:
             f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
             f"instead: cppo show SWEEP --run {options.sweep}"
         )
-    found = _find(options.sweep, options)
+    run = _find(options.sweep, options)
     if options.json:
-        answer(options, {"runs": [{"source": found.source, **sections_of(found)}]})
+        answer(options, {"runs": [{"source": run.source, **sections_of(run)}]})
     else:
-        print(describe_found(found), end="")
+        print(describe_found(run), end="")
     return Exit.DONE
 
 
@@ -217,8 +224,8 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
 
 def launch(options: argparse.Namespace) -> int:
     """Train the runs of a sweep that are not done."""
-    found, uri = planned(options)
-    return train(found, uri, options)
+    plan, uri = planned(options)
+    return train(plan, uri, options)
 
 
 def pull(options: argparse.Namespace) -> int:
@@ -226,15 +233,15 @@ def pull(options: argparse.Namespace) -> int:
     from cppo_lab.launch.queues import look
     from cppo_lab.sweep.launch import look_ahead, write_stubs
 
-    found, uri = planned(options)
-    ahead = look_ahead(found, uri, look(runs_folder(), warn=True))
+    plan, uri = planned(options)
+    ahead = look_ahead(plan, uri, look(runs_folder(), warn=True))
     if ahead.silence:
         raise StoreAway(ahead.silence)
-    write_stubs(found, uri, ahead)
+    write_stubs(plan, uri, ahead)
     new = [run_id for run_id in ahead.elsewhere if run_id in ahead.unknown]
     if options.json:
         values = {"asked": list(ahead.unknown), "pulled": new, "removed": list(ahead.gone)}
-        answer(options, {"sweep": found.name, "core": found.core, "store": redacted(uri), **values})
+        answer(options, {"sweep": plan.name, "core": plan.core, "store": redacted(uri), **values})
     else:
         asked = f"{len(ahead.unknown)} run{'' if len(ahead.unknown) == 1 else 's'}"
         print(f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}")
@@ -247,24 +254,24 @@ def preflight(options: argparse.Namespace) -> int:
     from cppo_lab.launch.launchers import launcher_of
     from cppo_lab.sweep import preflight as short
 
-    found, uri = planned(options)
+    plan, uri = planned(options)
     runs = runs_folder()
     require_folder(runs)
-    kinds = short.kinds(found, runs, options.random_weights)
-    todo = [] if options.show else short.open_kinds(kinds, found, runs, options.again)
+    kinds = short.kinds(plan, runs, options.random_weights)
+    todo = [] if options.show else short.open_kinds(kinds, plan, runs, options.again)
     if todo and options.random_weights:
-        found = short.with_stand_ins(todo, found, runs)
+        plan = short.with_stand_ins(todo, plan, runs)
     if todo:
-        require_plan(found, uri)
+        require_plan(plan, uri)
         interrupt_on_termination()
         count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
-        print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
-        short.measure(todo, found, runs)
+        print(f"{plan.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
+        short.measure(todo, plan, runs)
     if options.json:
-        answer(options, {"sweep": found.name, "core": found.core, "kinds": list(map(short.as_values, kinds))})
+        answer(options, {"sweep": plan.name, "core": plan.core, "kinds": list(map(short.as_values, kinds))})
     else:
         print("\n\n".join(short.report(kind) for kind in kinds))
-    launcher = launcher_of(found.launcher.name)
+    launcher = launcher_of(plan.launcher.name)
     if launcher.queue and todo:
         if not options.json:
             print(f"\n{launcher.title} has the jobs: show their results with --show")
@@ -273,7 +280,7 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def train(
-    found: "Plan",
+    plan: "Plan",
     uri: str,
     options: argparse.Namespace,
     retry: "Collection[str]" = (),
@@ -291,23 +298,23 @@ def train(
     from cppo_lab.tracking.ui import where_to_look
 
     if options.dry_run:
-        return _dry_run(found, uri, options, retry, finished)
-    require_plan(found, uri)
+        return _dry_run(plan, uri, options, retry, finished)
+    require_plan(plan, uri)
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
     without_store = getattr(options, "without_store", False)
-    done = launch(found, uri, getattr(options, "replace", False), retry, finished, without_store)
-    costs = past_costs(found.runs)
+    done = launch(plan, uri, getattr(options, "replace", False), retry, finished, without_store)
+    costs = past_costs(plan.runs)
     if options.json:
         values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
         answer(
             options,
-            {**_listed(found, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
+            {**_listed(plan, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
         )
     else:
-        statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in found.runs}
-        scores = score_table(found.runs, statuses, width())
-        others = [run for run in found.runs if done.states[run.run_id].state != schema.DONE]
+        statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in plan.runs}
+        scores = score_table(plan.runs, statuses, width())
+        others = [run for run in plan.runs if done.states[run.run_id].state != schema.DONE]
         listed = run_table(others, done.states, costs, width(), coloured()) if others else ""
         print("\n\n".join(filter(None, (scores, listed))))
         for run_id, old in done.replaced.items():
@@ -321,30 +328,30 @@ def train(
             partial = " --partial" if gaps else ""
             print(f"Report:\n  cppo report {shlex.join([options.sweep, *options.overrides])}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
-            print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
-    return _what_is_left(found, done, options)
+            print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
+    return _what_is_left(plan, done, options)
 
 
 def _listed(
-    found: "Plan", states: "Mapping[str, RunState]", costs: "Mapping[str, Cost | None]"
+    plan: "Plan", states: "Mapping[str, RunState]", costs: "Mapping[str, Cost | None]"
 ) -> "dict[str, Any]":
     from cppo_lab.sweep.table import listing_values, make_listing
 
-    return listing_values(make_listing(found, states, costs))
+    return listing_values(make_listing(plan, states, costs))
 
 
 def answer_nothing_to_train(
-    found: "Plan", states: "Mapping[str, RunState]", options: argparse.Namespace
+    plan: "Plan", states: "Mapping[str, RunState]", options: argparse.Namespace
 ) -> None:
     """What --json says where no run was chosen."""
     from cppo_lab.sweep.cost import past_costs
 
     values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}, "held": []}
-    answer(options, {**_listed(found, states, past_costs(found.runs)), **values})
+    answer(options, {**_listed(plan, states, past_costs(plan.runs)), **values})
 
 
 def _dry_run(
-    found: "Plan",
+    plan: "Plan",
     uri: str,
     options: argparse.Namespace,
     retry: "Collection[str]",
@@ -358,32 +365,32 @@ def _dry_run(
     from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = look(runs_folder(), warn=True)
-    ahead = look_ahead(found, uri, queued, getattr(options, "replace", False), finished)
-    todo, left, held = choose(found, ahead, uri, retry, getattr(options, "without_store", False))
-    states, costs = explained(ahead.states, queued), past_costs(found.runs)
+    ahead = look_ahead(plan, uri, queued, getattr(options, "replace", False), finished)
+    todo, failed, held = choose(plan, ahead, uri, retry, getattr(options, "without_store", False))
+    states, costs = explained(ahead.states, queued), past_costs(plan.runs)
     run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
         values = {
             "to_train": run_ids,
-            "left": list(left),
+            "left": list(failed),
             "replaced": ahead.replaced(uri),
             "held": list(held),
         }
-        answer(options, {**_listed(found, states, costs), "dry_run": True, **values})
+        answer(options, {**_listed(plan, states, costs), "dry_run": True, **values})
         return code
     if todo:
         print(run_table(todo, states, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
-    print(f"would train {len(todo)} of {len(found.runs)} runs{again} with launcher={found.launcher.name}")
-    if left:
-        print(f"{len(left)} failed with an error: only `cppo retry` retrains them")
+    print(f"would train {len(todo)} of {len(plan.runs)} runs{again} with launcher={plan.launcher.name}")
+    if failed:
+        print(f"{len(failed)} failed with an error: only `cppo retry` retrains them")
     if cost := cost_summary(todo, {run_id: costs.get(run_id) for run_id in run_ids}, ()):
         print(cost)
     return code
 
 
-def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) -> int:
+def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -> int:
     """Say how to go on; 0 if that needs nothing but time."""
     from collections import Counter
 
@@ -391,14 +398,14 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
 
     sweep = shlex.join([options.sweep, *options.overrides])
     if done.left:
-        one = len(done.left) == 1
+        single = len(done.left) == 1
         print(
-            f"cppo: {len(done.left)} run{'' if one else 's'} failed with an error and {'is' if one else 'are'} not "
-            f"retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`",
+            f"cppo: {len(done.left)} run{'' if single else 's'} failed with an error and {'is' if single else 'are'} "
+            f"not retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`",
             file=sys.stderr,
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
-    launcher = launcher_of(found.launcher.name)
+    launcher = launcher_of(plan.launcher.name)
     if done.held:
         return Exit.STORE_AWAY
     if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
