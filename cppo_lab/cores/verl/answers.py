@@ -58,8 +58,8 @@ class OfMathematics:
         return str(row["reward_model"]["ground_truth"])
 
     def answer(self, ids: list[int], text: str) -> str | None:
-        found = answer_of(text)
-        return None if found is None else found.text
+        extracted = answer_of(text)
+        return None if extracted is None else extracted.text
 
 
 class OfTask:
@@ -92,7 +92,7 @@ def _values(row: Row) -> list[int]:
 class HeldOut:
     """P problems in the order of the data; those of benchmarks that the run does not have are left out.
 
-    problems: their ids. benchmark_of: the index of each one in `benchmarks`. truths: the true answers.
+    problems: their ids. benchmark_of: for each, the index in `benchmarks`. truths: the true answers.
     """
 
     benchmarks: tuple[str, ...]
@@ -107,16 +107,16 @@ def held_out(rows: Iterable[Row], benchmarks: Sequence[str], wording: Wording) -
 
     Raises ValueError if two rows of a benchmark have the same index: their answers would be indistinguishable.
     """
-    own = [row for row in rows if row["data_source"] in benchmarks]
-    keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in own]
+    tested = [row for row in rows if row["data_source"] in benchmarks]
+    keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in tested]
     if len(set(keys)) < len(keys):
         raise ValueError("two rows of the validation data have the same data_source and extra_info.index")
     sources = [source for source, _ in keys]
     return HeldOut(
         tuple(benchmarks),
-        problem_ids(sources, [wording.asked(row) for row in own]),
+        problem_ids(sources, [wording.asked(row) for row in tested]),
         tuple(benchmarks.index(source) for source in sources),
-        tuple(wording.truth(row) for row in own),
+        tuple(wording.truth(row) for row in tested),
         {key: place for place, key in enumerate(keys)},
     )
 
@@ -137,13 +137,13 @@ def graded(batch: KVBatchMeta, problems: HeldOut) -> list[Graded]:
     fields = ["data_source", "extra_info", "extra_fields"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     columns = (data.pop(name).tolist() for name in fields)
-    found = []
+    responses = []
     for key, tag, source, info, extra in zip(batch.keys, batch.tags, *columns, strict=True):
         place = problems.places.get((str(source), int(info["index"])))
         if place is not None:
             right = float(extra["reward_extra_info"]["acc"]) > 0.5
-            found.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
-    return sorted(found, key=lambda one: (one.place, one.draw))
+            responses.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
+    return sorted(responses, key=lambda grade: (grade.place, grade.draw))
 
 
 def draw_of(key: str) -> int:
@@ -159,11 +159,11 @@ def counted(
     Failed responses are missing and count as wrong, as in verl's mean.
     """
     right, cut_off, count, tokens = (np.zeros(problems, np.int64) for _ in range(4))
-    for one in responses:
-        right[one.place] += one.right
-        cut_off[one.place] += one.length >= longest
-        count[one.place] += 1
-        tokens[one.place] += one.length
+    for grade in responses:
+        right[grade.place] += grade.right
+        cut_off[grade.place] += grade.length >= longest
+        count[grade.place] += 1
+        tokens[grade.place] += grade.length
     return right, cut_off, tokens / np.maximum(count, 1)
 
 
@@ -188,7 +188,7 @@ class Chosen:
 
 
 class VerlAnswerRecorder:
-    """Collects the answers of one validated step; `take` returns them.
+    """Collects the answers of a validated step; `take` returns them.
 
     Args:
         rows: verl's validation data.
@@ -213,25 +213,25 @@ class VerlAnswerRecorder:
 
     def validation(self, step: int, batch: KVBatchMeta) -> None:
         """Add a batch of a validation, which is still in the queue."""
-        found = graded(batch, self._problems)
-        self._graded += found
-        wanted = [one for one in found if one.place in self._texts_of]
-        if not wanted:
+        scored = graded(batch, self._problems)
+        self._graded += scored
+        recorded = [grade for grade in scored if grade.place in self._texts_of]
+        if not recorded:
             return
         fields = ["prompts", "responses"]
         data = tq.kv_batch_get(
-            keys=[one.key for one in wanted], partition_id=batch.partition_id, select_fields=fields
+            keys=[grade.key for grade in recorded], partition_id=batch.partition_id, select_fields=fields
         )
         columns = (data[name].unbind() for name in fields)
-        for one, prompt, response in zip(wanted, *columns, strict=True):
+        for grade, prompt, response in zip(recorded, *columns, strict=True):
             self._samples.append(
                 Sample(
                     kind="validation",
-                    benchmark=self._problems.benchmarks[self._problems.benchmark_of[one.place]],
-                    problem=self._problems.problems[one.place],
-                    draw=one.draw,
-                    truth=as_text(self._problems.truths[one.place]),
-                    right=one.right,
+                    benchmark=self._problems.benchmarks[self._problems.benchmark_of[grade.place]],
+                    problem=self._problems.problems[grade.place],
+                    draw=grade.draw,
+                    truth=as_text(self._problems.truths[grade.place]),
+                    right=grade.right,
                     **self._written(step, prompt.tolist(), response.tolist()),
                 )
             )
@@ -241,39 +241,41 @@ class VerlAnswerRecorder:
         keep: Sequence[bool],
     ) -> list[Chosen]:  # fmt: skip
         """Choose the responses of a training batch to keep, from trained groups; all arguments are per response."""
-        trained = sorted({group for group, kept in zip(groups, keep, strict=True) if kept})
-        wanted = chosen_groups(trained, self.settings.groups)
+        trained = sorted({group for group, is_kept in zip(groups, keep, strict=True) if is_kept})
+        chosen = chosen_groups(trained, self.settings.groups)
         rows = zip(keys, groups, rewards, advantages, strict=True)
-        own = [Chosen(key, group, draw_of(key), *worth) for key, group, *worth in rows if group in wanted]
-        self.chosen = sorted(own, key=lambda one: (wanted.index(one.group), one.draw))
+        responses = [
+            Chosen(key, group, draw_of(key), *worth) for key, group, *worth in rows if group in chosen
+        ]
+        self.chosen = sorted(responses, key=lambda response: (chosen.index(response.group), response.draw))
         return self.chosen
 
     def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
         """Add the chosen responses, which are still in the queue, with what the ranks have kept of them."""
         if not self.chosen:
             return
-        kept = in_places(of_ranks)
-        self._tokens = self._table(step, kept) if kept else None
+        responses = in_places(of_ranks)
+        self._tokens = self._table(step, responses) if responses else None
         fields = ["prompts", "responses", "raw_prompt", "reward_model"]
-        keys = [one.key for one in self.chosen]
+        keys = [choice.key for choice in self.chosen]
         data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
         columns = [
             *(data[name].unbind() for name in fields[:2]),
             *(data.pop(name).tolist() for name in fields[2:]),
         ]
-        for one, prompt, response, *asked in zip(self.chosen, *columns, strict=True):
+        for choice, prompt, response, *asked in zip(self.chosen, *columns, strict=True):
             row = dict(zip(fields[2:], asked, strict=True))
             self._samples.append(
                 Sample(
                     kind="training",
                     benchmark="",
                     problem=problem_ids([TRAINING], [self._wording.asked(row)])[0],
-                    draw=one.draw,
+                    draw=choice.draw,
                     truth=as_text(self._wording.truth(row)),
-                    right=one.reward == 1,
-                    group=one.group,
-                    reward=one.reward,
-                    advantage=one.advantage,
+                    right=choice.reward == 1,
+                    group=choice.group,
+                    reward=choice.reward,
+                    advantage=choice.advantage,
                     **self._written(step, prompt.tolist(), response.tolist()),
                 )
             )
@@ -281,16 +283,16 @@ class VerlAnswerRecorder:
 
     def take(self, step: int) -> StepAnswers | None:
         """What was collected since the last call; None if there was no validation."""
-        found = None
+        answers = None
         if self._graded:
             problems = self._problems
             before = no_outcomes(
                 self.spec.validation.samples, problems.benchmarks, problems.problems, problems.benchmark_of
             )
             counts = counted(self._graded, len(problems.problems), self._longest)
-            found = StepAnswers(before.append(step, *counts), tuple(self._samples), self._tokens)
+            answers = StepAnswers(before.append(step, *counts), tuple(self._samples), self._tokens)
         self._forget()
-        return found
+        return answers
 
     def _written(self, step: int, prompt: list[int], response: list[int]) -> dict[str, Any]:
         """The fields of a `Sample` that follow from its tokens."""
@@ -306,13 +308,13 @@ class VerlAnswerRecorder:
             "stop": "length" if cut_off else "end",
         }
 
-    def _table(self, step: int, kept: Sequence[KeptResponse]) -> RecordedTokens:
-        """The tokens of the kept responses, whose places are those in `chosen`."""
+    def _table(self, step: int, responses: Sequence[KeptResponse]) -> RecordedTokens:
+        """The tokens of the responses responses, whose places are those in `chosen`."""
         rule, kind = self.spec.rule, self.spec.divergence
-        chosen = [self.chosen[one.place] for one in kept]
+        chosen = [self.chosen[response.place] for response in responses]
 
         def joined(name: str) -> NDArray[Any]:
-            return np.concatenate([getattr(one, name) for one in kept])
+            return np.concatenate([getattr(response, name) for response in responses])
 
         columns: dict[str, Any] = {name: joined(name) for name in _COLUMNS}
         vocabulary = np.unique(columns["token"])
@@ -322,12 +324,12 @@ class VerlAnswerRecorder:
                 rule.name, rule.path, rule.arguments(self._longest), kind.estimator, kind.measure, kind.k,
                 kind.convention,
             ),
-            tests=kept[0].tests,
-            ends=np.cumsum([len(one.token) for one in kept], dtype=np.int64),
-            group=np.array([one.group for one in chosen], np.int64),
-            draw=np.array([one.draw for one in chosen], np.int64),
-            advantage=np.array([one.advantage for one in kept], np.float32),
-            reward=np.array([one.reward for one in chosen], np.float32),
+            tests=responses[0].tests,
+            ends=np.cumsum([len(response.token) for response in responses], dtype=np.int64),
+            group=np.array([response.group for response in chosen], np.int64),
+            draw=np.array([response.draw for response in chosen], np.int64),
+            advantage=np.array([response.advantage for response in responses], np.float32),
+            reward=np.array([response.reward for response in chosen], np.float32),
             **columns,
             vocabulary=vocabulary,
             pieces=tuple(as_text(self._spell([token])) for token in vocabulary.tolist()),

@@ -32,7 +32,7 @@ class ContractItem:
 
 
 def _points(kind: str, module: str, attributes: dict[str, str]) -> list[ContractItem]:
-    """Touch points of one module: attribute -> its parameters, separated by spaces."""
+    """Touch points of a module: attribute -> its parameters, separated by spaces."""
     return [ContractItem(module, name, kind, tuple(names.split())) for name, names in attributes.items()]
 
 

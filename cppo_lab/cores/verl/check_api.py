@@ -1,4 +1,4 @@
-"""Checks that the installed verl is the one that this core was written for: its version, and every touch point.
+"""Checks that the installed verl is the version that this core was written for: its version, and every touch point.
 
 Supported: verl >=0.9.1,<0.9.2; the touch points were written for and tested with 0.9.1. To move to another version, run
 `check_api()`, fix what it names, then run the tests marked `verl`.
@@ -39,14 +39,14 @@ def _problem(point: ContractItem) -> str | None:
     from_source = point.module in _NEEDS_VLLM and find_spec("vllm") is None
     read: Callable[[ContractItem], tuple[str, ...]] = _in_source if from_source else _installed
     try:
-        found = read(point)
+        parameters = read(point)
     except (ImportError, AttributeError) as missing:
         return f"{point.name} ({point.kind}) is missing: {missing}"
-    if point.kind == PRIVATE and set(point.parameters) <= set(found):
+    if point.kind == PRIVATE and set(point.parameters) <= set(parameters):
         return None
-    if point.kind != PRIVATE and found == point.parameters:
+    if point.kind != PRIVATE and parameters == point.parameters:
         return None
-    return f"{point.name} ({point.kind}) has changed: expected {list(point.parameters)}, found {list(found)}"
+    return f"{point.name} ({point.kind}) has changed: expected {list(point.parameters)}, found {list(parameters)}"
 
 
 def _installed(point: ContractItem) -> tuple[str, ...]:
@@ -54,21 +54,21 @@ def _installed(point: ContractItem) -> tuple[str, ...]:
 
     Raises ImportError or AttributeError if it does not exist.
     """
-    found: Any = importlib.import_module(point.module)  # noqa: TID251  a literal name of the touch points
+    target: Any = importlib.import_module(point.module)  # noqa: TID251  a literal name of the touch points
     for part in point.attribute.split("."):
-        found = _plain(getattr(found, part))
+        target = _plain(getattr(target, part))
     if point.kind == PRIVATE:
-        return tuple("/".join(key) for key in found)
+        return tuple("/".join(key) for key in target)
     if point.kind == FIELDS:
-        return tuple(found.model_fields)
+        return tuple(target.model_fields)
     # Ray adds parameters to the methods of actor classes.
-    return tuple(name for name in inspect.signature(found).parameters if not name.startswith("_ray_"))
+    return tuple(name for name in inspect.signature(target).parameters if not name.startswith("_ray_"))
 
 
-def _plain(found: Any) -> Any:
+def _plain(target: Any) -> Any:
     """The class behind a Ray actor class; anything else as it is."""
-    actor = getattr(found, "__ray_metadata__", None)
-    return found if actor is None else actor.modified_class
+    actor = getattr(target, "__ray_metadata__", None)
+    return target if actor is None else actor.modified_class
 
 
 def _in_source(point: ContractItem) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _in_source(point: ContractItem) -> tuple[str, ...]:
 def register_rollout_adapter(name: str, target: str) -> None:
     """Makes `rollout.name=name` known to verl's training workers: `target` is the adapter class's dotted name.
 
-    verl has no public way to add one (verl/workers/rollout/base.py).
+    verl has no public way to add an adapter (verl/workers/rollout/base.py).
     """
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 

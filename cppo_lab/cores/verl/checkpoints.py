@@ -35,14 +35,14 @@ def score_name(spec: VerlRun) -> str:
 
 
 def validation_metrics(
-    found: Mapping[str, float], benchmarks: Sequence[str], samples: int
+    reported: Mapping[str, float], benchmarks: Sequence[str], samples: int
 ) -> dict[str, float]:
     """Avg@`samples` on every benchmark and their unweighted mean; and, where graded, the share by the `Answer:` rule.
 
     Raises ValueError if verl reports no score for a benchmark: an incomplete validation does not count.
     """
     metrics: dict[str, float] = {}
-    for name, value in found.items():
+    for name, value in reported.items():
         match = _METRIC.fullmatch(name)
         if match is None or match["source"] not in benchmarks or int(match["samples"]) != samples:
             continue
@@ -53,7 +53,7 @@ def validation_metrics(
     names = [schema.validation_metric(benchmark, samples) for benchmark in benchmarks]
     missing = [name for name in names if name not in metrics]
     if missing:
-        raise ValueError(f"verl's validation has no {', '.join(missing)} among {', '.join(sorted(found))}")
+        raise ValueError(f"verl's validation has no {', '.join(missing)} among {', '.join(sorted(reported))}")
     scores = [metrics[name] for name in names]
     return metrics | {schema.validation_metric(schema.MEAN, samples): sum(scores) / len(scores)}
 
@@ -136,13 +136,13 @@ def is_whole(checkpoint: Path) -> bool:
 def cut_after(folder: Path, step: int | None) -> list[Row]:
     """Drop the rows after `step` (all, if None), which will be retrained, and an outcome; return the others."""
     (folder / OUTCOME).unlink(missing_ok=True)
-    kept = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
+    past = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
     with replacing(folder / STEPS) as file:
-        for number, metrics in kept:
+        for number, metrics in past:
             file.write(json.dumps({"step": number, "metrics": metrics}).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    return kept
+    return past
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
@@ -159,7 +159,7 @@ def read_outcome(folder: Path) -> Outcome | None:
     return Outcome(**values)
 
 
-# Manages verl's checkpoints: the last one that can be read is found, the best by validation is kept, those of dead
+# Manages verl's checkpoints: the last that can be read is located, the best by validation is kept, those of dead
 # attempts are deleted.
 
 
@@ -182,7 +182,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def last_readable(folder: Path) -> int | None:
-    """The last step to resume from, after its checkpoint has been read. Says in one line which ones are damaged.
+    """The last step to resume from, after its checkpoint has been read. Says in one line which are damaged.
 
     Deletes nothing. Raises UserError if a checkpoint cannot be read for another reason.
     """
@@ -248,22 +248,22 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def keep_best(folder: Path, metric: str) -> None:
-    """Keep the checkpoint of the recorded step with the highest `metric`, on a tie the later one.
+    """Keep the checkpoint of the recorded step with the highest `metric`, on a tie the later.
 
-    By hard links, which need no space while verl keeps it too. The record determines which one it is, so calling this
-    again after a kill completes the work. Steps whose checkpoint is lost do not count.
+    By hard links, which need no space while verl keeps it too. The record determines which checkpoint it is, so calling
+    this again after a kill completes the work. Steps whose checkpoint is lost do not count.
     """
-    kept = best_step(folder)
+    kept_step = best_step(folder)
     scores = [
         (row[metric], step)
         for _, (step, row) in rows(folder)
-        if step and metric in row and (step == kept or is_whole(checkpoint_folder(folder, step)))
+        if step and metric in row and (step == kept_step or is_whole(checkpoint_folder(folder, step)))
     ]
     if not scores:
         return
     step = max(scores)[1]
     source = checkpoint_folder(folder, step)
-    if kept == step or fault(source):
+    if kept_step == step or fault(source):
         return
     partial, best = folder / f"{BEST}.partial", folder / BEST
     shutil.rmtree(partial, ignore_errors=True)
@@ -284,18 +284,18 @@ def best_step(folder: Path) -> int | None:
 def forget_later(folder: Path, step: int | None) -> None:
     """Let a best checkpoint of a step after `step`, which will be retrained, no longer count as that of its step.
 
-    Its files may be those of a damaged one. They stay until another checkpoint replaces them.
+    Its files may be those of a damaged checkpoint. They stay until another checkpoint replaces them.
     """
-    kept = best_step(folder)
-    if kept is not None and (step is None or kept > step):
+    kept_step = best_step(folder)
+    if kept_step is not None and (step is None or kept_step > step):
         (folder / BEST / STEP).unlink()
 
 
 def drop_others(folder: Path, step: int | None) -> None:
     """Remove every checkpoint except that of `step`.
 
-    A trainer does not know those of an earlier attempt. It would overwrite the files of one with the same step, to
-    which the best checkpoint may be linked.
+    A trainer does not know those of an earlier attempt. It would overwrite the files of a checkpoint with the same
+    step, to which the best checkpoint may be linked.
     """
     for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"):
         if step is None or path != checkpoint_folder(folder, step):
@@ -305,5 +305,5 @@ def drop_others(folder: Path, step: int | None) -> None:
 def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or no links
         shutil.copy2(source, target)

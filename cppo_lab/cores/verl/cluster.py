@@ -1,6 +1,6 @@
-"""Ray for one run: on this machine alone, or on the machines of an allocation.
+"""Ray for a run: on this machine alone, or on the machines of an allocation.
 
-Folders for Ray's sessions and tokens: private, with short paths, and removed by their owner or the next one.
+Folders for Ray's sessions and tokens: private, with short paths, and removed by their owner or the next run.
 
 Ray makes its folder accessible to everybody (mode 777), so it is put inside a folder of mode 700. Slurm may kill all
 processes of a job at once; the released lock of the folder then shows that its owner is gone.
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from cppo_lab.cores.base import Allocation, Resources
-from cppo_lab.cores.verl.ray_supervisor import kept
+from cppo_lab.cores.verl.ray_supervisor import ray_process
 from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
 from cppo_lab.spec import LayoutSpec
@@ -87,7 +87,7 @@ def _new() -> tuple[Path, int]:
 SOCKET_PATH_LIMIT = 107
 SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
-# Logical processors: verl's actors are idle most of the time, but each requests a whole one from Ray.
+# Logical processors: verl's actors are idle most of the time, but each requests a whole processor from Ray.
 LOGICAL_CPUS = 16
 OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
 OBJECT_STORE_SHARE = 0.3  # share of the run's memory limit; Ray applies the same share to the whole machine
@@ -100,7 +100,7 @@ WORKERS = {
     "RAY_worker_register_timeout_seconds": "600",  # a worker that loads torch on a busy machine may take more than 60 s
 }
 START_SECONDS = 120.0  # for Ray's daemons
-DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
+DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's choice
 
 
 def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -183,7 +183,7 @@ def longer_start_timeout() -> Iterator[None]:
         while True:
             try:
                 return look(gcs_address, node_id)
-            except RuntimeError:  # not there yet; Ray would retry until its own timeout
+            except RuntimeError:  # not there yet; Ray would retry until its timeout
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -241,7 +241,7 @@ def private_token(path: Path) -> Path:
     return path
 
 
-# One Ray cluster over the machines of an allocation: the first one runs the head and trains, the others join it.
+# One Ray cluster over the machines of an allocation: the first runs the head and trains, the others join it.
 #
 # They find each other by a file in the allocation's meeting folder, which all of them see. Each machine and job uses
 # free ports and a new folder for Ray's files, so that jobs on the same machine do not interfere. A machine leaves when
@@ -250,7 +250,7 @@ def private_token(path: Path) -> Path:
 
 HEAD = "ray_head.json"  # in the meeting folder: the address of Ray's head
 TOKEN = "ray_token"
-HEAD_SECONDS = 120.0  # until the head answers on its own machine
+HEAD_SECONDS = 120.0  # until the head answers on its machine
 JOIN_SECONDS = 300.0  # until every machine has joined
 MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
@@ -319,8 +319,8 @@ def own_address(allocation: Allocation) -> str:
     machine of the allocation. If the machines are simulated on one host, each gets a different loopback address.
     """
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
-        found = psutil.net_if_addrs().get(interface, [])
-        addresses = [str(one.address) for one in found if one.family == socket.AF_INET]
+        entries = psutil.net_if_addrs().get(interface, [])
+        addresses = [str(entry.address) for entry in entries if entry.family == socket.AF_INET]
         if not addresses:
             raise UserError(
                 f"GLOO_SOCKET_IFNAME={interface}: {allocation.machine} has no such interface with an IPv4 address"
@@ -343,7 +343,7 @@ def _interface(address: str) -> str:
     if address.startswith("127."):
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return str(name)
     raise UserError(f"no network interface of this machine has the address {address}: set GLOO_SOCKET_IFNAME")
 
@@ -364,7 +364,7 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
         "node-name": allocation.machine,
         "num-cpus": logical_cpus(layout),
         "num-gpus": layout.devices_per_node,
-        # 0: any free port. Ray's own range is the same on every start, and jobs that share a machine would fight.
+        # 0: any free port. Ray's range is the same on every start, and jobs that share a machine would fight.
         "min-worker-port": 0,
         "max-worker-port": 0,
         "dashboard-agent-listen-port": free_port(host),
@@ -397,7 +397,7 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
     }
     with own_folder() as (folder, lock):
         whole = [*command, "--temp-dir", str(folder / "ray")]
-        with kept(whole, folder, lock, environment) as keeper:
+        with ray_process(whole, folder, lock, environment) as keeper:
             yield keeper
 
 
@@ -466,7 +466,7 @@ def _wait_for_all(
 
 
 def _meet(allocation: Allocation) -> str | None:
-    """Wait for the address of the head; None if the run has ended without one."""
+    """Wait for the address of the head; None if the run has ended without a head."""
     deadline = time.monotonic() + MEET_SECONDS
     while not allocation.ended():
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The configuration of verl's trainer for one run: settings, and checks before anything starts.
+"""The configuration of verl's trainer for a run: settings, and checks before anything starts.
 
 The values that a run sets in verl's tree: everything that determines its numbers, and its parallelism.
 """
@@ -61,7 +61,7 @@ def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
 
 
 def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
-    loss, own = spec.rule.verl_loss, spec.divergence
+    loss, divergence = spec.rule.verl_loss, spec.divergence
     values: dict[str, Any] = {
         "strategy": layout.strategy,
         "ppo_mini_batch_size": spec.batch.minibatch_prompts,
@@ -83,10 +83,10 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "+policy_loss.rule": "" if loss else spec.rule.name,
         "+policy_loss.path": spec.rule.path,
         "+policy_loss.constants": {} if loss else spec.rule.arguments(spec.rollout.max_response_length),
-        "+policy_loss.estimator": own.estimator,
-        "+policy_loss.measure": own.measure,
-        "+policy_loss.k": own.k,
-        "+policy_loss.convention": own.convention,
+        "+policy_loss.estimator": divergence.estimator,
+        "+policy_loss.measure": divergence.measure,
+        "+policy_loss.k": divergence.k,
+        "+policy_loss.convention": divergence.convention,
         "+policy_loss.horizon": spec.rollout.max_response_length,
     }
     if layout.strategy == "fsdp2":
@@ -99,7 +99,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
     return {_below("actor_rollout_ref.actor", key): value for key, value in values.items()}
 
 
-# Constants of verl's own losses that live in the section of the loss, not of the actor.
+# Constants of verl's losses that live in the section of the loss, not of the actor.
 OPTIONS = {
     name: f"policy_loss.{name}"
     for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
@@ -122,7 +122,7 @@ def _below(section: str, key: str) -> str:
 
 
 def top_k(spec: VerlRun) -> int:
-    """How many of mu's most likely tokens the rollout must keep; 0: none. D_t is reported for verl's own losses too."""
+    """How many of mu's most likely tokens the rollout must keep; 0: none. D_t is reported for verl's losses too."""
     if spec.divergence.estimator == "exact":
         assert isinstance(spec.data, TaskData)
 
@@ -186,7 +186,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": spec.advantage.normalize_std,
         "algorithm.use_kl_in_reward": False,
-        # mu is the rollout engine's own probability, for every method alike.
+        # mu is the rollout engine's probability, for every method alike.
         "algorithm.rollout_correction.bypass_mode": True,
         # Our trainer drops groups without variance; verl would sample others in their place.
         "algorithm.filter_groups.enable": False,
@@ -240,10 +240,10 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     }
 
 
-# Checks before verl starts: verl's own checks, and those that it lacks.
+# Checks before verl starts: those of verl, and those that it lacks.
 
 
-# Sections that our runs do not use; some of verl's own values there do not match their declared types.
+# Sections that our runs do not use; some of verl's values there do not match their declared types.
 UNUSED = ("critic", "actor_rollout_ref.ref", "qat")
 PADDING = ("pad_to_length", "fsdp_config.pad_to_length", "megatron.pad_to_length")
 
@@ -303,10 +303,10 @@ def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
         "model.use_fused_kernels": (model.use_fused_kernels, False),
         "model.trust_remote_code": (model.trust_remote_code, False),
     }
-    for key, (value, wanted) in expected.items():
-        if value != wanted:
+    for key, (value, required) in expected.items():
+        if value != required:
             raise UserError(
-                f"verl's {key}={value} must be {wanted} for run {spec.run_id}: drop it from layout.verl"
+                f"verl's {key}={value} must be {required} for run {spec.run_id}: drop it from layout.verl"
             )
     for key in PADDING:
         if OmegaConf.select(actor, key):
@@ -329,10 +329,10 @@ def _check_memory(spec: VerlRun, layout: LayoutSpec) -> None:
 def _check_top_k(spec: VerlRun, config: Any) -> None:
     """Check that the rollout records what the loss needs of mu."""
     loss, rollout = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.rollout
-    kept, needed = RolloutSettings.read(rollout.engine_kwargs).topk, top_k(spec)
-    if kept != needed or (loss.estimator == "topk" and loss.k != needed):
+    topk, needed = RolloutSettings.read(rollout.engine_kwargs).topk, top_k(spec)
+    if topk != needed or (loss.estimator == "topk" and loss.k != needed):
         raise UserError(
-            f"the rollout keeps {kept} of mu's most likely tokens (rollout.engine_kwargs.cppo_lab.topk), the loss has "
+            f"the rollout keeps {topk} of mu's most likely tokens (rollout.engine_kwargs.cppo_lab.topk), the loss has "
             f"estimator {loss.estimator!r} with k={loss.k}, and the run's divergence needs {needed}: they must agree"
         )
 
@@ -358,7 +358,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value is of a declared type; other values pass, since Hydra instantiates them."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in typing.get_args(hint))
+        return any(_fits(value, member) for member in typing.get_args(hint))
     if origin is typing.Literal:
         return value in typing.get_args(hint)
     if hint is float:
@@ -368,7 +368,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return not (hint in (bool, str, types.NoneType) and not isinstance(value, hint))
 
 
-# verl's configuration for a run: our values override verl's own tree. A key that verl does not have is an error.
+# verl's configuration for a run: our values override verl's tree. A key that verl does not have is an error.
 
 
 SECTION = "cppo_lab"  # ours in verl's tree
@@ -376,7 +376,7 @@ SECTION = "cppo_lab"  # ours in verl's tree
 
 @dataclass(frozen=True)
 class LabSettings:
-    """Our own section of verl's tree: the settings of the run that the trainer's process needs."""
+    """Our section of verl's tree: the settings of the run that the trainer's process needs."""
 
     spec: VerlRun
     folder: Path
@@ -443,15 +443,15 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
         OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
 
 
-def set_mismatch(config: DictConfig, wanted: bool) -> None:
+def set_mismatch(config: DictConfig, reported: bool) -> None:
     """Set whether the loss reports the sums of `mismatch/*`, which is not part of a run's identity."""
-    _set(config, "actor_rollout_ref.actor.policy_loss.mismatch", wanted)
+    _set(config, "actor_rollout_ref.actor.policy_loss.mismatch", reported)
 
 
-def set_answers(config: DictConfig, wanted: AnswersSpec | None) -> None:
+def set_answers(config: DictConfig, answers: AnswersSpec | None) -> None:
     """Set which responses the trainer keeps, which is not part of a run's identity."""
-    if wanted is not None and wanted.keep:
-        _set(config, f"{SECTION}.answers", wanted.model_dump(mode="json"))
+    if answers is not None and answers.keep:
+        _set(config, f"{SECTION}.answers", answers.model_dump(mode="json"))
 
 
 def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
@@ -466,5 +466,5 @@ def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
             if isinstance(section, DictConfig) and not section:
                 return
             beside = list(section) if isinstance(section, DictConfig) else []
-            raise unknown(f"key of verl ({where})", f"{before}{part}", [f"{before}{one}" for one in beside])
+            raise unknown(f"key of verl ({where})", f"{before}{part}", [f"{before}{name}" for name in beside])
         section, before = OmegaConf.select(defaults, f"{before}{part}"), f"{before}{part}."

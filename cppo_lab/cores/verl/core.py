@@ -178,7 +178,7 @@ def _cluster(
 
 
 def _run(config: Any) -> None:
-    """Run verl's own entry point.
+    """Run verl's entry point.
 
     Raises RuntimeError with the reason in its first line.
     """
@@ -205,8 +205,8 @@ def _run(config: Any) -> None:
 def _last_line(error: BaseException) -> str:
     """The last informative line of an error's text: pydantic ends with a link."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith("For further information visit")]
-    return said[-1] if said else ""
+    informative = [line for line in lines if line and not line.startswith("For further information visit")]
+    return informative[-1] if informative else ""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The best checkpoint of a run of verl as a folder in Hugging Face's format, by verl's own merger.
+"""The best checkpoint of a run of verl as a folder in Hugging Face's format, by verl's merger.
 
 Others may have write access to the folder of a run: no link in it is followed, weights are read as tensors only, and
 of the other files only those that describe the model and tokenizer are used.
@@ -30,7 +30,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     """Write the best checkpoint of `spec` to `target`. As `cores.base.Exporter`.
 
     FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision; verl's merger converts Megatron's
-    own shards to bfloat16.
+    shards to bfloat16.
     """
     for package in ("transformers", "verl"):
         if importlib.util.find_spec(package) is None:
@@ -63,9 +63,9 @@ def _step(runs: Path, run_id: str) -> int:
     file = open_below(runs, run_id, BEST, STEP)
     if file is not None:
         with file:
-            said = file.read(100).strip()
-        if said.isdigit():
-            return int(said)
+            text = file.read(100).strip()
+        if text.isdigit():
+            return int(text)
     raise UserError(
         f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST}. The first is kept at the first "
         "validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
@@ -73,7 +73,7 @@ def _step(runs: Path, run_id: str) -> int:
 
 
 def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
-    """Merge the shards that FSDP's ranks have saved, one of them or several."""
+    """Merge the shards that FSDP's ranks have saved, a single shard or several."""
     from cppo_lab.cores.verl.export_fsdp import merge
 
     ranks = _ranks(runs, at)
@@ -99,14 +99,14 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
 def _ranks(runs: Path, at: tuple[str, ...]) -> int:
     """How many ranks have saved a shard."""
     file = open_below(runs, *at, "fsdp_config.json")
-    found: Any = None
+    settings: Any = None
     if file is not None:
         with file:
             try:
-                found = json.loads(file.read(10_000))
+                settings = json.loads(file.read(10_000))
             except (ValueError, RecursionError):
-                found = None
-    ranks = found.get("world_size") if isinstance(found, dict) else None
+                settings = None
+    ranks = settings.get("world_size") if isinstance(settings, dict) else None
     if not isinstance(ranks, int) or not 1 <= ranks <= _MOST_SHARDS:
         raise UserError(
             f"{runs.joinpath(*at)}/fsdp_config.json does not say how many ranks there were: it is damaged"
@@ -124,15 +124,15 @@ def _copy_saved(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
 
 
 def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
-    """Merge Megatron's own shards by verl's merger, which needs Megatron and a GPU.
+    """Merge Megatron's shards by verl's merger, which needs Megatron and a GPU.
 
     In a separate process, since it creates a process group. It unpickles (docs/security.md).
     """
     try:
-        there = importlib.util.find_spec("megatron.core") is not None
+        installed = importlib.util.find_spec("megatron.core") is not None
     except ModuleNotFoundError:
-        there = False
-    if not there:
+        installed = False
+    if not installed:
         raise UserError(
             f"{runs.joinpath(*at)} holds Megatron's own shards, which are merged on a machine with a GPU and "
             "megatron-core (docs/verl.md): run this command there, in the environment used for training"

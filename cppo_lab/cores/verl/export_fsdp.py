@@ -1,6 +1,6 @@
 """verl's merger of FSDP's shards, changed to unpickle nothing and to keep the precision of the weights.
 
-verl's own unpickles shards and rounds every weight to bfloat16, which would change the outputs of a model that was
+verl's merger unpickles shards and rounds every weight to bfloat16, which would change the outputs of a model that was
 trained in float32.
 """
 
@@ -58,14 +58,14 @@ class LabMerger(FSDPModelMerger):
         """The weights of one rank: tensors, and how they are spread over ranks."""
         self._say(f"reading shard {rank + 1} of {len(self._files)}")
         try:
-            found = load_whole(self._files[rank])
+            weights = load_whole(self._files[rank])
         except ValueError as error:
             raise UserError(f"the shard of rank {rank} is not read: {error}") from None
-        if not isinstance(found, dict) or not found or not all(map(torch.is_tensor, found.values())):
+        if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
             raise UserError(f"the shard of rank {rank} is not read: it contains more than weights")
-        if any("lora_" in name for name in found):
+        if any("lora_" in name for name in weights):
             raise UserError("the checkpoint holds LoRA adapters, which are not exported")
-        return dict(found)
+        return dict(weights)
 
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
@@ -78,7 +78,7 @@ class LabMerger(FSDPModelMerger):
         whole = {}
         for name in sorted(parts[0]):
             whole[name] = self._whole(name, [part.pop(name) for part in parts], mesh_dim_names)
-        kinds = {one.dtype for one in whole.values() if one.is_floating_point()}
+        kinds = {tensor.dtype for tensor in whole.values() if tensor.is_floating_point()}
         self._dtype = reduce(torch.promote_types, kinds) if kinds else self._dtype
         return whole
 

@@ -50,7 +50,7 @@ def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         dtype=torch.float32,
         bos_token_id=None,
         eos_token_id=tokenizer.eos,
-        pad_token_id=None,  # with one, the padding row would get no gradient, which it does in the embedded core
+        pad_token_id=None,  # with an id, the padding row would get no gradient, which it does in the embedded core
     )
     theirs = Qwen3ForCausalLM(config)
     weights: dict[str, torch.Tensor] = {
@@ -105,11 +105,11 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         if folder.exists():
             return
         tokenizer = make_task(spec.data).tokenizer
-        made = spec.model.for_seed(spec.seed)
-        torch.manual_seed(made.start_seed)
+        seeded = spec.model.for_seed(spec.seed)
+        torch.manual_seed(seeded.start_seed)
         context = spec.data.prompt_length + spec.rollout.max_response_length
         ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-        load_warm_start(made, spec.data, ours, shared / "warm_starts")
+        load_warm_start(seeded, spec.data, ours, shared / "warm_starts")
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         as_qwen3(ours, tokenizer).save_pretrained(partial)

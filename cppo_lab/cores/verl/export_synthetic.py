@@ -40,8 +40,8 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     say(f"reading {BEST_MODEL}")
     with file:
         try:
-            found = read_checkpoint(file, spec.run_id)
-            state = found["trainer"]
+            checkpoint = read_checkpoint(file, spec.run_id)
+            state = checkpoint["trainer"]
             weights: Any = state.get("model") if isinstance(state, dict) else None
             if not same_form(weights, model.state_dict()):
                 raise ValueError("it contains the weights of another model")
@@ -53,4 +53,4 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
         as_qwen3(model, tokenizer).save_pretrained(target)
         as_fast_tokenizer(tokenizer).save_pretrained(target)
     dtype, parameters = require_complete(target)
-    return Exported(found["history"][-1][0], dtype, parameters)
+    return Exported(checkpoint["history"][-1][0], dtype, parameters)

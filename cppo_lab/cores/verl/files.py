@@ -20,16 +20,16 @@ TAIL = 1 << 16  # bytes at the end of a parquet file: the metadata of its rows, 
 
 
 def datasets(spec: VerlRun, resources: Resources) -> tuple[Dataset, ...]:
-    """The prepared files that exist, or the problems of one of the product's own tasks."""
+    """The prepared files that exist, or the problems of a task of the product."""
     if isinstance(spec.data, TaskData):
         problems = spec.training.t_stop * spec.batch.prompts
         drawn = {"stream": "file", "seed": spec.seed, "problems": problems}
         return (training_set(spec.data, drawn, problems), *held_out_sets(spec.data))
     assert resources.paths is not None
     train, validation = prepared_files(spec.data, resources.paths)
-    found = [_of_file(spec.data.name, train, schema.TRAINING)]
-    found += [_of_file(path.stem, path, schema.VALIDATION) for path in validation]
-    return tuple(one for one in found if one is not None)
+    sets = [_of_file(spec.data.name, train, schema.TRAINING)]
+    sets += [_of_file(path.stem, path, schema.VALIDATION) for path in validation]
+    return tuple(dataset for dataset in sets if dataset is not None)
 
 
 def prepared_files(data: MathData, paths: PathsSpec) -> tuple[Path, tuple[Path, ...]]:
@@ -73,8 +73,8 @@ def _foreign(path: Path) -> tuple[str, dict[str, int | str]]:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL))
-        found = hashlib.sha256(str(size).encode() + b"\0" + file.read()).hexdigest()
-    return found, {"megabytes": round(size / 1e6), "digest_of": "size and end of the file"}
+        digest = hashlib.sha256(str(size).encode() + b"\0" + file.read()).hexdigest()
+    return digest, {"megabytes": round(size / 1e6), "digest_of": "size and end of the file"}
 
 
 # Locates the files that a verl run reads, and creates or reports missing ones.
@@ -107,16 +107,16 @@ def planned_files(
     assert isinstance(spec.data, TaskData)
     # The weights do not depend on the context length, but the model's configuration does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
-    made = spec.model.for_seed(spec.seed)
+    seeded = spec.model.for_seed(spec.seed)
     from cppo_lab.cores.mini.warm_start import warm_start_file
 
-    model = str(shared / "made_models" / f"{warm_start_file(made, spec.data, shared).stem}-{context}")
-    own = folder / "data"
-    return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)
+    model = str(shared / "made_models" / f"{warm_start_file(seeded, spec.data, shared).stem}-{context}")
+    data = folder / "data"
+    return Files(model, data / "train.parquet", (data / "validation.parquet",), folder, resume)
 
 
 def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
-    """Make sure that the files exist; our own models and tasks are created.
+    """Make sure that the files exist; models and tasks of the product are created.
 
     Raises UserError for prepared data or a downloaded model that is missing.
     """

@@ -23,7 +23,7 @@ CONFIG = "config.json"
 def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
     """Copy the configuration and tokenizer of a model from the folder at the path `at` below `runs`.
 
-    Raises UserError if there is no configuration, or if it requires the model's own code.
+    Raises UserError if there is no configuration, or if it requires code of the model.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in names_below(runs, *at):
@@ -81,18 +81,18 @@ def require_complete(folder: Path) -> tuple[str, int]:
     from transformers import AutoModelForCausalLM
 
     with quiet(), refusing("the checkpoint does not make a model that transformers reads"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             device_map="meta",
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported with the others
             local_files_only=True,
         )
-    wrong = {name: sorted(map(str, found[name])) for name in _FAULTS if found.get(name)}
+    wrong = {name: sorted(map(str, loading[name])) for name in _FAULTS if loading.get(name)}
     if wrong:
-        said = "; ".join(f"{_FAULTS[name]}: {', '.join(which[:3])}" for name, which in wrong.items())
-        raise UserError(f"the checkpoint's weights are not those of its configuration: {said}")
-    return str(model.dtype).removeprefix("torch."), sum(one.numel() for one in model.parameters())
+        problems = "; ".join(f"{_FAULTS[name]}: {', '.join(which[:3])}" for name, which in wrong.items())
+        raise UserError(f"the checkpoint's weights are not those of its configuration: {problems}")
+    return str(model.dtype).removeprefix("torch."), sum(parameter.numel() for parameter in model.parameters())
 
 
 _FAULTS = {

@@ -41,7 +41,7 @@ class KeptResponse:
     divergence: NDArray[np.float32]
     keep: NDArray[np.float32]
     reason: NDArray[np.uint8]
-    order: NDArray[np.int32]  # empty for all rules but the one that shuffles its weights
+    order: NDArray[np.int32]  # empty unless the rule shuffles its weights
 
 
 def places_of(data: Any) -> Tensor | None:
@@ -58,7 +58,7 @@ def kept_responses(decided: Decided) -> list[KeptResponse]:
     """The kept responses of a micro-batch, in order."""
     seen, chosen = decided.seen, decided.places >= 0
     valid = seen.valid & chosen[:, None]
-    found = decisions(decided.output, valid)
+    decision = decisions(decided.output, valid)
     lengths = valid.sum(1)[chosen].tolist()
 
     def parts(values: Tensor, dtype: torch.dtype) -> list[NDArray[Any]]:
@@ -71,12 +71,12 @@ def kept_responses(decided: Decided) -> list[KeptResponse]:
         parts(seen.rollout_logp[valid], torch.float32),
         parts(seen.logp[valid], torch.float32),
         parts(seen.divergence[valid], torch.float32),
-        parts(found.keep, torch.float32),
-        parts(found.reason, torch.uint8),
+        parts(decision.keep, torch.float32),
+        parts(decision.reason, torch.uint8),
         empty if decided.order is None else parts(decided.order[valid], torch.int32),
     )
     return [
-        KeptResponse(place, advantage, found.tests, *arrays)
+        KeptResponse(place, advantage, decision.tests, *arrays)
         for place, advantage, *arrays in zip(
             decided.places[chosen].tolist(), seen.advantages[chosen, 0].tolist(), *columns, strict=True
         )
@@ -85,4 +85,6 @@ def kept_responses(decided: Decided) -> list[KeptResponse]:
 
 def in_places(of_ranks: Sequence[Sequence[KeptResponse]]) -> list[KeptResponse]:
     """The kept responses of all ranks in the order of their places."""
-    return sorted((one for of_rank in of_ranks for one in of_rank), key=lambda one: one.place)
+    return sorted(
+        (response for of_rank in of_ranks for response in of_rank), key=lambda response: response.place
+    )

@@ -40,7 +40,7 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
     highest = logits.amax(1).float()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
     local = ids.long() - dist.get_rank(group) * width
-    own = (local >= 0) & (local < width)
+    ours = (local >= 0) & (local < width)
     local = local.clamp(0, width - 1)
     # Columns: s, the entropy's numerator, the wanted logits.
     sums = logits.new_zeros(len(logits), 2 + ids.shape[1], dtype=torch.float32)
@@ -51,7 +51,7 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
         mass = shifted.exp()
         sums[rows, 0] = mass.sum(1)
         sums[rows, 1] = torch.where(mass > 0, mass * shifted, 0.0).sum(1)  # 0 log 0 = 0
-        sums[rows, 2:] = torch.where(own[rows], shifted.gather(1, local[rows]), 0.0)
+        sums[rows, 2:] = torch.where(ours[rows], shifted.gather(1, local[rows]), 0.0)
     dist.all_reduce(sums, group=group)
     log_sum = sums[:, 0].log()
     return sums[:, 2:] - log_sum[:, None], log_sum - sums[:, 1] / sums[:, 0]
@@ -65,11 +65,11 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
 # last, and the last of a response) hold a harmless filler, and verl drops their outputs.
 #
 # FSDP (also with Ulysses sequence parallelism): one pass gives the log-probabilities, with gradient, and the divergence
-# and the entropy, without. With `distillation_only` in the batch verl skips its own log-probabilities.
+# and the entropy, without. With `distillation_only` in the batch verl skips its log-probabilities.
 #
 # Megatron: logits are sharded over the vocabulary. verl keeps computing the log-probabilities, from the same logits;
 # the divergence and the entropy are added. Written from the code of verl's
-# `MegatronEngineWithLMHead._lm_head_logits_processor`, and tested on verl's own packing with a stand-in for Megatron's
+# `MegatronEngineWithLMHead._lm_head_logits_processor`, and tested on verl's packing with a stand-in for Megatron's
 # process groups; Megatron itself was not run.
 #
 # N = packed rows of this rank, K = tokens kept of mu, V = vocabulary.
@@ -104,13 +104,13 @@ def fsdp_outputs(
     if get_ulysses_sequence_parallel_world_size() > 1:
         # As verl splits its labels: zeros after the packed row up to a multiple of the ranks, then equal parts.
         columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
-    # verl's own log-probabilities or entropy would read the logits after us.
+    # verl's log-probabilities or entropy would read the logits after us.
     alone = tu.get_non_tensor_data(data, "distillation_only", False) and not (
         tu.get_non_tensor_data(data, "calculate_entropy", False)
         or tu.get_non_tensor_data(data, "calculate_sum_pi_squared", False)
     )
     rows = logits.squeeze(0)
-    found = logp_and_divergence(
+    result = logp_and_divergence(
         rows,
         columns.tokens,
         columns.topk_ids,
@@ -121,10 +121,10 @@ def fsdp_outputs(
         entropy=True,
         overwrite_logits=alone,
     )
-    assert found.entropy is not None
-    outputs = {LOGP: found.logp, ENTROPY: found.entropy}
+    assert result.entropy is not None
+    outputs = {LOGP: result.logp, ENTROPY: result.entropy}
     if top_k:
-        outputs[DIVERGENCE] = found.divergence
+        outputs[DIVERGENCE] = result.divergence
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
 
@@ -156,10 +156,10 @@ def megatron_outputs(
             f"logits have {len(flat)} rows, verl's packing gives {len(columns.tokens)}: switch off FP8 padding, "
             "pad_to_length and pad_bshd_to_minibatch_max, and use verl's default context-parallel layout"
         )
-    wanted = columns.tokens[:, None]
+    ids = columns.tokens[:, None]
     if columns.topk_ids is not None:
-        wanted = torch.cat([wanted, columns.topk_ids.to(wanted.dtype)], 1)
-    logp, entropy = logp_and_entropy(flat, wanted, get_tensor_model_parallel_group())
+        ids = torch.cat([ids, columns.topk_ids.to(ids.dtype)], 1)
+    logp, entropy = logp_and_entropy(flat, ids, get_tensor_model_parallel_group())
     outputs = {ENTROPY: entropy}
     if columns.topk_ids is not None and columns.topk_logp is not None:
         outputs[DIVERGENCE] = topk_from_logp(
@@ -201,7 +201,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
     total = len(sequences.values())
     tokens = torch.roll(
         sequences.values(), -1
-    )  # as in verl: the last row of a sequence gets the next one's first
+    )  # as in verl: the last row of a sequence gets the first of the next
     rollout_logp = laid(data["old_log_probs"].values(), rows, total, 0.0)
     if not top_k:
         return Columns(tokens, rollout_logp, None, None)
@@ -224,7 +224,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
 def predicting_rows(sequences: Tensor, responses: Tensor) -> Tensor:
     """Packed row that predicts each response token [sum R], from the offsets [B + 1] of both.
 
-    Token t of response i is the one before the last R_i - t rows of its sequence, and predicted one row earlier.
+    Token t of response i is the row before the last R_i - t rows of its sequence, and predicted one row earlier.
     """
     lengths = responses.diff()
     first = sequences[1:] - lengths - 1

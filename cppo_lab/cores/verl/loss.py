@@ -41,7 +41,7 @@ MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"),
 class TrustRegionLossConfig(PolicyLossConfig):
     """`actor.policy_loss` with `_target_` of this class.
 
-    `loss_mode` is "trust_region" (then `rule` with its `constants`), or one of verl's own losses, to which we only add
+    `loss_mode` is "trust_region" (then `rule` with its `constants`), or a loss of verl, to which we only add
     diagnostics. The divergence: `estimator` "topk" (with `k`, `convention`), "exact" (the same with k = V), "binary"
     or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
     metrics `mismatch/*` are reported.
@@ -68,8 +68,8 @@ class TrustRegionLossConfig(PolicyLossConfig):
                 f"policy_loss.measure={self.measure!r} with estimator {self.estimator!r}: "
                 f"choose one of {', '.join(MEASURES[self.estimator])}"
             )
-        wanted = self.estimator == "topk"
-        if wanted != (self.k is not None) or wanted != (self.convention is not None):
+        is_topk = self.estimator == "topk"
+        if is_topk != (self.k is not None) or is_topk != (self.convention is not None):
             raise UserError(
                 f"policy_loss.estimator={self.estimator!r} with k={self.k}, convention={self.convention!r}: "
                 "k and convention belong to estimator 'topk', and only to it"
@@ -102,7 +102,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
     @property
     def record(self) -> Rule:
-        """The rule; one of another package is imported in this process.
+        """The rule; a rule of another package is imported in this process.
 
         Raises UserError if there is none.
         """
@@ -119,10 +119,10 @@ def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
             f"policy_loss.rule={rule.name!r} decides over a whole minibatch, which verl cuts into micro-batches and "
             "spreads over ranks: choose another rule, or core=mini"
         )
-    one = torch.zeros(1, 1)
-    own = {PERMUTATION: one.long()} if PERMUTATION in rule.needs else {}
+    single = torch.zeros(1, 1)
+    extra = {PERMUTATION: single.long()} if PERMUTATION in rule.needs else {}
     try:  # the rule itself validates its constants
-        rule.load(one, one, one, one.bool(), one, **constants, **own)
+        rule.load(single, single, single, single.bool(), single, **constants, **extra)
     except (ValueError, TypeError) as error:
         raise UserError(f"policy_loss.constants of rule {rule.name!r}: {error}") from error
 
@@ -215,8 +215,8 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
     values = torch.tensor([metrics.pop(name) for name in _names()], dtype=torch.float64)
     updates = [_mismatch_sums(column) for column in values.unbind(1)]
     updates = [sums for sums in updates if sums.sums[:, 0].any()]  # padding alone makes no update
-    for found in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
-        metrics.update({name: [value] for name, value in found.items()})
+    for computed in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
+        metrics.update({name: [value] for name, value in computed.items()})
 
 
 def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
@@ -227,7 +227,7 @@ def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
 
 
 def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
-    """Metrics in the names of the schema from verl's reduced actor metrics of one training step.
+    """Metrics in the names of the schema from verl's reduced actor metrics of a training step.
 
     Keys may carry verl's prefix `actor/`. Empty if our sums are missing, or if no minibatch had a token.
 
@@ -266,7 +266,7 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
 # data-parallel ranks, over which FSDP and Megatron average gradients.
 #
 # Importing this module also registers the loss `trust_region` in verl's standard protocol, for recipes that do not use
-# our worker. It gets only verl's own arguments: no Top-K, unless D_t is passed as `rollout_is_weights`.
+# our worker. It gets only verl's arguments: no Top-K, unless D_t is passed as `rollout_is_weights`.
 
 
 class MicroBatch(NamedTuple):
@@ -304,7 +304,7 @@ def trust_region_loss(
     the micro-batch's loss and its metrics, see above.
 
     Args:
-        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (mu's own), `advantages`; for the
+        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (of mu), `advantages`; for the
             seq-mean modes `minibatch_responses`; for the shuffled rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
         keep: called with the rule's decisions on a micro-batch that has marked rows (`kept_responses`).
@@ -333,7 +333,7 @@ def trust_region_loss(
     else:
         loss, metrics = _verl_loss(config, model_output, data, dp_group, totals)
         batch = tokens(responses.logp.detach(), *responses[1:4], d)
-        # verl's own losses apply their own masks and report them.
+        # verl's losses apply their masks and report them.
         stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
         gap = log_ratios(responses.logp, responses.rollout_logp, responses.valid)
@@ -366,14 +366,14 @@ def evaluate(
     """
     _check_actor(config, mode)
     loss_config = config.policy_loss
-    own = {}
+    extra = {}
     if loss_config.needs_permutation:
         if responses.permutation is None:
             raise UserError(
                 f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout"
             )
-        own = {PERMUTATION: responses.permutation}
-    output = loss_config.record.load(*responses[:4], d, **loss_config.constants, **own)
+        extra = {PERMUTATION: responses.permutation}
+    output = loss_config.record.load(*responses[:4], d, **loss_config.constants, **extra)
     denominator = totals.tokens if mode == "token-mean" else totals.responses
     if denominator is None:
         raise UserError(
@@ -462,7 +462,7 @@ def _divergence(loss_config: TrustRegionLossConfig, responses: MicroBatch, measu
 
 
 def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, totals: MinibatchTotals) -> Any:
-    """verl's own policy loss with its metrics; seq-mean modes divide by the number of non-padding responses."""
+    """verl's policy loss with its metrics; seq-mean modes divide by the number of non-padding responses."""
     if totals.responses is not None:
         data = data.clone(recurse=False)
         tu.assign_non_tensor(data, global_batch_size=max(totals.responses, 1.0))
@@ -479,10 +479,10 @@ def registered_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """`trust_region` in verl's standard protocol: the same evaluation from verl's own arguments.
+    """`trust_region` in verl's standard protocol: the same evaluation from verl's arguments.
 
     `rollout_is_weights` is D_t [B, T] if given; otherwise D_t is computed from the log-probabilities. The seq-mean
-    modes divide by verl's `global_batch_size`, padding rows included. The metrics are those of one micro-batch, which
+    modes divide by verl's `global_batch_size`, padding rows included. The metrics are those of a micro-batch, which
     verl averages.
     """
     if not isinstance(config.policy_loss, TrustRegionLossConfig):
@@ -490,14 +490,14 @@ def registered_loss(
             f"policy_loss.loss_mode={NAME} with a {type(config.policy_loss).__name__}: set policy_loss._target_ to "
             f"{TrustRegionLossConfig.__module__}.{TrustRegionLossConfig.__name__}"
         )
-    known = config.global_batch_info
+    batch_info = config.global_batch_info
     valid = response_mask.bool()
     responses = MicroBatch(log_prob, old_log_prob, advantages, valid)
-    tokens_in_all, rows_in_all = known.get("batch_num_tokens"), known.get("global_batch_size")
+    tokens_in_all, rows_in_all = batch_info.get("batch_num_tokens"), batch_info.get("global_batch_size")
     totals = MinibatchTotals(
         float(valid.sum() if tokens_in_all is None else tokens_in_all),
         float(valid.any(1).sum() if rows_in_all is None else rows_in_all),
-        known.get("dp_size", 1),
+        batch_info.get("dp_size", 1),
     )
     d = _divergence(config.policy_loss, responses, rollout_is_weights)
     loss, output = evaluate(config, loss_agg_mode, responses, d, totals)

@@ -71,7 +71,7 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
 
 
 def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
-    """A micro-batch must hold a sequence of maximum length; verl would fail only at the first update that has one."""
+    """A micro-batch must hold a sequence of maximum length; verl would fail only at the first such update."""
     data = run.data
     prompt = data.max_prompt_length if isinstance(data, MathData) else data.prompt_length
     longest = prompt + run.rollout.max_response_length

@@ -3,7 +3,7 @@
 Each Ray "GPU" is one CPU rank: verl counts ranks by Ray's GPU resource, which is only a number
 (`ray.init(num_gpus=ranks)`), and Ray then sets CUDA_VISIBLE_DEVICES, which nothing reads.
 It also requires: `actor.strategy=fsdp2` (verl places FSDP1's shards on "cpu:<device>", which does not exist), process
-group `cpu:gloo` opened before verl's own `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,
+group `cpu:gloo` opened before verl's `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,
 `use_remove_padding=False`.
 """
 
@@ -36,7 +36,7 @@ def _memory() -> tuple[int, int]:
     return int(memory.available), int(memory.total)
 
 
-# What verl 0.9.1 calls on `get_torch_device()` during FSDP training, checkpoints and weight updates (found by searching
+# What verl 0.9.1 calls on `get_torch_device()` during FSDP training, checkpoints and weight updates (by a search of
 # its source). With `is_available` False verl skips allocator clean-up.
 DEVICE_MODULE = types.ModuleType("cppo_lab_cpu_device")
 DEVICE_MODULE.__dict__.update(
@@ -56,7 +56,7 @@ DEVICE_MODULE.__dict__.update(
 
 @PlatformRegistry.register(platform=PLATFORM_NAME)
 class PlatformCPU(PlatformBase):
-    """One process of a machine without accelerator. Never chosen by verl's own detection, only by `use_cpu`."""
+    """One process of a machine without accelerator. Never chosen by verl's detection, only by `use_cpu`."""
 
     device_name: ClassVar[str] = "cpu"
     vendor_name: ClassVar[str] = "cpu"

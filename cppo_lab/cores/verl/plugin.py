@@ -2,8 +2,8 @@
 
 verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and propagates their
 errors; those of entry points in the group `verl.plugins` would be swallowed. The
-core puts `cluster.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are imported
-when verl looks them up by name, so no process imports one that it does not run.
+core puts `cluster.plugin_environment` into its environment and Ray's `runtime_env.env_vars`. Servers are imported
+when verl looks them up by name, so no process imports a server that it does not run.
 
 verl chooses the device itself unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
 """
@@ -13,7 +13,7 @@ import os
 import transformers.utils
 
 # Hide scikit-learn and SciPy, which take a third of verl's import time in each of a run's ten processes. transformers
-# imports them, if installed, for one kind of assisted decoding that nothing here uses.
+# imports them, if installed, for a kind of assisted decoding that nothing here uses.
 _find_sklearn = transformers.utils.is_sklearn_available
 transformers.utils.is_sklearn_available = lambda: False
 try:
@@ -56,7 +56,7 @@ def _choose_device() -> None:
 def _register() -> None:
     _choose_device()  # first: verl's engines read the device when they are imported
     RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
-    RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's own, which it extends
+    RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's replica, which it extends
     check_api.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter")
     from cppo_lab.cores.verl.rollout import agent_loop  # noqa: F401  (verl's decorator registers it by name)
 

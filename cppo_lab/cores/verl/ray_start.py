@@ -1,4 +1,4 @@
-"""Ray's own command line, with the longer start timeout of `cluster`.
+"""Ray's command line, with the longer start timeout of `cluster`.
 
 Run as `python -m cppo_lab.cores.verl.ray_start start ...`.
 """

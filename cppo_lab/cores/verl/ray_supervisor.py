@@ -1,8 +1,8 @@
 """Starts Ray on one machine, and ends all of its processes when the owner process ends, for whatever reason.
 
 Run as `python -m cppo_lab.cores.verl.ray_supervisor FOLDER COMMAND ...` with a pipe as standard input, whose other end
-the owner holds: when the pipe closes, or COMMAND ends by itself, all processes below this one are ended and FOLDER is
-removed. `ray stop` would end every Ray of the machine, and a process group would miss processes that Ray puts into
+the owner holds: when the pipe closes, or COMMAND ends by itself, all processes below this process are ended and FOLDER
+is removed. `ray stop` would end every Ray of the machine, and a process group would miss processes that Ray puts into
 other groups. As a subreaper (prctl(2)) this process adopts all orphaned descendants, so none escapes.
 """
 
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 2.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 
 
 
 @contextmanager
-def kept(
+def ray_process(
     command: Sequence[str], folder: Path, lock: int, environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run `command`, which starts Ray in the foreground, during the context.
@@ -78,7 +78,7 @@ def _no_signal_ends_this_process() -> None:
 
 
 def _end_all_below() -> None:
-    """End every process below this one, first by SIGTERM, then by SIGKILL."""
+    """End every process below this process, first by SIGTERM, then by SIGKILL."""
     me = psutil.Process()
     for method, seconds in ((psutil.Process.terminate, PATIENCE_SECONDS), (psutil.Process.kill, 1.0)):
         below = me.children(recursive=True)
@@ -86,11 +86,11 @@ def _end_all_below() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 method(process)
         psutil.wait_procs(below, timeout=seconds)
-    while left := me.children():  # orphans adopted meanwhile
-        for process in left:
+    while orphans := me.children():  # orphans adopted meanwhile
+        for process in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=1.0)
+        psutil.wait_procs(orphans, timeout=1.0)
 
 
 if __name__ == "__main__":

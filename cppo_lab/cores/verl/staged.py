@@ -2,7 +2,7 @@
 
 The trainer writes them to a separate folder before it writes the row of the step (`steps`), outcomes last. The process
 that reads the rows moves them to the run's files and then removes them. So the responses of a step are recorded once,
-whichever of the two processes is killed, and the run's files have one writer.
+whichever of the two processes is killed, and the run's files have a single writer.
 """
 
 import re
@@ -21,15 +21,15 @@ _OUTCOMES, _TEXTS, _TOKENS = "outcomes.npz", "texts.jsonl.gz", "tokens.npz"
 _OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
 
 
-def stage(folder: Path, found: StepAnswers) -> None:
+def stage(folder: Path, answers: StepAnswers) -> None:
     """Write the responses of a validated step of the run in `folder`."""
-    step = int(found.outcomes.steps[-1])
+    step = int(answers.outcomes.steps[-1])
     (folder / FOLDER).mkdir(exist_ok=True)
-    if found.tokens is not None:
-        replace_file(_path(folder, step, _TOKENS), tokens.write(found.tokens))
-    if found.samples:
-        replace_file(_path(folder, step, _TEXTS), texts.write(Texts(step, tuple(found.samples))))
-    replace_file(_path(folder, step, _OUTCOMES), outcomes.write(found.outcomes))
+    if answers.tokens is not None:
+        replace_file(_path(folder, step, _TOKENS), tokens.write(answers.tokens))
+    if answers.samples:
+        replace_file(_path(folder, step, _TEXTS), texts.write(Texts(step, tuple(answers.samples))))
+    replace_file(_path(folder, step, _OUTCOMES), outcomes.write(answers.outcomes))
 
 
 class HandOver:
@@ -48,9 +48,9 @@ class HandOver:
         Steps that an earlier attempt's trainer has written, but that were not moved completely, are left to `add`.
         """
         last = -1 if step is None or not self._recording.keeps else step
-        waiting = [one for one in self._steps() if one <= last]
-        for one in set(self._steps()) - set(waiting):
-            self._remove(one)
+        waiting = [staged for staged in self._steps() if staged <= last]
+        for staged in set(self._steps()) - set(waiting):
+            self._remove(staged)
         self._recording.begin(_before(min(waiting)) if waiting else step)
 
     def add(self, step: int) -> None:

@@ -1,8 +1,8 @@
 """Creates models of published shapes with random weights, and problems, for a preflight without downloads.
 
 A folder has the same files as a download from the hub: configuration, tokenizer, weights in bfloat16 under the hub's
-names. The tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same one. Such
-a model hardly ever ends a response, so that nearly all have full length; grading finds no answer in them.
+names. The tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same token.
+Such a model hardly ever ends a response, so that nearly all have full length; grading finds no answer in them.
 """
 
 import json
@@ -37,7 +37,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes in a repository's configuration that `HubModel` lacks. With `experts`, `mlp_width` is that of one."""
+    """Sizes in a repository's configuration that `HubModel` lacks. With `experts`, `mlp_width` is that of an expert."""
 
     heads: int
     mlp_width: int
@@ -57,7 +57,7 @@ SIZES = {
 def make_stand_ins(runs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
     """Create stand-ins for everything that these runs read in `folder`; existing ones are left alone.
 
-    Raises UserError for a model of unknown sizes, or one of our own, which needs no stand-in.
+    Raises UserError for a model of unknown sizes, or a model of the product, which needs no stand-in.
     """
     for model in {run.model.name: run.model for run in runs}.values():
         if not isinstance(model, HubModel):
@@ -147,9 +147,9 @@ def weights_of(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
 def _weights_of_layer(config: PretrainedConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     width = config.hidden_size
-    own, shared = config.num_attention_heads * HEAD, config.num_key_value_heads * HEAD
+    query, shared = config.num_attention_heads * HEAD, config.num_key_value_heads * HEAD
     for name, shape in {
-        "q_proj": (own, width), "k_proj": (shared, width), "v_proj": (shared, width), "o_proj": (width, own),
+        "q_proj": (query, width), "k_proj": (shared, width), "v_proj": (shared, width), "o_proj": (width, query),
         "q_norm": (HEAD,), "k_norm": (HEAD,),
     }.items():  # fmt: skip
         yield f"{at}self_attn.{name}.weight", shape

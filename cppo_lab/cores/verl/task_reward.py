@@ -13,7 +13,7 @@ from cppo_lab.spec import TaskData
 
 
 class TaskRewardManager(RewardManagerBase):
-    """Selected with `reward.reward_manager.source=importlib`; it reads the task from the run's own settings."""
+    """Selected with `reward.reward_manager.source=importlib`; it reads the task from the run's settings."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)

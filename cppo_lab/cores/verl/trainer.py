@@ -3,7 +3,7 @@
 Assigns responses to minibatches and ranks: whole groups, in the order of the data.
 
 verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
-holds the groups of its own prompts; a group without reward variance is dropped and not replaced, so that its minibatch
+holds the groups of its prompts; a group without reward variance is dropped and not replaced, so that its minibatch
 is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
 padding rows (`None`).
 """
@@ -73,8 +73,8 @@ def arrange(
     if rows % ranks:
         raise ValueError(f"a minibatch of {rows} responses cannot be shared equally by {ranks} ranks")
     members: dict[int, list[int]] = {}
-    for index, (group, kept) in enumerate(zip(groups, keep, strict=True)):
-        if kept:
+    for index, (group, is_kept) in enumerate(zip(groups, keep, strict=True)):
+        if is_kept:
             members.setdefault(group // groups_per_minibatch, []).append(index)
     return [_balance(members[number], lengths, ranks, rows // ranks) for number in sorted(members)]
 
@@ -106,13 +106,13 @@ def padding_rows(
 ) -> list[tuple[str, dict[str, Any]]]:
     """(key, tag) of `count` padding rows, which train nothing, modelled on the row `key`.
 
-    They are verl's own synthetic rows: one response token `eos`, with mask, rewards and log-probabilities 0.
+    They are verl's synthetic rows: one response token `eos`, with mask, rewards and log-probabilities 0.
     """
     if not count:
         return []
     source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
     row, row_tag = construct_minimal_padding_template(source, tag, eos)
-    for name in (TOPK_IDS, TOPK_LOGP):  # verl fills only its own columns
+    for name in (TOPK_IDS, TOPK_LOGP):  # verl fills only its columns
         if name in row:
             row[name] = torch.zeros_like(row[name][:1])
     row["uid"] = f"pad{uuid.uuid4().hex}"
@@ -143,7 +143,7 @@ def mark_kept(batch: KVBatchMeta, keys: Sequence[str]) -> None:
 def write_permutations(batch: KVBatchMeta, seed: int, step: int) -> None:
     """Column `weight_permutation` [R] int32: a fresh order per rollout, kept for all its minibatches.
 
-    It depends on the run's seed and the step only, so that a resumed run draws the same as an uninterrupted one.
+    It depends on the run's seed and the step only, so that a resumed run draws the same as an uninterrupted run.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     orders = [torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags]
@@ -184,7 +184,7 @@ class LabTrainer(PPOTrainerSync):
 
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
-        self.spec, self.folder, self._wanted = settings.spec, settings.folder, settings.answers
+        self.spec, self.folder, self._answer_settings = settings.spec, settings.folder, settings.answers
         self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
@@ -203,20 +203,20 @@ class LabTrainer(PPOTrainerSync):
     def _load_checkpoint(self) -> None:
         """Load verl's checkpoint and the traces that belong to it."""
         super()._load_checkpoint()
-        if said := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
-            print(said, flush=True)
+        if warning := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
+            print(warning, flush=True)
         traces = checkpoints.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
         self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
-        if self._wanted is not None:
-            self._keep_answers(self._wanted)
+        if self._answer_settings is not None:
+            self._keep_answers(self._answer_settings)
 
-    def _keep_answers(self, wanted: AnswersSpec) -> None:
+    def _keep_answers(self, settings: AnswersSpec) -> None:
         """Collect the responses of validated steps from now on."""
         rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
         decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        self._answers = record = VerlAnswerRecorder(self.spec, wanted, rows, decode, self.tokenizer.decode)
+        self._answers = record = VerlAnswerRecorder(self.spec, settings, rows, decode, self.tokenizer.decode)
         self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
@@ -254,7 +254,7 @@ class LabTrainer(PPOTrainerSync):
         self._trains = bool(keep.any())
         if not self._trains:  # verl clears the rows of an empty batch like those of any other
             return batch
-        self._trained_tokens = sum(n for n, kept in zip(responses, keep.tolist(), strict=True) if kept)
+        self._trained_tokens = sum(n for n, is_kept in zip(responses, keep.tolist(), strict=True) if is_kept)
         arrangement = arrange(
             groups.tolist(),
             [tag["seq_len"] for tag in tags],
@@ -263,7 +263,7 @@ class LabTrainer(PPOTrainerSync):
             ranks=self._ranks(),
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
-        dropped = [key for key, kept in zip(keys, keep.tolist(), strict=True) if not kept]
+        dropped = [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]
         missing = sum(row is None for row in by_rank(arrangement))
         padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
         clear(batch.partition_id, dropped)
@@ -282,7 +282,7 @@ class LabTrainer(PPOTrainerSync):
         write_minibatch_responses(arranged, per_rank * self._ranks())
         if self._answers is not None and self._is_validated():
             worth = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
-            mark_kept(arranged, [one.key for one in self._answers.choose(keys, *worth)])
+            mark_kept(arranged, [choice.key for choice in self._answers.choose(keys, *worth)])
         if self._shuffles():
             write_permutations(arranged, self.spec.seed, self.global_steps)
         return arranged
@@ -321,13 +321,13 @@ class LabTrainer(PPOTrainerSync):
         try:
             updated = super()._update_actor(batch, metrics)
         except NotFinite as error:
-            # Other ranks may wait for the one that failed, so the workers cannot be used any more.
+            # Other ranks may wait for the rank that failed, so the workers cannot be used any more.
             self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
             self._end(self.global_steps)
             raise PolicyBroken(self._broken) from error
         if self._answers is not None and self._answers.chosen:
-            kept = self.actor_rollout_wg.take_kept_responses()
-            self._answers.training(self.global_steps, batch.partition_id, kept)
+            responses = self.actor_rollout_wg.take_kept_responses()
+            self._answers.training(self.global_steps, batch.partition_id, responses)
         return updated
 
     def _save_checkpoint(self) -> None:
@@ -341,12 +341,14 @@ class LabTrainer(PPOTrainerSync):
     def _validate(self) -> dict[str, float]:
         """Run verl's validation; its metrics are kept under our names for the row of this step."""
         began = time.monotonic()
-        found: dict[str, float] = super()._validate()
-        self._validation = validation_metrics(found, self.spec.data.benchmarks, self.spec.validation.samples)
+        metrics: dict[str, float] = super()._validate()
+        self._validation = validation_metrics(
+            metrics, self.spec.data.benchmarks, self.spec.validation.samples
+        )
         if self.global_steps == 0:
             phases.append(self.folder, 0, {"testing": time.monotonic() - began}, {})
             self._record(0, {})
-        return found
+        return metrics
 
     def _compute_metrics(
         self,
@@ -356,7 +358,7 @@ class LabTrainer(PPOTrainerSync):
         global_steps: int,
         epoch: int,
     ) -> None:
-        """Compute the row of this step in place of verl's own metrics, and act on its validation."""
+        """Compute the row of this step in place of verl's metrics, and act on its validation."""
         reduced = {
             name: float(value)
             for name, value in metrics.items()
@@ -387,7 +389,7 @@ class LabTrainer(PPOTrainerSync):
             self._end(global_steps)
 
     def _record(self, step: int, row: dict[str, float]) -> None:
-        """Write the row of `step` and evaluate its validation, if it has one."""
+        """Write the row of `step` and evaluate its validation, if it has any."""
         validation, self._validation = self._validation, {}
         if step:
             tables, _ = self.actor_rollout_wg.read_diagnostics()[0] if validation else ({}, {})
@@ -395,9 +397,9 @@ class LabTrainer(PPOTrainerSync):
                 path = self.folder / "diagnostics" / f"{name}.json"
                 path.parent.mkdir(exist_ok=True)
                 replace_file(path, json.dumps(table))
-        found = self._answers.take(step) if validation and self._answers is not None else None
-        if found is not None:
-            stage(self.folder, found)
+        answers = self._answers.take(step) if validation and self._answers is not None else None
+        if answers is not None:
+            stage(self.folder, answers)
         checkpoints.append_row(self.folder, step, row | validation)
         if not validation:
             return

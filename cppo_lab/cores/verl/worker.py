@@ -30,13 +30,13 @@ from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.spec import RuleSpec
 
 _COLUMNS = (TOPK_IDS, TOPK_LOGP)
-_BYTES = 2**28  # of one message
+_BYTES = 2**28  # of a message
 
 Update = Callable[[Any, Any], Any]
 
 
 def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
-    """The processes with this data-parallel rank, connected by gloo; None if this is the only one.
+    """The processes with this data-parallel rank, connected by gloo; None if this is the only process.
 
     A collective over all processes.
     """
@@ -47,8 +47,8 @@ def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
         members.setdefault(of_process, []).append(process)
     # Every process has to create every group, in the same order.
     groups = {
-        one: dist.new_group(processes, backend="gloo")
-        for one, processes in sorted(members.items())
+        rank: dist.new_group(processes, backend="gloo")
+        for rank, processes in sorted(members.items())
         if len(processes) > 1
     }
     return groups.get(dp_rank)
@@ -76,7 +76,7 @@ def without_topk(batch: BatchMeta) -> BatchMeta:
 
 
 def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
-    """Give `data` of every process the Top-K of the first one, if that has any. A collective over `group`.
+    """Give `data` of every process the Top-K of the first process, if that has any. A collective over `group`.
 
     The columns are nested, [B, R, K] with a length R for each response, on the CPU.
     """
@@ -114,7 +114,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         if get_device_name() == "cpu":
             initialize_global_process_group_ray(
                 backend="cpu:gloo"
-            )  # verl's own choice for a CPU is refused by torch
+            )  # verl's choice for a CPU is refused by torch
         super().init_model()
         if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
             self.rollout.zmq_handle = weight_socket.of_this_run(handle)
@@ -122,7 +122,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0
-        self._kept: list[KeptResponse] = []
+        self._kept_responses: list[KeptResponse] = []
         self.use_loss(self.actor_config)
 
     def use_loss(self, config: Any) -> None:
@@ -146,18 +146,18 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_kept_responses(self) -> list[KeptResponse]:
         """The marked responses that this rank has trained since the last call; each is on one rank only."""
-        kept, self._kept = self._kept, []
-        return kept
+        responses, self._kept_responses = self._kept_responses, []
+        return responses
 
     @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:
-        """Train the minibatches of one step."""
+        """Train the minibatches of a step."""
         share_topk(data, self.same_rows)
         self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
         # The engine then calls our loss on the logits: D_t and the entropy come from there.
         tu.assign_non_tensor_data(data, "distillation_use_topk", True)
-        # With FSDP the same pass gives the log-probabilities, and verl skips its own.
+        # With FSDP the same pass gives the log-probabilities, and verl computes none.
         tu.assign_non_tensor_data(data, "distillation_only", self.actor_config.strategy != "megatron")
         output = super().update_actor(data)
         if output is not None:
@@ -169,7 +169,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     def _keep(self, decided: Decided) -> None:
         # The other processes of its group have the same rows.
         if self.actor.engine.is_mp_src_rank_with_outputs():
-            self._kept += kept_responses(decided)
+            self._kept_responses += kept_responses(decided)
 
     def _watch(self, seen: ObservedTokens) -> None:
         if self._watched_step and self.diagnostics is not None and self.rank == 0:

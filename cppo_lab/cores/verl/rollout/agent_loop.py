@@ -65,14 +65,14 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         request = dict(sampling_params)  # verl passes the same dict to all sessions of a prompt
         if settings.seed_requests or validate:
             request["seed"] = _seed(settings, row, validate)
-        wanted = 0 if validate else settings.topk
-        if wanted:
-            request |= {TOPK_REQUEST: wanted, TOPK_DTYPE_REQUEST: settings.topk_dtype}
+        topk = 0 if validate else settings.topk
+        if topk:
+            request |= {TOPK_REQUEST: topk, TOPK_DTYPE_REQUEST: settings.topk_dtype}
         output = await super().run(request, **row)
         ids, logp = (output.extra_fields.pop(name, None) for name in (TOPK_IDS, TOPK_LOGP))
-        if not wanted:
+        if not topk:
             return output
-        ids, logp = _response_rows(ids, logp, len(output.response_ids), wanted, self.response_length)
+        ids, logp = _response_rows(ids, logp, len(output.response_ids), topk, self.response_length)
         given = {name: getattr(output, name) for name in output.model_fields_set}
         return TopKAgentLoopOutput(
             **given | {"extra_fields": output.extra_fields}, rollout_topk_ids=ids, rollout_topk_logp=logp

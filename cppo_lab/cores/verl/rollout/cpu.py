@@ -126,7 +126,7 @@ class Request:
     prompt: Sequence[int]
     max_tokens: int
     stop: frozenset[int]  # the response ends with the first of these tokens, which is part of it
-    seed: int | None = None  # None: a fresh one
+    seed: int | None = None  # None: a fresh seed
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _left_padded(requests: Sequence[Request], device: torch.device) -> tuple[Ten
 
 
 def _uniforms(requests: Sequence[Request]) -> list[NDArray[np.float64]]:
-    """The random numbers of every request, drawn from a generator of its own."""
+    """The random numbers of every request, each drawn from a separate generator."""
     return [np.random.default_rng(request.seed).random(request.max_tokens) for request in requests]
 
 
@@ -194,7 +194,7 @@ def _uniforms(requests: Sequence[Request]) -> list[NDArray[np.float64]]:
 def decode(
     model: PreTrainedModel, requests: Sequence[Request], rule: SamplingRule, topk: int
 ) -> list[Generation]:
-    """Continues every prompt until a stop token or its own `max_tokens`.
+    """Continues every prompt until a stop token or its `max_tokens`.
 
     `topk`: tokens of mu kept per step, 0 for none, the vocabulary's size for all. Probabilities are float32 whatever
     the model's type.
@@ -246,7 +246,7 @@ def decode(
 # (verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the synchronous trainer uses; `CpuReplica` starts it.
 
 
-# A batch starts when no request has arrived for this long, since those of one step arrive one by one over Ray.
+# A batch starts when no request has arrived for this long, since those of a step arrive one by one over Ray.
 GATHER_SECONDS = 0.02
 
 
@@ -257,7 +257,7 @@ class Limits:
     prompt_length: int
     response_length: int
     max_model_len: int
-    max_num_seqs: int  # rows of one batch
+    max_num_seqs: int  # rows of a batch
 
     def max_tokens(self, prompt: int, parameters: dict[str, Any]) -> int:
         """Tokens a request may generate, with verl's defaults for vLLM; removes the limit from `parameters`.
@@ -307,7 +307,7 @@ class CpuServer:
         image_data: list[Any] | None = None,
         video_data: list[Any] | None = None,
     ) -> TokenOutput:
-        """One response. Fails with the batch's own exception when decoding fails.
+        """One response. Fails with the batch's exception when decoding fails.
 
         Raises UserError for what this server cannot do: images, unknown sampling parameters, too long a prompt.
         """
@@ -331,13 +331,13 @@ class CpuServer:
             parameters.pop("seed", None),
         )
         unused(parameters)
-        made = await self._decoded(request, rule, topk)
+        generation = await self._decoded(request, rule, topk)
         extra: dict[str, Any] = {"global_steps": self.global_steps}
-        if made.topk_ids is not None and made.topk_logp is not None:
-            extra[TOPK_IDS], extra[TOPK_LOGP] = made.topk_ids, made.topk_logp.astype(dtype)
+        if generation.topk_ids is not None and generation.topk_logp is not None:
+            extra[TOPK_IDS], extra[TOPK_LOGP] = generation.topk_ids, generation.topk_logp.astype(dtype)
         return TokenOutput(
-            token_ids=made.tokens,
-            log_probs=made.logp if with_logp else None,
+            token_ids=generation.tokens,
+            log_probs=generation.logp if with_logp else None,
             stop_reason="completed",  # verl's word for an end token and for the length limit alike
             extra_fields=extra,
         )
@@ -420,15 +420,17 @@ class CpuServer:
 
 def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
     """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
-    own = model.state_dict(keep_vars=True)
-    unexpected = sorted(weights.keys() - own.keys())
-    given = {id(own[name]) for name in weights.keys() & own.keys()}
+    state = model.state_dict(keep_vars=True)
+    unexpected = sorted(weights.keys() - state.keys())
+    given = {id(state[name]) for name in weights.keys() & state.keys()}
     # Names that share one tensor are tied: one of them is enough.
-    missing = sorted(name for name, tensor in own.items() if name not in weights and id(tensor) not in given)
+    missing = sorted(
+        name for name, tensor in state.items() if name not in weights and id(tensor) not in given
+    )
     wrong = sorted(
-        f"{name} {tuple(weights[name].shape)} for {tuple(own[name].shape)}"
-        for name in weights.keys() & own.keys()
-        if weights[name].shape != own[name].shape
+        f"{name} {tuple(weights[name].shape)} for {tuple(state[name].shape)}"
+        for name in weights.keys() & state.keys()
+        if weights[name].shape != state[name].shape
     )
     if unexpected or missing or wrong:
         raise UserError(
@@ -438,7 +440,7 @@ def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor])
         )
     with torch.no_grad():
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            state[name].copy_(tensor)
 
 
 # The CPU rollout server inside verl: Ray actor, replica, and transfer of the actor's weights.

