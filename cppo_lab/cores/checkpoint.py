@@ -1,6 +1,6 @@
 """Checkpoints of an embedded run: the state that determines the rest of the run, and the metrics so far.
 
-A file is replaced atomically after it is on disk: a kill or a power cut leaves the previous one.
+A file is replaced atomically after it is on disk: a kill or a power cut leaves the previous file.
 """
 
 import errno
@@ -47,7 +47,7 @@ class Checkpoint(TypedDict):
 
     format: int
     run_id: str
-    maker: str  # torch and kind of device: another one would not give the same numbers
+    maker: str  # torch and kind of device: another would not give the same numbers
     history: list[Row]
     trainer: dict[str, Any]
 
@@ -95,15 +95,18 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
 
 
 def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> Checkpoint:
-    """The checkpoint of run `run_id` by `maker`, or by any maker. Raises ValueError if it is not one, or is damaged."""
-    found: Checkpoint = load_whole(source)
-    if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
+    """The checkpoint of run `run_id` by `maker`, or by any maker. Raises ValueError if it is none, or is damaged."""
+    checkpoint: Checkpoint = load_whole(source)
+    if not isinstance(checkpoint, dict) or (checkpoint.get("run_id"), checkpoint.get("format")) != (
+        run_id,
+        FORMAT,
+    ):
         raise ValueError(f"it is not a checkpoint of run {run_id} in this version's format")
-    if maker is not None and found.get("maker") != maker:
-        raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
-    if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
+    if maker is not None and checkpoint.get("maker") != maker:
+        raise ValueError(f"it was made by {checkpoint.get('maker')}, this is {maker}")
+    if checkpoint.keys() != Checkpoint.__annotations__.keys() or not _is_history(checkpoint["history"]):
         raise ValueError("its metrics are not those of a run")
-    return found
+    return checkpoint
 
 
 def refuse_checkpoint(path: Path, why: ValueError) -> None:
@@ -137,8 +140,8 @@ def check_whole(source: BinaryIO) -> None:
         raise ValueError("it is damaged")
     with _refusing(), zipfile.ZipFile(source) as archive:
         members = archive.infolist()
-        packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
-        if packed or sum(one.file_size for one in members) > source.seek(0, os.SEEK_END):
+        packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if packed or sum(member.file_size for member in members) > source.seek(0, os.SEEK_END):
             raise ValueError("it is compressed, unlike our checkpoints")
         if (broken := archive.testzip()) is not None:
             raise ValueError(f"it is damaged: {broken!r} does not match its checksum")
@@ -170,7 +173,7 @@ def _is_history(rows: object) -> bool:
         and all(isinstance(name, str) and isinstance(value, float | int) for name, value in row[1].items())
         for row in rows
     )
-    return named and all(one[0] < other[0] for one, other in itertools.pairwise(rows))
+    return named and all(earlier[0] < later[0] for earlier, later in itertools.pairwise(rows))
 
 
 def same_form(value: object, like: object) -> bool:
@@ -187,6 +190,6 @@ def same_form(value: object, like: object) -> bool:
         return (
             isinstance(value, list | tuple)
             and len(value) == len(like)
-            and all(same_form(one, other) for one, other in zip(value, like, strict=True))
+            and all(same_form(part, other) for part, other in zip(value, like, strict=True))
         )
     return type(value) is type(like)

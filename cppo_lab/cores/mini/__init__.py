@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- mu is the sampler's own log-probability of each token, never recomputed by the training pass (`sampler.py`).
+- mu is the sampler's log-probability of each token, never recomputed by the training pass (`sampler.py`).
 - A checkpoint has all that decides further numbers, and is replaced as a whole (`../checkpoint.py`).
 - A model's warm start is trained once for all runs that begin with it, and kept in the folder of all runs
   (`warm_start.py`).

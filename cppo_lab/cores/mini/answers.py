@@ -24,7 +24,7 @@ from cppo_lab.spec import AnswersSpec, MiniRun
 
 
 class MiniAnswerRecorder:
-    """Collects the answers of one validated step; `take` returns them."""
+    """Collects the answers of a validated step; `take` returns them."""
 
     def __init__(self, spec: MiniRun, task: Task, sets: dict[str, Problems], settings: AnswersSpec) -> None:
         self.spec, self.task, self.settings = spec, task, settings
@@ -44,16 +44,16 @@ class MiniAnswerRecorder:
         self._outcomes: Outcomes | None = None
         self._samples: list[Sample] = []
         self._groups: dict[int, _Group] = {}
-        self._wanted: list[int] = []
+        self._trained_groups: list[int] = []
 
     def take(self) -> StepAnswers | None:
         """What was collected since the last call; None if there was no validation."""
-        found = None
+        answers = None
         if self._outcomes is not None:
             step = int(self._outcomes.steps[-1])
-            found = StepAnswers(self._outcomes, tuple(self._samples), self._tokens(step))
-        self._outcomes, self._samples, self._groups, self._wanted = None, [], {}, []
-        return found
+            answers = StepAnswers(self._outcomes, tuple(self._samples), self._tokens(step))
+        self._outcomes, self._samples, self._groups, self._trained_groups = None, [], {}, []
+        return answers
 
     def validation(self, step: int, problems: Problems, rollout: Rollout, rewards: Tensor) -> None:
         """Add the responses of a validation: `samples` consecutive ones for each of `problems`, with rewards [N]."""
@@ -100,8 +100,8 @@ class MiniAnswerRecorder:
         """Add responses of some groups of a training batch; rewards, advantages, `keep` (as in GradedRollout): [B]."""
         n = self.spec.batch.responses
         trained = keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
-        self._wanted = chosen_groups(trained, self.settings.groups)
-        rows = [group * n + draw for group in self._wanted for draw in range(n)]
+        self._trained_groups = chosen_groups(trained, self.settings.groups)
+        rows = [group * n + draw for group in self._trained_groups for draw in range(n)]
         texts = self._responses(rollout, torch.tensor(rows, dtype=torch.long))
         ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
         for row, (response, answer, ended) in zip(rows, texts, strict=True):
@@ -132,16 +132,18 @@ class MiniAnswerRecorder:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
         n = self.spec.batch.responses
         owners = (rows // n).cpu()
-        for group in self._wanted:
-            own = (owners == group).nonzero()[:, 0]
-            if len(own):
-                self._groups[group] = _Group.of(result, own.to(rows.device), order)
+        for group in self._trained_groups:
+            members = (owners == group).nonzero()[:, 0]
+            if len(members):
+                self._groups[group] = _Group.of(result, members.to(rows.device), order)
 
     def _tokens(self, step: int) -> RecordedTokens | None:
-        groups = [(number, self._groups[number]) for number in self._wanted if number in self._groups]
+        groups = [(number, self._groups[number]) for number in self._trained_groups if number in self._groups]
         if not groups:
             return None
-        rewards = {(one.group, one.draw): one.reward for one in self._samples if one.kind == TRAINING}
+        rewards = {
+            (sample.group, sample.draw): sample.reward for sample in self._samples if sample.kind == TRAINING
+        }
         draws = [(number, draw) for number, group in groups for draw in range(len(group.lengths))]
         columns: dict[str, Any] = {
             name: np.concatenate([group.columns[name] for _, group in groups])
@@ -174,13 +176,13 @@ class MiniAnswerRecorder:
 
     def _responses(self, rollout: Rollout, rows: Tensor) -> list[tuple[str, str | None, bool]]:
         """Text, extracted answer, and whether it ended by itself, of the responses at `rows`."""
-        found = []
+        texts = []
         ended = self._ended(rollout).cpu()[rows].tolist()
         ids, lengths = rollout.responses.cpu()[rows].numpy(), rollout.lengths.cpu()[rows].tolist()
         for row, length, end in zip(ids, lengths, ended, strict=True):
             response = row[:length]
-            found.append((" ".join(self._words[response]), self.task.answer(response.tolist()), end))
-        return found
+            texts.append((" ".join(self._words[response]), self.task.answer(response.tolist()), end))
+        return texts
 
     def _ended(self, rollout: Rollout) -> Tensor:
         """Whether each response has its end token [B]."""
@@ -193,7 +195,7 @@ class MiniAnswerRecorder:
 
 @dataclass(frozen=True)
 class _Group:
-    """The concatenated tokens of one group's responses; see `RecordedTokens`."""
+    """The concatenated tokens of a group's responses; see `RecordedTokens`."""
 
     tests: tuple[str, ...]
     lengths: NDArray[np.int64]
@@ -201,12 +203,12 @@ class _Group:
     columns: dict[str, NDArray[Any]]  # of RecordedTokens, [n] each
 
     @classmethod
-    def of(cls, result: ObjectiveResult, own: Tensor, order: Tensor | None) -> "_Group":
-        """The responses `own` of a minibatch; `order` [B, T] permutes their positions, for the rule that shuffles."""
+    def of(cls, result: ObjectiveResult, members: Tensor, order: Tensor | None) -> "_Group":
+        """The responses `members` of a minibatch; `order` [B, T] permutes positions, for the rule that shuffles."""
         rollout = result.rollout
         assert rollout.logp is not None
         valid = rollout.valid()
-        part = valid & torch.zeros_like(valid).index_fill_(0, own, True)
+        part = valid & torch.zeros_like(valid).index_fill_(0, members, True)
         decided = decisions(result.output, part)
         values = {
             "token": (rollout.responses[part], np.int32),
@@ -219,8 +221,8 @@ class _Group:
         }
         return cls(
             decided.tests,
-            rollout.lengths[own].cpu().numpy().astype(np.int64),
-            result.advantages[own].cpu().numpy().astype(np.float32),
+            rollout.lengths[members].cpu().numpy().astype(np.int64),
+            result.advantages[members].cpu().numpy().astype(np.float32),
             {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},
         )
 

@@ -62,11 +62,11 @@ class Rows:
         self.batch, self.length = shape
         self.cache = cache
         past = 0 if cache is None else cache.length
-        own = torch.arange(past, past + self.length, device=device)
-        self.positions = own.repeat(self.batch)
+        positions = torch.arange(past, past + self.length, device=device)
+        self.positions = positions.repeat(self.batch)
         if present is None and past and self.length > 1:
             present = torch.ones(1, past + self.length, dtype=torch.bool, device=device)
-        self.mask = None if present is None else _visible(present, own)
+        self.mask = None if present is None else _visible(present, positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (_heads_first(x, self.batch) for x in (q, k, v))
@@ -92,14 +92,14 @@ class SharedPrompts:
         device = group.device
         self.prompts = Rows(prompts, present, None, device)
         self.split = [count * self.prompt_length, len(group) * length]
-        own = torch.arange(self.prompt_length, self.prompt_length + length, device=device)
-        self.positions = torch.cat([self.prompts.positions, own.repeat(len(group))])
+        positions = torch.arange(self.prompt_length, self.prompt_length + length, device=device)
+        self.positions = torch.cat([self.prompts.positions, positions.repeat(len(group))])
         everything = torch.ones(
             1 if present is None else len(group), self.prompt_length + length, dtype=torch.bool, device=device
         )
         if present is not None:
             everything[:, : self.prompt_length] = present[group]
-        self.mask = _visible(everything, own)
+        self.mask = _visible(everything, positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (q0, q1), (k0, k1), (v0, v1) = (x.split(self.split) for x in (q, k, v))
@@ -214,7 +214,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to logits; input and output embeddings are tied, as in the small Qwen3 models.
 
-    Prompts are left-padded. RoPE sees only distances, so a row's own offset needs no correction; padded
+    Prompts are left-padded. RoPE sees only distances, so a row's offset needs no correction; padded
     positions are kept out of attention by `present`.
     """
 

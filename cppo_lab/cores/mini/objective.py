@@ -1,4 +1,4 @@
-"""The loss of one minibatch: a forward pass, the divergence from mu, the rule, the aggregation."""
+"""The loss of a minibatch: a forward pass, the divergence from mu, the rule, the aggregation."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from cppo_lab.spec import MiniRun
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """The results for one minibatch. Only `loss` and the output's objective have a gradient."""
+    """The results for a minibatch. Only `loss` and the output's objective have a gradient."""
 
     loss: Tensor  # scalar
     stats: dict[str, Tensor]  # the rule's sums, see maths/metrics.py
@@ -75,7 +75,7 @@ class Objective:
         )
 
     def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
-        """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""
+        """D_t [B, T] between the rollout policy and the current policy, as the config's estimator defines it."""
         assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
         recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
         return measured_divergence(self.spec.divergence, pi_logp, logp, recorded)

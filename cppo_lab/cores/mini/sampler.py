@@ -1,6 +1,6 @@
 """The policy of the embedded core, and sampling from it.
 
-Sampling with a preallocated key-value cache; every token comes with the policy's own log-probabilities.
+Sampling with a preallocated key-value cache; every token comes with the policy's log-probabilities.
 """
 
 import copy
@@ -80,8 +80,8 @@ def draw_nucleus(probabilities: Tensor, top_p: float, generator: torch.Generator
     rows = torch.arange(len(tokens), device=tokens.device)
     while len(rows):
         candidates = probabilities[rows]
-        own = candidates.gather(-1, tokens[rows, None])
-        before = torch.where(candidates > own, candidates, 0.0).sum(-1)
+        drawn = candidates.gather(-1, tokens[rows, None])
+        before = torch.where(candidates > drawn, candidates, 0.0).sum(-1)
         rows = rows[before >= top_p]
         tokens[rows] = draw(probabilities[rows], generator)
     return tokens
@@ -127,9 +127,9 @@ def sample(
         if still == 0 or position == max_response_length - 1:
             break
         if still < COMPACT_BELOW * len(running):
-            left = running.nonzero()[:, 0]
-            rows, tokens, cache = rows[left], tokens[left], cache.rows(left, capacity)
-            present, running = None if present is None else present[left], running[left]
+            unfinished = running.nonzero()[:, 0]
+            rows, tokens, cache = rows[unfinished], tokens[unfinished], cache.rows(unfinished, capacity)
+            present, running = None if present is None else present[unfinished], running[unfinished]
         if present is not None:
             present = torch.cat([present, torch.ones_like(present[:, :1])], dim=1)
         logits = model.next_token(tokens[:, None], present, cache)
@@ -164,7 +164,7 @@ class _Output:
         return Rollout(prompts, group, self.responses, self.lengths, *recorded)
 
 
-# The rollout policy mu: the policy in training, or one that differs from it as rollout engines' policies do.
+# The rollout policy mu: the policy in training, or a policy that differs from it as rollout engines' policies do.
 #
 # `staleness` makes mu older by that many rollout batches (asynchronous training); `precision` bfloat16 rounds
 # its weights and arithmetic, as inference engines do. Both make mu differ from pi before the first update.

@@ -1,7 +1,7 @@
 """The embedded trainer: group-relative policy optimisation with any rule of the registry.
 
 One training step samples a rollout batch, grades it, and takes one optimiser step per minibatch. The rollout
-policy mu is the sampler's own log-probability, never a recomputation by the training forward.
+policy mu is the sampler's log-probability, never a recomputation by the training forward.
 """
 
 import time
@@ -41,24 +41,24 @@ class GradedRollout:
     rollout: Rollout
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
-    permutation: Tensor | None  # [B, T] of each response's own positions, for the rule that shuffles weights
+    permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
     reward: float
     zero_variance_share: float
 
 
 class Trainer:
-    """Model, optimiser and random generators of one run. `steps` counts the training steps taken."""
+    """Model, optimiser and random generators of a run. `steps` counts the training steps taken."""
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
         self.spec, self.steps, self.mismatch, self.doing = spec, 0, resources.mismatch, resources.doing
         self.device = _device(resources.device)
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
-        made = spec.model.for_seed(spec.seed)
-        torch.manual_seed(made.start_seed)  # decides the initial weights of a first warm start only
+        seeded = spec.model.for_seed(spec.seed)
+        torch.manual_seed(seeded.start_seed)  # decides the initial weights of a first warm start only
         context = spec.data.prompt_length + spec.rollout.max_response_length
         self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(self.device)
-        start = load_warm_start(made, spec.data, self.model, resources.shared / "warm_starts", self.doing)
+        start = load_warm_start(seeded, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
         optim = spec.optim
         self.optimizer = AdamW(
@@ -73,10 +73,10 @@ class Trainer:
         self.diagnostics = Diagnostics(spec.rule, spec.rollout.max_response_length)
         self.validation_sets = validation_sets(self.task)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
-        wanted = resources.answers
+        settings = resources.answers
         self._record = (
-            MiniAnswerRecorder(spec, self.task, self.validation_sets, wanted)
-            if wanted and wanted.keep
+            MiniAnswerRecorder(spec, self.task, self.validation_sets, settings)
+            if settings and settings.keep
             else None
         )
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
@@ -116,30 +116,32 @@ class Trainer:
 
     def _fits(self, state: object) -> bool:
         """Whether `state` has the structure of this trainer's state."""
-        own = self.state()
-        if not isinstance(state, dict) or state.keys() != own.keys():
+        form = self.state()
+        if not isinstance(state, dict) or state.keys() != form.keys():
             return False
         plain = ("steps", "model", *_GENERATORS)
         past, watched, optimizer = state["policy"], state["diagnostics"], state["optimizer"]
-        if not all(same_form(state[name], own[name]) for name in plain) or not isinstance(past, list):
+        if not all(same_form(state[name], form[name]) for name in plain) or not isinstance(past, list):
             return False
-        if len(past) > self.spec.rollout.staleness or not all(same_form(one, own["model"]) for one in past):
+        if len(past) > self.spec.rollout.staleness or not all(
+            same_form(weights, form["model"]) for weights in past
+        ):
             return False
         if not isinstance(watched, dict) or not isinstance(watched.get("window"), dict | None):
             return False
-        return same_form({**watched, "window": None}, {**own["diagnostics"], "window": None}) and same_form(
+        return same_form({**watched, "window": None}, {**form["diagnostics"], "window": None}) and same_form(
             optimizer, self._optimizer_form(optimizer)
         )
 
-    def _optimizer_form(self, found: object) -> dict[str, Any]:
-        """The structure of the optimiser's state after a step, or before the first, whichever `found` matches."""
-        own = self.optimizer.state_dict()
-        before = isinstance(found, dict) and found.get("state") == {}
+    def _optimizer_form(self, state: object) -> dict[str, Any]:
+        """The structure of the optimiser's state after a step, or before the first, whichever `state` matches."""
+        form = self.optimizer.state_dict()
+        before = isinstance(state, dict) and state.get("state") == {}
         moments = {
             number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
             for number, parameter in enumerate(self.model.parameters())
         }
-        return {**own, "state": {} if before else moments}
+        return {**form, "state": {} if before else moments}
 
     def step(self) -> dict[str, float]:
         """One training step: rollout, grading, minibatch updates. Returns its metrics.
@@ -292,7 +294,7 @@ def _device(name: str) -> torch.device:
 
 
 def _stream(seed: int, stream: int) -> int:
-    """The seed of one of a run's independent random streams; no two runs share one."""
+    """The seed of one of a run's independent random streams; no two runs share a stream."""
     return seed * 1000 + stream
 
 

@@ -40,24 +40,24 @@ class _Identity(Spec):
     data: dict[str, object]
 
 
-def warm_start_file(made: SyntheticModel, data: TaskData, folder: Path) -> Path:
-    """The file of the warm start of `made` on the task of `data` below `folder`.
+def warm_start_file(seeded: SyntheticModel, data: TaskData, folder: Path) -> Path:
+    """The file of the warm start of `seeded` on the task of `data` below `folder`.
 
     Raises ValueError if the seed of the warm start is not set (`SyntheticModel.for_seed`).
     """
-    _ = made.start_seed
-    identity = _Identity(model=made.model_dump(mode="json"), data=data.model_dump(mode="json"))
-    return folder / f"{made.name}-{fingerprint(identity)}.pt"
+    _ = seeded.start_seed
+    identity = _Identity(model=seeded.model_dump(mode="json"), data=data.model_dump(mode="json"))
+    return folder / f"{seeded.name}-{fingerprint(identity)}.pt"
 
 
 def load_warm_start(
-    made: SyntheticModel, data: TaskData, model: Transformer, folder: Path, doing: Doing = say_nothing
+    seeded: SyntheticModel, data: TaskData, model: Transformer, folder: Path, doing: Doing = say_nothing
 ) -> str:
     """Load the warm-started weights into `model`, training them first if no run has done so yet.
 
-    Returns their digest. `made` has the seed of its warm start (`SyntheticModel.for_seed`).
+    Returns their digest. `seeded` has the seed of its warm start (`SyntheticModel.for_seed`).
     """
-    path = warm_start_file(made, data, folder)
+    path = warm_start_file(seeded, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_suffix(".lock")) as lock:
         try:
@@ -67,7 +67,7 @@ def load_warm_start(
             fcntl.flock(lock, fcntl.LOCK_EX)
         weights = _known_weights(path, model)
         if weights is None:
-            train_warm_start(made, data, model, doing)
+            train_warm_start(seeded, data, model, doing)
             weights = model.state_dict()
             save_if_possible(path, weights, f"warm start {path}, which the next run trains again,")
     model.load_state_dict(weights)
@@ -80,10 +80,10 @@ def weights_digest(weights: dict[str, Tensor]) -> str:
     Another processor rounds differently and gets other weights from the same seed; two runs with the same digest
     started from the same policy.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(weights):
-        found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:12]
+        digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
@@ -105,7 +105,7 @@ class NotLearned(ValueError):
 
 
 def train_warm_start(
-    made: SyntheticModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
+    seeded: SyntheticModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
 ) -> float:
     """Train a new `model` in place on noisy worked examples; the validation problems are not among them.
 
@@ -113,8 +113,8 @@ def train_warm_start(
 
     Raises NotLearned if `warm_start.target_accuracy` is not reached in time.
     """
-    settings, task = made.warm_start, make_task(data)
-    generator = torch.Generator().manual_seed(made.start_seed)
+    settings, task = seeded.warm_start, make_task(data)
+    generator = torch.Generator().manual_seed(seeded.start_seed)
     held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
     optimizer = AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
@@ -125,7 +125,7 @@ def train_warm_start(
         steps = _one_cycle(settings, optimizer)
     else:
         worked = _worked_examples(task, held_out)
-        steps = _until_learned(made, optimizer, lambda: _accuracy(model, *worked, task.tokenizer))
+        steps = _until_learned(seeded, optimizer, lambda: _accuracy(model, *worked, task.tokenizer))
     for progress in steps:
         doing(*progress)
         problems = sample_training_problems(task, settings.batch, generator, held_out)
@@ -152,7 +152,7 @@ def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterato
 
 
 def _until_learned(
-    made: SyntheticModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
+    seeded: SyntheticModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
 ) -> Iterator[tuple[str, int, int]]:
     """The progress before each step of a warm start with a target: activity, done, of.
 
@@ -160,7 +160,7 @@ def _until_learned(
 
     Raises NotLearned when the linear fall no longer fits into the limit.
     """
-    settings = made.warm_start
+    settings = seeded.warm_start
     target = settings.target_accuracy
     assert target is not None
     end: int | None = None  # known once the target is reached
@@ -172,7 +172,7 @@ def _until_learned(
             return
         if end is None and step >= settings.steps - ANNEAL_STEPS:
             raise NotLearned(
-                f"the warm start of {made.name}, seed {made.start_seed}, had {reached:.1%} of the tokens of worked "
+                f"the warm start of {seeded.name}, seed {seeded.start_seed}, had {reached:.1%} of the tokens of worked "
                 f"examples right after {step} steps, below model.warm_start.target_accuracy={target}: raise "
                 f"model.warm_start.steps={settings.steps} or set target_accuracy=null"
             )

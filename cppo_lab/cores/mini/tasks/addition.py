@@ -37,7 +37,7 @@ class Addition:
         modulus = self.data.modulus
         totals = values[:, ::2] + values[:, 1::2]
         # A position whose digits sum to modulus - 1 passes its carry on; any other decides the carry by itself. The
-        # carry out of a position is therefore that of the last deciding position up to it, or 0 without one.
+        # carry out of a position is therefore that of the last deciding position up to it, or 0 if there is none.
         positions = torch.arange(self.data.operations)
         decider = torch.where(totals != modulus - 1, positions, -1).cummax(dim=1).values
         carries = (decider >= 0) & (totals.gather(1, decider.clamp(min=0)) >= modulus)
@@ -49,9 +49,9 @@ class Addition:
     def noisy_traces(self, problems: Problems, step_noise: float, generator: torch.Generator) -> Tensor:
         """Worked responses [N, 2S + 1]: each position that passes its carry on is wrong with probability `step_noise`.
 
-        These are the positions whose digits sum to modulus - 1, one in `modulus`; all others are right. A wrong one
-        has its sum digit off by one or, equally likely, its carry flipped, and later positions follow the wrong
-        carry. Rare hard steps leave long responses a chance: with noise everywhere, nearly all of them would fail.
+        These are the positions whose digits sum to modulus - 1, one in `modulus`; all others are right. A wrong
+        position has its sum digit off by one or, equally likely, its carry flipped, and later positions follow the
+        wrong carry. Rare hard steps leave long responses a chance: with noise everywhere, nearly all would fail.
         """
         modulus, tokenizer = self.data.modulus, self.tokenizer
         totals = problems.values[:, ::2] + problems.values[:, 1::2]

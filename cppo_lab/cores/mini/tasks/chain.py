@@ -60,7 +60,7 @@ class Chain:
         """Worked responses [N, 3S + 1] in which each step is wrong with probability `step_noise`.
 
         A wrong step is off by one, and later steps follow the wrong state: the model learns the arithmetic and a
-        habit of slipping. A systematic slip, unlike a uniformly random one, survives sampling at low temperature.
+        habit of slipping. A systematic slip, unlike a uniformly random slip, survives sampling at low temperature.
         """
         modulus, tokenizer = self.data.modulus, self.tokenizer
         state, operators, operands = self._parts(problems.values)

@@ -71,7 +71,7 @@ class Tokenizer:
         return [self.decode([i]) for i in ids]
 
     def name(self, symbol: int) -> str:
-        """Readable text of one symbol."""
+        """Readable text of a symbol."""
         if symbol >= self.operator:
             return (*OPERATORS, "=", "<eos>", "<pad>")[symbol - self.operator]
         spelling, value = divmod(symbol, self.modulus)
