@@ -47,7 +47,7 @@ def process_of(spec: ExactRun) -> Process:
 
 
 class Learner:
-    """Parameters, optimiser and random generators of one run."""
+    """Parameters, optimiser and random generators of a run."""
 
     def __init__(self, spec: ExactRun) -> None:
         self.spec, self.process = spec, process_of(spec)
@@ -128,9 +128,9 @@ class Learner:
             rows = rows[rollout.keep[rows]]
             if len(rows) == 0:
                 continue
-            loss, found, mismatch = self.objective(rollout, rows, watched)
+            loss, rule_stats, mismatch = self.objective(rollout, rows, watched)
             norms.append(self._descend(loss))
-            stats.append(found)
+            stats.append(rule_stats)
             losses.append(float(loss.detach()))
             error = [a + b for a, b in zip(error, mismatch, strict=True)]
         self.diagnostics.end_step()
@@ -174,9 +174,9 @@ class Learner:
         entries = visited.nonzero()[:, 0]
         states = entries // symbols
         recorded = Recorded(mu.tokens[entries], mu.logp[entries], mu.topk_ids[states], mu.topk_logp[states])
-        rows, own = log_pi.view(-1, symbols)[states], log_pi.flatten()[entries]
+        rows, logp = log_pi.view(-1, symbols)[states], log_pi.flatten()[entries]
         table = log_pi.new_zeros(count)
-        table[entries] = measured_divergence(self.spec.divergence, rows, own, recorded)
+        table[entries] = measured_divergence(self.spec.divergence, rows, logp, recorded)
         return table[places]
 
     def _descend(self, loss: Tensor) -> float:
@@ -215,4 +215,4 @@ GENERATORS = ("problems", "sampling", "shuffling", "engine")
 
 def token_names(ids: list[int]) -> list[str]:
     """Readable text of tokens: the branch token, and ordinary symbols by number."""
-    return ["fork" if one == BRANCH else str(one) for one in ids]
+    return ["fork" if token == BRANCH else str(token) for token in ids]

@@ -3,7 +3,7 @@
 The Markov process: states, transitions, sampling, and expectations by dynamic programming.
 
 A state is (mode, previous token, slips so far). Ordinary symbols are odd or even; symbol 0, the branch token, is even.
-In the first mode the right token has another parity than the one before it, in the second mode the same. Inside the
+In the first mode the right token has another parity than the token before it, in the second mode the same. Inside the
 fork's eighth of the response the branch token is right and changes the mode; elsewhere it is a slip. A response is
 rewarded with 1 if it makes at most `allowed_slips` slips, else with 0.
 

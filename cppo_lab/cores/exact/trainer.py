@@ -1,7 +1,7 @@
 """Training with exact evaluation: every step reports the surrogate's prediction and the true improvement.
 
 Runs that share process, batch and schedule are trained together: sampling and exact evaluation take one pass over the
-positions for all of them. Each run has its own random streams and gets the same numbers as alone.
+positions for all of them. Each run has separate random streams and gets the same numbers as alone.
 """
 
 import time
@@ -48,11 +48,11 @@ class ExactTrainer:
 
         Raises NotFinite before an update that would destroy the parameters.
         """
-        (found,) = step_together([self.learner], self.steps + 1)
-        if isinstance(found, Exception):
-            raise found
+        (metrics,) = step_together([self.learner], self.steps + 1)
+        if isinstance(metrics, Exception):
+            raise metrics
         self.steps += 1
-        return found
+        return metrics
 
     def validate(self) -> Metrics:
         """The expected score on every benchmark, and their mean."""
@@ -87,27 +87,27 @@ class ExactTrainer:
 
 def _fits(state: object, trainer: ExactTrainer) -> bool:
     """Whether `state` has the structure of `trainer`'s state."""
-    own = trainer.state()
-    if not isinstance(state, dict) or state.keys() != own.keys():
+    form = trainer.state()
+    if not isinstance(state, dict) or state.keys() != form.keys():
         return False
     past, watched, optimizer = state["past"], state["diagnostics"], state["optimizer"]
-    plain = own.keys() - {"past", "diagnostics", "optimizer"}
-    if not all(same_form(state[name], own[name]) for name in plain) or not isinstance(past, list):
+    plain = form.keys() - {"past", "diagnostics", "optimizer"}
+    if not all(same_form(state[name], form[name]) for name in plain) or not isinstance(past, list):
         return False
     longest = trainer.learner.spec.rollout.staleness
-    if len(past) > longest or not all(same_form(one, own["parameters"]) for one in past):
+    if len(past) > longest or not all(same_form(parameters, form["parameters"]) for parameters in past):
         return False
     if not isinstance(watched, dict) or not isinstance(watched.get("window"), dict | None):
         return False
-    if not same_form({**watched, "window": None}, {**own["diagnostics"], "window": None}):
+    if not same_form({**watched, "window": None}, {**form["diagnostics"], "window": None}):
         return False
     before = isinstance(optimizer, dict) and optimizer.get("state") == {}
     moments = {
         "step": torch.tensor(0.0),
-        "exp_avg": own["parameters"],
-        "exp_avg_sq": own["parameters"],
+        "exp_avg": form["parameters"],
+        "exp_avg_sq": form["parameters"],
     }
-    return same_form(optimizer, {**own["optimizer"], "state": {} if before else {0: moments}})
+    return same_form(optimizer, {**form["optimizer"], "state": {} if before else {0: moments}})
 
 
 def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int, Metrics]]]]:
@@ -119,17 +119,17 @@ def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[
     require_alike(specs)
     spec = specs[0]
     score = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    learners = [Learner(one) for one in specs]
+    learners = [Learner(run_spec) for run_spec in specs]
     histories = [[(0, metrics)] for metrics in validate_together(learners)]
     reasons = ["" for _ in specs]
     for step in range(1, spec.training.t_stop + 1):
         alive = [i for i, reason in enumerate(reasons) if not reason]
         if not alive:
             break
-        found = step_together([learners[i] for i in alive], step)
+        results = step_together([learners[i] for i in alive], step)
         validated = step % spec.validation.every == 0
         scores = validate_together([learners[i] for i in alive]) if validated else [{} for _ in alive]
-        for i, metrics, validation in zip(alive, found, scores, strict=True):
+        for i, metrics, validation in zip(alive, results, scores, strict=True):
             if isinstance(metrics, NotFinite):
                 reasons[i] = f"{metrics} at step {step}"
                 continue
@@ -158,12 +158,12 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     spec, process = learners[0].spec, learners[0].process
     log_mu = [learner.log_rollout_policy() for learner in learners]
     before = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
-    mu = _stacked([one.exp() for one in log_mu])
+    mu = _stacked([policy.exp() for policy in log_mu])
     draws = [learner.draw() for learner in learners]
     responses = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
     sampled = time.perf_counter()
     watched = step if step % spec.validation.every == 0 else None
-    found: list[Metrics | Exception] = []
+    results: list[Metrics | Exception] = []
     for i, learner in enumerate(learners):
         tokens, places, rewards = (
             torch.from_numpy(part[i]) for part in (responses.tokens, responses.places, responses.rewards)
@@ -172,12 +172,12 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
             rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
             metrics = learner.update(rollout, watched)
         except Exception as error:  # noqa: BLE001 - the other runs continue
-            found.append(error)
+            results.append(error)
             continue
-        found.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
+        results.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
     updated = time.perf_counter()
     after = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
-    pi = _stacked([one.exp() for one in after])
+    pi = _stacked([policy.exp() for policy in after])
     moved = _stacked([exact(a, b) for a, b in zip(log_mu, after, strict=True)])
     apart = _stacked([exact(a, b) for a, b in zip(log_mu, before, strict=True)])
     comparison = compare(process, mu, pi, moved)
@@ -193,8 +193,8 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
         "perf/evaluation_seconds": (ended - updated) / runs,
     }
     return [
-        one if isinstance(one, Exception) else one | exact_metrics(comparison, apart, i) | seconds
-        for i, one in enumerate(found)
+        result if isinstance(result, Exception) else result | exact_metrics(comparison, apart, i) | seconds
+        for i, result in enumerate(results)
     ]
 
 
@@ -238,7 +238,7 @@ def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
     policy = _stacked(
         [learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners]
     )
-    found = []
+    results = []
     names = spec.data.benchmarks
     for returns in returns_by_start(process, policy):
         means = [float(returns[i :: len(names)].mean()) for i in range(len(names))]
@@ -246,10 +246,10 @@ def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
             schema.validation_metric(name, spec.validation.samples): mean
             for name, mean in zip(names, means, strict=True)
         }
-        found.append(
+        results.append(
             scores | {schema.validation_metric(schema.MEAN, spec.validation.samples): sum(means) / len(means)}
         )
-    return found
+    return results
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Any:
@@ -257,7 +257,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Any:
     return torch.stack(list(tensors)).numpy()
 
 
-# Runs of the exact core: one alone, or several that differ only in the seed.
+# Runs of the exact core: a single run, or several that differ only in the seed.
 
 
 # Of joint training. Writing a checkpoint at each validation would take longer than a run's share of training.
@@ -282,25 +282,25 @@ class _Member:
 def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
     """Train runs that differ only in the seed, each with the same numbers as alone, see `cores.base.Together`.
 
-    Runs that resume from checkpoints of different steps wait for the one that is furthest behind.
+    Runs that resume from checkpoints of different steps wait for the run that is furthest behind.
     Raises ValueError for runs that differ otherwise.
     """
-    require_alike([one.spec for one in runs])
-    torch.set_num_threads(max(one.resources.threads for one in runs))
-    going = _Going(ended)
-    for place, one in enumerate(runs):
-        going.attempt(place, partial(_enter, going, place, one))
-    new = [member for member in going.members if not member.course.history]
+    require_alike([joined.spec for joined in runs])
+    torch.set_num_threads(max(joined.resources.threads for joined in runs))
+    group = _Group(ended)
+    for place, joined in enumerate(runs):
+        group.attempt(place, partial(_enter, group, place, joined))
+    new = [member for member in group.members if not member.course.history]
     scores = validate_together([member.trainer.learner for member in new]) if new else []
-    first = {member.place: found for member, found in zip(new, scores, strict=True)}
-    for member in list(going.members):
-        going.of(member, partial(member.course.begin, partial(dict, first.get(member.place, {}))))
-    while going.members:
-        _advance(going)
+    first = {member.place: score for member, score in zip(new, scores, strict=True)}
+    for member in list(group.members):
+        group.of(member, partial(member.course.begin, partial(dict, first.get(member.place, {}))))
+    while group.members:
+        _advance(group)
 
 
-class _Going:
-    """The runs that have not ended. An exception of one of them ends only that run."""
+class _Group:
+    """The runs that have not ended. An exception of a run ends only that run."""
 
     def __init__(self, ended: Ended) -> None:
         self.members: list[_Member] = []
@@ -332,23 +332,23 @@ class _Going:
         self._ended(place, how)
 
 
-def _enter(going: _Going, place: int, one: TogetherRun[ExactRun]) -> None:
-    trainer = ExactTrainer(one.spec)
-    course = Course(trainer, one.spec, one.sink, one.resources, CHECKPOINT_SECONDS)
-    going.members.append(_Member(place, trainer, course))
+def _enter(group: _Group, place: int, joined: TogetherRun[ExactRun]) -> None:
+    trainer = ExactTrainer(joined.spec)
+    course = Course(trainer, joined.spec, joined.sink, joined.resources, CHECKPOINT_SECONDS)
+    group.members.append(_Member(place, trainer, course))
 
 
-def _advance(going: _Going) -> None:
+def _advance(group: _Group) -> None:
     """One training step of those that are furthest behind."""
-    step = min(member.trainer.steps for member in going.members) + 1
-    behind = [member for member in going.members if member.trainer.steps == step - 1]
-    found = step_together([member.trainer.learner for member in behind], step)
+    step = min(member.trainer.steps for member in group.members) + 1
+    behind = [member for member in group.members if member.trainer.steps == step - 1]
+    results = step_together([member.trainer.learner for member in behind], step)
     taken: list[tuple[_Member, Metrics]] = []
-    for member, metrics in zip(behind, found, strict=True):
+    for member, metrics in zip(behind, results, strict=True):
         if isinstance(metrics, NotFinite):
-            going.of(member, partial(member.course.broke, metrics))
+            group.of(member, partial(member.course.broke, metrics))
         elif isinstance(metrics, Exception):
-            going.attempt(member.place, partial(_raise, metrics))
+            group.attempt(member.place, partial(_raise, metrics))
         else:
             member.trainer.steps = step
             taken.append((member, metrics))
@@ -356,7 +356,7 @@ def _advance(going: _Going) -> None:
     learners = [member.trainer.learner for member, _ in taken]
     scores = validate_together(learners) if validated else [{} for _ in taken]
     for (member, metrics), score in zip(taken, scores, strict=True):
-        going.of(member, partial(member.course.add, metrics, partial(dict, score)))
+        group.of(member, partial(member.course.add, metrics, partial(dict, score)))
 
 
 def _raise(error: Exception) -> None:
