@@ -10,7 +10,7 @@ The files are in the folder ANSWERS of a run's folder, and in MLflow as artifact
 `outcomes.py`, `texts.py` and `tokens.py` have the three formats; begin with `reading.py` and `recording.py`.
 
 Files are replaced atomically, never appended to, and equal contents give equal bytes, so a killed and resumed run has
-the same files as an uninterrupted one. Readers validate everything and raise UserError for invalid files. This package
+the same files as an uninterrupted run. Readers validate everything and raise UserError for invalid files. This package
 depends on neither MLflow nor a trainer core; only `replay` needs torch.
 """
 

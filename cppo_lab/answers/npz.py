@@ -56,7 +56,7 @@ def unpacked(
 ) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
     """The JSON object, whose `format` is `version`, and the arrays of a file that `pack` wrote.
 
-    Raises UserError, `WHAT (reason): REMEDY`, if the file is another one or damaged, if it or what it unpacks to has
+    Raises UserError, `WHAT (reason): REMEDY`, if the file is another or damaged, if it or what it unpacks to has
     more than `largest` bytes, and for what the body of the `with` statement finds wrong with its values.
     """
     try:

@@ -59,7 +59,7 @@ class Outcomes:
     ) -> "Outcomes":
         """The outcomes with one more validation appended; all arrays are [P].
 
-        Raises ValueError if `step` is not after the last one, or a value is out of range.
+        Raises ValueError if `step` is not after the last step, or a value is out of range.
         """
         return replace(
             self,
@@ -71,13 +71,13 @@ class Outcomes:
 
     def until(self, step: int) -> "Outcomes":
         """The validations up to `step`: where a run that resumes from a checkpoint continues."""
-        kept = int(np.searchsorted(self.steps, step, side="right"))
+        count = int(np.searchsorted(self.steps, step, side="right"))
         return replace(
             self,
-            steps=self.steps[:kept],
-            right=self.right[:kept],
-            cut_off=self.cut_off[:kept],
-            length=self.length[:kept],
+            steps=self.steps[:count],
+            right=self.right[:count],
+            cut_off=self.cut_off[:count],
+            length=self.length[:count],
         )
 
     def is_of_same_problems(self, other: "Outcomes") -> bool:
@@ -119,19 +119,19 @@ def problem_ids(benchmarks: Sequence[str], contents: Sequence[str]) -> tuple[str
     A problem has the same id in every run, wherever it is in the data. If a benchmark has a problem twice, the second
     id ends in `-2`.
     """
-    found: dict[str, None] = {}
+    ids: dict[str, None] = {}
     for benchmark, content in zip(benchmarks, contents, strict=True):
         name = first = f"{benchmark}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
         for number in itertools.count(2):
-            if name not in found:
+            if name not in ids:
                 break
             name = f"{first}-{number}"
-        found[name] = None
-    return tuple(found)
+        ids[name] = None
+    return tuple(ids)
 
 
-def chosen_problems(benchmark_of: Sequence[int], wanted: int | None) -> list[int]:
-    """The sorted indices of the problems whose answers are recorded: `wanted` of them, or all if None.
+def chosen_problems(benchmark_of: Sequence[int], most: int | None) -> list[int]:
+    """The sorted indices of the problems whose answers are recorded: `most` of them, or all if None.
 
     The first of each benchmark, then the second of each, and so on: the same in every run on the same data.
     """
@@ -140,7 +140,7 @@ def chosen_problems(benchmark_of: Sequence[int], wanted: int | None) -> list[int
     for place, benchmark in enumerate(benchmark_of):
         rank = seen[benchmark] = seen.get(benchmark, -1) + 1
         ranked.append((rank, benchmark, place))
-    return sorted(place for _, _, place in sorted(ranked)[:wanted])
+    return sorted(place for _, _, place in sorted(ranked)[:most])
 
 
 def write(outcomes: Outcomes) -> bytes:

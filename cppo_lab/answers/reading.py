@@ -14,7 +14,7 @@ _STEP = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
 
 
 class AnswerFiles(Protocol):
-    """The answer files of one run. Both methods raise UserError for what cannot be read."""
+    """The answer files of a run. Both methods raise UserError for what cannot be read."""
 
     def names(self) -> list[str]:
         """The names of the files in the folder ANSWERS; empty if there is none."""
@@ -57,19 +57,19 @@ def read_outcomes(files: AnswerFiles) -> Outcomes | None:
 
 def steps_with(files: AnswerFiles, kind: str) -> list[int]:
     """The steps that have a file of this kind (`texts` or `tokens`), increasing."""
-    found = (_STEP.fullmatch(name) for name in files.names())
-    return sorted({int(match[2]) for match in found if match and match[1] == kind})
+    matches = (_STEP.fullmatch(name) for name in files.names())
+    return sorted({int(match[2]) for match in matches if match and match[1] == kind})
 
 
 def read_texts(files: AnswerFiles, step: int) -> Texts | None:
-    """The samples of a step; None if there is no such file. Raises UserError for a broken one."""
+    """The samples of a step; None if there is no such file. Raises UserError for a broken file."""
     name = texts_name(step)
     data = files.content(name, texts.LARGEST)
     return None if data is None else texts.read(data, files.what(name))
 
 
 def read_tokens(files: AnswerFiles, step: int) -> RecordedTokens | None:
-    """The tokens of a step; None if there is no such file. Raises UserError for a broken one."""
+    """The tokens of a step; None if there is no such file. Raises UserError for a broken file."""
     name = tokens_name(step)
     data = files.content(name, tokens.LARGEST)
     return None if data is None else tokens.read(data, files.what(name))

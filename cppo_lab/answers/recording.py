@@ -28,7 +28,7 @@ class StepAnswers:
 
 
 class Recording:
-    """Writes the answer files of one run to `folder` with `save(name, content)`. `validations` is the number it will
+    """Writes the answer files of a run to `folder` with `save(name, content)`. `validations` is the number it will
     have.
 
     `save` returns False if the content is not on disk yet.
@@ -63,33 +63,33 @@ class Recording:
         self._outcomes = None
         if step is None and Path(OUTCOMES).name in names:
             (self.folder / OUTCOMES).unlink(missing_ok=True)
-        elif step is not None and (found := self._on_file()) is not None:
-            self._outcomes = found.until(step)
+        elif step is not None and (earlier := self._on_file()) is not None:
+            self._outcomes = earlier.until(step)
 
-    def add(self, found: StepAnswers | None) -> bool:
+    def add(self, answers: StepAnswers | None) -> bool:
         """Record the answers of a validated step, if there are any.
 
         Returns whether all of it is on disk. The step's checkpoint is written only after that; otherwise a run that
         resumes from the checkpoint would lack these answers.
         """
-        if not self.keeps or found is None:
+        if not self.keeps or answers is None:
             return True
-        step = int(found.outcomes.steps[-1])
+        step = int(answers.outcomes.steps[-1])
         past = self._outcomes
-        if past is None or not past.is_of_same_problems(found.outcomes):
-            past = found.outcomes.until(-1)
-        one = found.outcomes
-        self._outcomes = past.append(step, one.right[-1], one.cut_off[-1], one.length[-1])
+        if past is None or not past.is_of_same_problems(answers.outcomes):
+            past = answers.outcomes.until(-1)
+        new = answers.outcomes
+        self._outcomes = past.append(step, new.right[-1], new.cut_off[-1], new.length[-1])
         saved = [self._save(OUTCOMES, outcomes.write(self._outcomes))]
         room = self._room
-        if found.tokens is not None:
-            packed = tokens.write_within(found.tokens, int(room * TOKEN_SHARE))
+        if answers.tokens is not None:
+            packed = tokens.write_within(answers.tokens, int(room * TOKEN_SHARE))
             if packed is not None:
                 saved.append(self._save(tokens_name(step), packed))
                 room -= len(packed)
-        if found.samples:
-            kept = Texts(step, texts.in_order_of_draws(found.samples))
-            saved.append(self._save(texts_name(step), texts.write_within(kept, room)))
+        if answers.samples:
+            contents = Texts(step, texts.in_order_of_draws(answers.samples))
+            saved.append(self._save(texts_name(step), texts.write_within(contents, room)))
         return False not in saved
 
     def _on_file(self) -> Outcomes | None:

@@ -2,7 +2,7 @@
 
 A rule decides by log mu, log pi, A and D_t of a response's tokens, all of which are in the file. Three inputs are not,
 and replays that need them are refused: the rest of the minibatch (for rules that decide about a whole minibatch), the
-order in which training shuffled position weights (unless the run's own rule did), and D_t on a different partition of
+order in which training shuffled position weights (unless the run's rule did), and D_t on a different partition of
 the vocabulary, since log-probabilities are recorded only for sampled tokens. The divergences FROM_SAMPLED can always be
 computed.
 """
@@ -63,16 +63,16 @@ def replay(
     path: str | None = None,
     divergence: str | None = None,
 ) -> Replayed:
-    """Apply `rule` with `constants` to recorded tokens; by default the run's own rule, as in training.
+    """Apply `rule` with `constants` to recorded tokens; by default the run's rule, as in training.
 
     Args:
         rule, path: as in a run's configuration.
-        constants: the keyword arguments of the rule's function; None: the run's own.
-        divergence: the run's own D_t (`own_divergence`) or one of FROM_SAMPLED; None: the run's own, but for rules with
+        constants: the keyword arguments of the rule's function; None: the run's.
+        divergence: the run's D_t (`own_divergence`) or one of FROM_SAMPLED; None: the run's, but for rules with
             limits on a KL divergence `binary_kl` where the run measured a TV.
 
-    Raises UserError for an unknown rule or divergence, for one that cannot be replayed from a file, and for constants
-    that do not fit the rule.
+    Raises UserError for an unknown rule or divergence, for a rule that cannot be replayed from a file, and for
+    constants that do not fit the rule.
     """
     if rule is None:
         rule, path, constants = tokens.rule.name, tokens.rule.path, constants or tokens.rule.constants
@@ -91,15 +91,15 @@ def replay(
         terms = _terms(record, given, batch, drawn)
     except (ValueError, TypeError) as error:  # TypeError: text in place of a number
         raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
-    found = decisions(output, batch.valid)
+    decision = decisions(output, batch.valid)
     return Replayed(
         rule,
         given,
         name,
         _flat(batch.divergence, batch.valid),
-        found.tests,
-        found.keep.numpy().astype(np.float32),
-        found.reason.numpy(),
+        decision.tests,
+        decision.keep.numpy().astype(np.float32),
+        decision.reason.numpy(),
         *terms,
     )
 
@@ -119,8 +119,8 @@ def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
     return None
 
 
-def _default_divergence(record: Rule, own: RuleUsed) -> str:
-    return "binary_kl" if KL in record.needs and own.measure == "tv" else own_divergence(own)
+def _default_divergence(record: Rule, used: RuleUsed) -> str:
+    return "binary_kl" if KL in record.needs and used.measure == "tv" else own_divergence(used)
 
 
 class _Batch:
@@ -144,7 +144,7 @@ class _Batch:
         return flat.new_zeros(self.valid.shape).masked_scatter(self.valid, flat)
 
     def _measured(self, tokens: RecordedTokens, name: str) -> Tensor:
-        """D_t [R, T] called `name`. Raises UserError for one that cannot be computed from the file."""
+        """D_t [R, T] called `name`. Raises UserError for a D_t that cannot be computed from the file."""
         if name == own_divergence(tokens.rule):
             return self._padded(tokens.divergence)
         if name not in FROM_SAMPLED:
@@ -162,8 +162,8 @@ def _terms(
     constants = {**given, **record.fixed}
     if not all(name in constants for name in _OF_BUDGET):
         return []
-    wanted = {name: constants[name] for name in (*_OF_BUDGET, *_MAY_BE_GIVEN) if name in constants}
-    terms = budget_terms(batch.divergence, batch.valid, **wanted, **drawn)
+    arguments = {name: constants[name] for name in (*_OF_BUDGET, *_MAY_BE_GIVEN) if name in constants}
+    terms = budget_terms(batch.divergence, batch.valid, **arguments, **drawn)
     return [_flat(term, batch.valid) for term in terms]
 
 
@@ -171,7 +171,7 @@ def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:
     return values[valid].numpy().astype(np.float32)
 
 
-# Compares two rules on the same tokens: the run's own rule and another one.
+# Compares two rules on the same tokens: the run's rule and another.
 
 
 MOST_LINES = 20  # of differing tokens
@@ -195,12 +195,12 @@ class ResponsePair:
     differ: tuple[int, ...]
 
 
-def compare(tokens: RecordedTokens, found: Replayed) -> list[ResponsePair]:
-    """Each response of `tokens` under the run's own rule, as applied in training, and under `found`."""
+def compare(tokens: RecordedTokens, replayed: Replayed) -> list[ResponsePair]:
+    """Each response of `tokens` under the run's rule, as applied in training, and under `replayed`."""
     pairs = []
     for number, place in enumerate(tokens.responses()):
-        kept, own = found.keep[place], tokens.keep[place]
-        reasons = Counter(found.reason[place].tolist())
+        kept, trained = replayed.keep[place], tokens.keep[place]
+        reasons = Counter(replayed.reason[place].tolist())
         pairs.append(
             ResponsePair(
                 int(tokens.group[number]),
@@ -208,15 +208,15 @@ def compare(tokens: RecordedTokens, found: Replayed) -> list[ResponsePair]:
                 place.stop - place.start,
                 float(tokens.advantage[number]),
                 _mean(kept),
-                _mean(own),
-                {test: reasons[at] for at, test in enumerate(found.tests, 1) if reasons[at]},
-                tuple((np.nonzero(kept != own)[0] + place.start).tolist()),
+                _mean(trained),
+                {test: reasons[at] for at, test in enumerate(replayed.tests, 1) if reasons[at]},
+                tuple((np.nonzero(kept != trained)[0] + place.start).tolist()),
             )
         )
     return pairs
 
 
-def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> dict[str, Any]:
+def as_values(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> dict[str, Any]:
     """For JSON."""
     texts, place = tokens.texts(), list(tokens.responses())
     return {
@@ -228,10 +228,10 @@ def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]
             "divergence": own_divergence(tokens.rule),
             "share_kept": _mean(tokens.keep),
         },
-        "rule": found.rule,
-        "constants": dict(found.constants),
-        "divergence": found.divergence,
-        "share_kept": _mean(found.keep),
+        "rule": replayed.rule,
+        "constants": dict(replayed.constants),
+        "divergence": replayed.divergence,
+        "share_kept": _mean(replayed.keep),
         "responses": [
             {
                 **{name: value for name, value in vars(pair).items() if name != "differ"},
@@ -243,10 +243,10 @@ def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]
                         "text": texts[at],
                         "logp": float(tokens.logp[at]),
                         "rollout_logp": float(tokens.rollout_logp[at]),
-                        "divergence": float(found.measured[at]),
-                        "keep": float(found.keep[at]),
+                        "divergence": float(replayed.measured[at]),
+                        "keep": float(replayed.keep[at]),
                         "own_keep": float(tokens.keep[at]),
-                        "test": _test(found, at),
+                        "test": _test(replayed, at),
                         "own_test": tokens.reason_of(at),
                     }
                     for at in pair.differ
@@ -257,15 +257,15 @@ def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]
     }
 
 
-def as_lines(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
+def as_lines(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
     """The comparison as lines for a terminal."""
-    own = tokens.rule.name
-    constants = ", ".join(f"{name}={value}" for name, value in found.constants.items())
+    rule = tokens.rule.name
+    constants = ", ".join(f"{name}={value}" for name, value in replayed.constants.items())
     yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (
         f"; {tokens.left_out} responses were omitted for lack of space" if tokens.left_out else ""
     )
-    yield f"{own} kept {_mean(tokens.keep):.2%} of them in training, D_t {own_divergence(tokens.rule)}"
-    yield f"{found.rule} keeps {_mean(found.keep):.2%}, D_t {found.divergence}, {printable(constants)}"
+    yield f"{rule} kept {_mean(tokens.keep):.2%} of them in training, D_t {own_divergence(tokens.rule)}"
+    yield f"{replayed.rule} keeps {_mean(replayed.keep):.2%}, D_t {replayed.divergence}, {printable(constants)}"
     yield ""
     yield f"{'response':>10} {'tokens':>7} {'advantage':>10} {'own':>8} {'other':>8} {'differ':>7}  other's tests"
     for pair in pairs:
@@ -274,10 +274,10 @@ def as_lines(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair])
             f"{f'{pair.group}/{pair.draw}':>10} {pair.tokens:>7} {pair.advantage:>10.3f} {pair.own_kept:>8.2%} "
             f"{pair.kept:>8.2%} {len(pair.differ):>7}  {printable(tests)}"
         )
-    yield from _differing(tokens, found, pairs)
+    yield from _differing(tokens, replayed, pairs)
 
 
-def _differing(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
+def _differing(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
     places = [(pair, at) for pair in pairs for at in pair.differ]
     if not places:
         return
@@ -290,17 +290,17 @@ def _differing(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair
         f", the first {MOST_LINES} of them" if len(places) > MOST_LINES else ""
     )
     for pair, at in places[:MOST_LINES]:
-        own, other = tokens.reason_of(at) or "kept", _test(found, at) or "kept"
+        trained, other = tokens.reason_of(at) or "kept", _test(replayed, at) or "kept"
         yield (
             f"{f'{pair.group}/{pair.draw}':>10} token {at - starts[pair.group, pair.draw]} "
-            f"{printable(repr(texts[at]))}: own {printable(own)}, other {printable(other)}; "
-            f"log ratio {tokens.logp[at] - tokens.rollout_logp[at]:+.4g}, D_t {found.measured[at]:.4g}"
+            f"{printable(repr(texts[at]))}: own {printable(trained)}, other {printable(other)}; "
+            f"log ratio {tokens.logp[at] - tokens.rollout_logp[at]:+.4g}, D_t {replayed.measured[at]:.4g}"
         )
 
 
-def _test(found: Replayed, place: int) -> str:
-    number = int(found.reason[place])
-    return found.tests[number - 1] if number else ""
+def _test(replayed: Replayed, place: int) -> str:
+    number = int(replayed.reason[place])
+    return replayed.tests[number - 1] if number else ""
 
 
 def _mean(values: Any) -> float:

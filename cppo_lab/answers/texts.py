@@ -1,4 +1,4 @@
-"""Prompts and responses of one validated step: a gzip file of JSON lines, the first of which describes the file."""
+"""Prompts and responses of a validated step: a gzip file of JSON lines, the first of which describes the file."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ class Sample:
     benchmark, problem: as in `Outcomes`; for training, the data set's name (or empty) and any id of the problem.
     draw: its number among the responses to the same prompt, from 0.
     prompt, response, truth: texts; `truth` is the true answer. Invalid Unicode is replaced (`as_text`).
-    answer: the answer that the grader extracted; None if it found none.
+    answer: the answer that the grader extracted; None if there was none.
     right: the grade.
     length: tokens of the response. cut_off: whether it hit the length limit; stop: the sampler's stop reason, such as
     `end` or `length`. group, reward, advantage: for training responses only: the number of the prompt in the batch, and
@@ -181,8 +181,12 @@ def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(
         sorted(
             samples,
-            key=lambda one: (
-                0 if one.kind == VALIDATION and one.draw == 0 else 1 if one.kind == TRAINING else 1 + one.draw
+            key=lambda sample: (
+                0
+                if sample.kind == VALIDATION and sample.draw == 0
+                else 1
+                if sample.kind == TRAINING
+                else 1 + sample.draw
             ),
         )
     )

@@ -1,4 +1,4 @@
-"""The tokens of some training responses of one validated step, with the inputs of a rule's decisions: one npz file.
+"""The tokens of some training responses of a validated step, with the inputs of a rule's decisions: one npz file.
 
 Derived quantities (position weights, prefix sums, budgets, another rule's mask) are not in the file; `replay` computes
 them.
@@ -114,14 +114,14 @@ class RecordedTokens:
     def first(self, count: int) -> "RecordedTokens":
         """The first `count` responses; the others are left out."""
         tokens = int(self.ends[count - 1]) if count else 0
-        kept = np.unique(self.token[:tokens])
-        places = np.searchsorted(self.vocabulary, kept)
+        vocabulary = np.unique(self.token[:tokens])
+        places = np.searchsorted(self.vocabulary, vocabulary)
         cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in _PER_RESPONSE}
         cut |= {name: getattr(self, name)[:tokens] for name in (*PER_TOKEN, "order")}
         return replace(
             self,
             ends=self.ends[:count],
-            vocabulary=kept,
+            vocabulary=vocabulary,
             pieces=tuple(self.pieces[place] for place in places.tolist()),
             left_out=self.left_out + len(self.ends) - count,
             **cut,
@@ -133,13 +133,13 @@ def tokens_name(step: int) -> str:
     return f"{ANSWERS}/tokens-{step:06d}.npz"
 
 
-def chosen_groups(kept: Sequence[int], wanted: int) -> list[int]:
-    """The training groups whose responses are recorded: `wanted` of `kept`, the batch's groups with a learning signal.
+def chosen_groups(trained: Sequence[int], most: int) -> list[int]:
+    """The training groups whose responses are recorded: `most` of `trained`, the batch's groups with a learning signal.
 
-    Evenly spaced, the last one first, since the last minibatch is furthest from the rollout policy.
+    Evenly spaced, the last first, since the last minibatch is furthest from the rollout policy.
     """
-    count = min(wanted, len(kept))
-    return [kept[len(kept) * (number + 1) // count - 1] for number in reversed(range(count))]
+    count = min(most, len(trained))
+    return [trained[len(trained) * (number + 1) // count - 1] for number in reversed(range(count))]
 
 
 def write(tokens: RecordedTokens) -> bytes:
@@ -203,7 +203,9 @@ def _rule(values: object) -> RuleUsed:
     if not isinstance(values, dict) or values.keys() != RuleUsed.__dataclass_fields__.keys():
         raise ValueError("it names no rule")
     constants = values["constants"]
-    plain = isinstance(constants, dict) and all(type(one) in (int, float, str) for one in constants.values())
+    plain = isinstance(constants, dict) and all(
+        type(constant) in (int, float, str) for constant in constants.values()
+    )
     texts = all(isinstance(values[name], str) for name in ("name", "estimator", "measure"))
     maybe = all(isinstance(values[name], str | None) for name in ("path", "convention"))
     if not (plain and texts and maybe and type(values["k"]) in (int, type(None))):
@@ -240,5 +242,7 @@ def _check_values(tokens: RecordedTokens) -> None:
         raise ValueError("its vocabulary is not sorted, or has no text for each entry")
     if not np.all(np.isin(tokens.token, tokens.vocabulary)):
         raise ValueError("a token is not in its vocabulary")
-    if any(isinstance(one, float) and math.isnan(one) for one in tokens.rule.constants.values()):
+    if any(
+        isinstance(constant, float) and math.isnan(constant) for constant in tokens.rule.constants.values()
+    ):
         raise ValueError("a constant of its rule is no number")
