@@ -1,10 +1,10 @@
-"""Checks what this machine has and lacks for a run: `cppo doctor`, and every launch before it starts one.
+"""Checks what this machine has and lacks for a run: `cppo doctor`, and every launch before it starts a run.
 
 Guarantees of this package:
 
 - Each line has a verdict and, if something is missing, the remedy (`check.py`).
 - Nothing is written or downloaded, and a missing package is a finding, not an error.
-- What a core or a launcher needs is checked by its own list (`check.py`, `slurm.py`, `verl.py`).
+- What a core or a launcher needs is checked by its list (`check.py`, `slurm.py`, `verl.py`).
 
 Begin with `check.py` and `machine.py`. docs/verl.md shows an example.
 """
@@ -47,7 +47,7 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
         *(() if launcher.contained else check_packages(run, layout)),
         *check_launcher(launcher.name),
         *(checks_of(run.core).interfaces() if interfaces and not launcher.contained else ()),
-        # A cluster's nodes have their own devices; this machine only submits.
+        # A cluster's nodes have the devices; this machine only submits.
         *(elsewhere(composed.resources, runs, launcher) if elsewhere else check_devices(run, layout)),
         *check_machine(run, layout, runs),
         check_model(run, paths),
@@ -66,17 +66,17 @@ def ready(checks: Sequence[Check]) -> bool:
     return all(check.status != MISSING for check in checks)
 
 
-def require_plan(found: Plan, uri: str) -> None:
+def require_plan(plan: Plan, uri: str) -> None:
     """See that what the runs of a plan need is here, before any of them is started.
 
     Raises UserError naming everything that is missing, ModuleNotFoundError for a package that every run needs.
     """
-    _require_packages(found.core, found.launcher.name)
-    kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
+    _require_packages(plan.core, plan.launcher.name)
+    kinds = {(run.spec.model.name, run.layout.name): run for run in plan.runs}
     require_machine(
         [
             Composed(
-                run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
+                run.spec, run.layout, plan.paths, plan.launcher, plan.tracking, run.resources, run.run_id
             )
             for run in kinds.values()
         ],
@@ -87,7 +87,7 @@ def require_plan(found: Plan, uri: str) -> None:
 def _require_packages(core: str, launcher: str) -> None:
     """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
     load_launcher(launcher)
-    # A queue's nodes have packages of their own, and what another package's core needs it says itself.
+    # A queue's nodes have other packages, and what another package's core needs it says itself.
     if core in BUILT_IN and launcher_of(launcher).one_machine and importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
@@ -98,7 +98,7 @@ def require_machine(kinds: Sequence[Composed], uri: str) -> None:
     Raises UserError naming everything that is missing.
     """
     if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:
-        return  # a cluster's nodes are other machines than this one
+        return  # a cluster's nodes are other machines than this
     missing = []
     for composed in kinds:
         checks = examine(composed, uri, runs_folder(), interfaces=False)

@@ -50,23 +50,23 @@ class Requirement:
 
     def check(self) -> Check:
         """Compare with what is installed."""
-        wanted = self.remedy or (
+        remedy = self.remedy or (
             install_extra(self.extra)
             if self.extra
             else f"pip install '{self.install or self.name + self.versions}'"
         )
         try:
-            found = version(self.name)
+            installed = version(self.name)
         except PackageNotFoundError:
             if not self.needed_by:
                 return Check(self.name, UNNEEDED, "not installed")
-            return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", wanted)
-        if SpecifierSet(self.versions).contains(found, prereleases=True):
-            return Check(self.name, OK, found)
+            return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", remedy)
+        if SpecifierSet(self.versions).contains(installed, prereleases=True):
+            return Check(self.name, OK, installed)
         if not self.needed_by:
-            return Check(self.name, UNNEEDED, f"{found} is outside {self.versions}")
+            return Check(self.name, UNNEEDED, f"{installed} is outside {self.versions}")
         return Check(
-            self.name, MISSING if self.strict else WARNING, f"{found} is outside {self.versions}", wanted
+            self.name, MISSING if self.strict else WARNING, f"{installed} is outside {self.versions}", remedy
         )
 
 
@@ -96,5 +96,5 @@ def checks_of(core: str) -> CoreChecks:
 
     Raises UserError for an unknown core.
     """
-    found: CoreChecks | None = core_of(core).load("doctor")
-    return found or CoreChecks()
+    checks: CoreChecks | None = core_of(core).load("doctor")
+    return checks or CoreChecks()

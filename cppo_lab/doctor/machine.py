@@ -72,7 +72,9 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
     except UserError as error:
         return Check("data", MISSING, str(error))
     lacking = [
-        name for name in (TRAINING, *(f"{one}.parquet" for one in data.benchmarks)) if name not in records
+        name
+        for name in (TRAINING, *(f"{benchmark}.parquet" for benchmark in data.benchmarks))
+        if name not in records
     ]
     if lacking:
         remedy = "choose data.benchmarks among those prepared"
@@ -153,7 +155,7 @@ def check_store(uri: str) -> Check:
 
 # bytes per parameter: float32 weights and AdamW's moments; Megatron keeps the bfloat16 weights as well
 CHECKPOINT = {"fsdp2": 12, "megatron": 14}
-CHECKPOINTS = 3  # the one that is being written, the one before it, and the best
+CHECKPOINTS = 3  # that being written, that before it, and the best
 LEAST_DISK = 1e9
 
 
@@ -195,11 +197,11 @@ def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         yield Check("NCCL", MISSING, "this torch is built without it", "install a CUDA build of torch")
 
 
-def _gpus(run: RunSpec, layout: LayoutSpec, found: Sequence[Device]) -> Iterator[Check]:
-    names = ", ".join(sorted({one.name for one in found}))
-    smallest = min(one.total_memory for one in found)
-    text = f"{len(found)} x {names}, {smallest / 1e9:.0f} GB"
-    if len(found) < layout.devices_per_node:
+def _gpus(run: RunSpec, layout: LayoutSpec, devices: Sequence[Device]) -> Iterator[Check]:
+    names = ", ".join(sorted({device.name for device in devices}))
+    smallest = min(device.total_memory for device in devices)
+    text = f"{len(devices)} x {names}, {smallest / 1e9:.0f} GB"
+    if len(devices) < layout.devices_per_node:
         remedy = f"layout={layout.name} needs {layout.devices_per_node} on each node: choose another layout"
         yield Check("GPUs", MISSING, text, remedy)
     else:
@@ -234,11 +236,11 @@ def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:
     if not (place.is_dir() and os.access(place, os.W_OK)):
         remedy = "work in a folder that you can write to"
         return Check("runs folder", MISSING, f"{runs} cannot be made or written", remedy)
-    wanted = LEAST_DISK
+    needed = LEAST_DISK
     if isinstance(run.model, HubModel):
-        wanted = run.model.parameters * 1e9 * CHECKPOINT[layout.strategy] * CHECKPOINTS
+        needed = run.model.parameters * 1e9 * CHECKPOINT[layout.strategy] * CHECKPOINTS
     free = shutil.disk_usage(place).free
     text = f"{runs}: {free / 1e9:.0f} GB free"
-    if free >= wanted:
+    if free >= needed:
         return Check("runs folder", OK, text)
-    return Check("runs folder", WARNING, text, f"checkpoints of one run take about {wanted / 1e9:.0f} GB")
+    return Check("runs folder", WARNING, text, f"checkpoints of one run take about {needed / 1e9:.0f} GB")

@@ -34,12 +34,12 @@ def check_container(launcher: SlurmSpec, resources: ResourcesSpec) -> Iterator[C
     files += [mount.split(":")[0] for mount in container.mounts]
     lines = [*launcher.setup, f"if {looks}; then echo cppo-runtime; fi"]
     lines += [f"if [ -e {shlex.quote(file)} ]; then echo cppo-file-{at}; fi" for at, file in enumerate(files)]
-    said, problem = _on_a_node("\n".join([*lines, "echo cppo-looked"]), resources)
-    if "cppo-looked" not in said:
+    output, problem = _on_a_node("\n".join([*lines, "echo cppo-looked"]), resources)
+    if "cppo-looked" not in output:
         why = problem or "launcher.setup ended the shell"
         yield Check("container", WARNING, f"no node was checked: {why}", "try again when a node is free")
         return
-    if "cppo-runtime" in said:
+    if "cppo-runtime" in output:
         yield Check("container's runtime", OK, f"{shown} on a node")
     else:
         yield Check("container's runtime", MISSING, f"no {shown} on a node", _REMEDIES[container.runtime])
@@ -47,7 +47,7 @@ def check_container(launcher: SlurmSpec, resources: ResourcesSpec) -> Iterator[C
         yield Check("container's image", OK, f"{container.image} is an address: not checked")
     for at, file in enumerate(files):
         name = "container's image" if file == container.image else "container's mount"
-        if f"cppo-file-{at}" in said:
+        if f"cppo-file-{at}" in output:
             yield Check(name, OK, file)
         else:
             yield Check(name, MISSING, f"a node does not see {file}", "put it where all nodes see it")
@@ -65,8 +65,8 @@ def _is_file(container: ContainerSpec) -> bool:
 
 def _on_a_node(script: str, resources: ResourcesSpec) -> tuple[list[str], str]:
     """The output lines of a script on a node, or an error message."""
-    wanted = {name: getattr(resources, name) for name in ("partition", "account", "qos", "constraint")}
-    options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
+    chosen = {name: getattr(resources, name) for name in ("partition", "account", "qos", "constraint")}
+    options = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
     command = [
         "srun",
         "--quiet",
@@ -114,13 +114,13 @@ def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> It
         yield Check("Slurm's commands", MISSING, f"{', '.join(lacking)} not found", remedy)
         return
     yield Check("Slurm's commands", OK, str(Path(str(shutil.which("sbatch"))).parent))
-    said, problem = _ask("scontrol", "ping")
+    answer, problem = _ask("scontrol", "ping")
     if problem:
         yield Check(
             "Slurm's controller", MISSING, problem, "check that it is up, and SLURM_CONF if it is set"
         )
         return
-    yield Check("Slurm's controller", OK, said)
+    yield Check("Slurm's controller", OK, answer)
     partition = _partition(resources.partition)
     yield partition
     yield _shared(runs)
@@ -128,27 +128,27 @@ def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> It
         yield from check_container(launcher, resources)
 
 
-def _partition(wanted: str | None) -> Check:
-    said, problem = _ask("sinfo", "--noheader", "--format=%R|%a")
+def _partition(requested: str | None) -> Check:
+    listing, problem = _ask("sinfo", "--noheader", "--format=%R|%a")
     if problem:
         return Check("partition", WARNING, f"partitions cannot be listed: {problem}")
-    found = {name: state for line in said.splitlines() for name, _, state in [line.partition("|")]}
-    if wanted is None:
-        return Check("partition", OK, f"the cluster's default; available: {', '.join(sorted(found))}")
-    lacking = [name for name in wanted.split(",") if name not in found]
+    states = {name: state for line in listing.splitlines() for name, _, state in [line.partition("|")]}
+    if requested is None:
+        return Check("partition", OK, f"the cluster's default; available: {', '.join(sorted(states))}")
+    lacking = [name for name in requested.split(",") if name not in states]
     if lacking:
-        remedy = f"set resources.partition to one of {', '.join(sorted(found))}"
+        remedy = f"set resources.partition to one of {', '.join(sorted(states))}"
         return Check("partition", MISSING, f"the cluster has no {', '.join(lacking)}", remedy)
-    down = [name for name in wanted.split(",") if found[name] != "up"]
+    down = [name for name in requested.split(",") if states[name] != "up"]
     if down:
         return Check(
-            "partition", WARNING, f"{', '.join(down)} is {found[down[0]]}", "its jobs wait until it is up"
+            "partition", WARNING, f"{', '.join(down)} is {states[down[0]]}", "its jobs wait until it is up"
         )
-    return Check("partition", OK, wanted)
+    return Check("partition", OK, requested)
 
 
 def _shared(runs: Path) -> Check:
-    """Judged by the type of the file system: a local one is rarely visible to other machines."""
+    """Judged by the type of the file system: a local file system is rarely visible to other machines."""
     kind = _file_system(runs)
     if kind.startswith(SHARED) or kind.startswith("fuse."):
         return Check("shared runs folder", OK, f"{runs} is on {kind}")

@@ -79,7 +79,7 @@ def check_interfaces() -> Iterator[Check]:
 
 
 def interface_problems() -> list[str]:
-    """The differences between verl's interfaces and the expected ones, found in a separate process.
+    """The differences between verl's interfaces and the expected ones, determined in a separate process.
 
     verl and Ray read the environment on import and print much, so the process that may start a run must not import
     them. Raises subprocess.CalledProcessError if they cannot be imported.
@@ -109,34 +109,34 @@ def _driver() -> Iterator[Check]:
     built = torch.version.cuda
     if built is None:
         return  # reported above: this torch sees no GPU
-    wanted = DRIVERS.get(int(built.split(".")[0]))
+    oldest = DRIVERS.get(int(built.split(".")[0]))
     try:
         text = DRIVER.read_text(encoding="utf-8", errors="replace")
     except OSError:
         yield Check("NVIDIA driver", WARNING, f"no {DRIVER}", "install NVIDIA's driver")
         return
-    found = re.search(r"\b(\d{3,})\.\d+", text)
-    if found is None or wanted is None:
+    driver = re.search(r"\b(\d{3,})\.\d+", text)
+    if driver is None or oldest is None:
         yield Check("NVIDIA driver", WARNING, f"of unknown version, for CUDA {built}")
-    elif int(found[1]) < wanted:
-        remedy = f"CUDA {built} takes driver {wanted} or newer"
-        yield Check("NVIDIA driver", MISSING, found[0], remedy)
+    elif int(driver[1]) < oldest:
+        remedy = f"CUDA {built} takes driver {oldest} or newer"
+        yield Check("NVIDIA driver", MISSING, driver[0], remedy)
     else:
-        yield Check("NVIDIA driver", OK, f"{found[0]}, for CUDA {built}")
+        yield Check("NVIDIA driver", OK, f"{driver[0]}, for CUDA {built}")
 
 
 def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     """Check that parameters, gradients and optimiser states fit in this node's memory when offloaded."""
     if not isinstance(run.model, HubModel) or not (layout.offload or layout.verl.get(CPU_OPTIMISER)):
         return
-    wanted = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
+    needed = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"{total / 1e9:.0f} GB on this node"
-    if total >= wanted:
+    if total >= needed:
         yield Check("host memory", OK, text)
         return
     remedy = (
-        f"layout.offload takes about {wanted / 1e9:.0f} GB of each node: more nodes, or layout.offload=false"
+        f"layout.offload takes about {needed / 1e9:.0f} GB of each node: more nodes, or layout.offload=false"
     )
     yield Check("host memory", WARNING, text, remedy)
 
@@ -144,22 +144,22 @@ def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
 def _shared_memory(layout: LayoutSpec) -> Check:
     if not SHARED.is_dir():
         return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
-    size, wanted = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
+    size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
     text = f"{size / 1e9:.1f} GB in {SHARED}"
-    if size >= wanted:
+    if size >= needed:
         return Check("shared memory", OK, text)
-    remedy = f"{wanted / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
+    remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
     return Check("shared memory", WARNING, text, remedy)
 
 
 def _open_files(layout: LayoutSpec) -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES[layout.device]
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    needed = OPEN_FILES[layout.device]
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return Check(
             "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
         )
-    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {wanted} before the run")
+    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {needed} before the run")
 
 
 def _locked_memory() -> Check:
@@ -178,7 +178,7 @@ VERL = CoreChecks(
     requirements=requirements,
     interfaces=check_interfaces,
     machine=check_machine,
-    python=">=3.11,<3.13",  # verl's own metadata ends below 3.13
+    python=">=3.11,<3.13",  # verl's metadata ends below 3.13
     gpu_python="3.12",
     gpu_builds="the GPU lock, and verl's own builds",
 )
