@@ -188,8 +188,8 @@ MATHS = (
     Fault(
         "the padded width does not reach the position weights",
         "cppo_lab/spec/run.py",
-        'found | {"span": width} if',
-        "found if",
+        'arguments | {"span": width} if',
+        "arguments if",
         "tests/maths/test_recipe.py",
     ),
     Fault(

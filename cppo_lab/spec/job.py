@@ -17,7 +17,7 @@ Memory = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ResourcesSpec(Spec):
-    """Time and resources of one run; None: the cluster's default. Nodes and devices are in the layout."""
+    """Time and resources of a run; None: the cluster's default. Nodes and devices are in the layout."""
 
     hours: Hours  # after which the run is ended
     cpus: Count | None  # of each node
@@ -100,14 +100,14 @@ class LayoutSpec(Spec):
 
 
 class PathsSpec(Spec):
-    """Folders of prepared data and downloaded models; None: the hub's own cache."""
+    """Folders of prepared data and downloaded models; None: the hub's cache."""
 
     data: str
     models: str | None
 
 
 def layout_tag(layout: LayoutSpec) -> str:
-    """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named one."""
+    """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named layout."""
     return f"{layout.name}@{fingerprint(layout)}"
 
 

@@ -56,14 +56,14 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
 
 
 def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
-    """A line for each fault. A misspelt key is also a missing one: its own name says more, and comes first."""
-    found = []
-    for fault in sorted(faults, key=lambda one: one["type"] != "extra_forbidden"):
+    """A line for each fault. A misspelt key is also a missing key: its name says more, and comes first."""
+    lines = []
+    for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
         if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
-            found.append(str(_of_no_kind(fault, faults, where)))
+            lines.append(str(_of_no_kind(fault, faults, where)))
         else:
-            found.append(str(_explain(kind, fault, where)))
-    return found
+            lines.append(str(_explain(kind, fault, where)))
+    return lines
 
 
 @cache
@@ -72,8 +72,8 @@ def run_kind(core: str) -> type[RunSpec]:
 
     Raises UserError for an unknown core.
     """
-    found: type[RunSpec] = core_of(core).load("settings")
-    return found
+    kind: type[RunSpec] = core_of(core).load("settings")
+    return kind
 
 
 def parse_run(values: dict[str, Any], where: str) -> RunSpec:
@@ -89,12 +89,12 @@ def parse_run(values: dict[str, Any], where: str) -> RunSpec:
 
 def _of_no_kind(fault: Any, faults: list[Any], where: str) -> UserError:
     """A value that may be of several kinds, and is of none."""
-    kinds = [one["loc"][-1] for one in faults if one["loc"][:-1] == fault["loc"][:-1]]
-    key, said = (
+    kinds = [other["loc"][-1] for other in faults if other["loc"][:-1] == fault["loc"][:-1]]
+    key, names = (
         _dotted([str(part) for part in fault["loc"][:-1]]),
         " or ".join(_KINDS.get(k, k) for k in kinds),
     )
-    return UserError(f"{where}: {key}={fault['input']!r}: must be {said}")
+    return UserError(f"{where}: {key}={fault['input']!r}: must be {names}")
 
 
 def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
@@ -146,9 +146,13 @@ def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
     for name in path:
         if name.isdigit():  # an item of the list before it
             continue
-        found = {field.alias or key: field.annotation for key, field in kind.model_fields.items()}
-        inner = TAGS.get(name) or found.get(name)
-        kinds = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Spec)]
+        annotations = {field.alias or key: field.annotation for key, field in kind.model_fields.items()}
+        inner = TAGS.get(name) or annotations.get(name)
+        kinds = [
+            candidate
+            for candidate in (inner, *get_args(inner))
+            if isinstance(candidate, type) and issubclass(candidate, Spec)
+        ]
         if not kinds:
             if get_args(inner):  # one of several kinds: its tag comes next
                 continue

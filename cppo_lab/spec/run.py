@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of one training run, and its identity.
+"""Typed, frozen configuration of a training run, and its identity.
 
 A RunSpec has everything that determines the numbers of a run, and nothing else: where it runs, what it writes and where
 it is tracked are in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed. Below it are
@@ -198,7 +198,7 @@ class WarmStart(Spec):
     batch: Count
     learning_rate: Positive
     step_noise: Probability
-    seed: Seed | None = None  # None: the run's seed, so that each seed of a study has its own start
+    seed: Seed | None = None  # None: the run's seed, so that each seed of a study has a separate start
     target_accuracy: Probability | None = None
 
     @model_validator(mode="after")
@@ -219,7 +219,7 @@ class SyntheticModel(Spec):
     warm_start: WarmStart
 
     def for_seed(self, seed: int) -> Self:
-        """The model with the seed of its warm start set: its own if there is one, else that of the run."""
+        """The model with the seed of its warm start set: as given, else that of the run."""
         if self.warm_start.seed is not None:
             return self
         return self.model_copy(update={"warm_start": self.warm_start.model_copy(update={"seed": seed})})
@@ -295,7 +295,7 @@ class TaskData(Spec):
         return (2 if self.task == "addition" else 3) * self.operations + 1
 
 
-VERL = "verl_"  # prefix of the names of verl's own losses
+VERL = "verl_"  # prefix of the names of verl's losses
 
 
 # Constants that a recipe sets, with the paper's values. They were added after the first runs: a value listed here
@@ -317,7 +317,7 @@ class RuleSpec(Spec):
     """A trust-region rule and its constants. A constant is None if the rule does not have it, or if it has the value in
     PAPER.
 
-    `position_span` is T of the position weight: the response's own length, or the width that batches are padded to. The
+    `position_span` is T of the position weight: the response's length, or the width that batches are padded to. The
     constants of an adaptive delta_b are dropped if it is fixed.
 
     `path` locates a rule of another package, see `cppo_lab.rules`; None for built-in rules and those of verl.
@@ -358,15 +358,15 @@ class RuleSpec(Spec):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _without_unused(cls, values: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
+    def _without_unused(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Drop constants that do not change the run: the paper's values, and those of an unused quantile."""
         if not isinstance(values, dict) or values.get("path") is not None:
-            return made(values)  # a rule of another package may require them
-        kept = {key: value for key, value in values.items() if not _is_papers(key, value)}
-        found = made(kept)
-        if found.delta_b_mode == "fixed" and not kept.keys().isdisjoint(OF_ADAPTIVE):
-            return made({key: value for key, value in kept.items() if key not in OF_ADAPTIVE})
-        return found
+            return validate(values)  # a rule of another package may require them
+        constants = {key: value for key, value in values.items() if not _is_papers(key, value)}
+        rule = validate(constants)
+        if rule.delta_b_mode == "fixed" and not constants.keys().isdisjoint(OF_ADAPTIVE):
+            return validate({key: value for key, value in constants.items() if key not in OF_ADAPTIVE})
+        return rule
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -387,14 +387,14 @@ class RuleSpec(Spec):
 
     def parameters(self) -> dict[str, Any]:
         """The constants that are set, by their names in the configuration."""
-        own = self.model_dump(exclude={"name", "path", "options"})
+        constants = self.model_dump(exclude={"name", "path", "options"})
         foreign = self.options or {} if self.path is not None else {}
-        return {k: v for k, v in own.items() if v is not None} | foreign
+        return {k: v for k, v in constants.items() if v is not None} | foreign
 
     def arguments(self, width: int) -> dict[str, Any]:
         """`parameters` as arguments of the rule's function; `width` is the padded width of batches, in tokens."""
-        found = self.parameters()
-        return found | {"span": width} if found.pop("position_span", None) == "padded" else found
+        arguments = self.parameters()
+        return arguments | {"span": width} if arguments.pop("position_span", None) == "padded" else arguments
 
     def needs(self, need: str) -> bool:
         """Whether a built-in rule has a need (`cppo_lab.rules`); False if that is unknown."""
@@ -433,8 +433,8 @@ class DivergenceSpec(Spec):
 
 def _kind_of_model(value: object) -> str:
     """`Tag` of a model: only embedded models have an architecture."""
-    made = "architecture" in value if isinstance(value, dict) else isinstance(value, SyntheticModel)
-    return "<made>" if made else "<hub>"
+    is_made = "architecture" in value if isinstance(value, dict) else isinstance(value, SyntheticModel)
+    return "<made>" if is_made else "<hub>"
 
 
 def _kind_of_data(value: object) -> str:
@@ -525,7 +525,7 @@ class TrainingSpec(Spec):
 
 
 class RunSpec(Spec):
-    """Everything that determines the numbers of one training run; each core has its own subclass."""
+    """Everything that determines the numbers of a training run; each core has a subclass."""
 
     core: str
     seed: Seed
@@ -581,11 +581,11 @@ class MiniRun(RunSpec):
         return self
 
 
-COLDEST = 0.01  # vLLM raises a lower temperature to this one (`SamplingParams`)
+COLDEST = 0.01  # vLLM raises a lower temperature to this (`SamplingParams`)
 
 
 class VerlRun(RunSpec):
-    """A run of verl's trainer: a published model on mathematics, or one of our embedded models on its task."""
+    """A run of verl's trainer: a published model on mathematics, or an embedded model on its task."""
 
     core: Literal["verl"]
     model: Annotated[
