@@ -39,7 +39,7 @@ class Job(Protocol):
 
     @property
     def fresh_process(self) -> bool:
-        """Whether it must not run in the launcher's own process."""
+        """Whether it must not run in the launcher's process."""
 
     @property
     def nodes(self) -> int:

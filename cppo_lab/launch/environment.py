@@ -1,4 +1,4 @@
-"""What launcher and job agree on, whatever variables the shell of the user has: the one list of them."""
+"""What launcher and job agree on, whatever variables the shell of the user has: the only list of them."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _OF_SLURM = re.compile(
 def agreed(within: bool = True) -> dict[str, str]:
     """The variables of this process, as agreed on.
 
-    `within`: for a process that is part of the Slurm job that this one may run in; else for Slurm's commands.
+    `within`: for a process that is part of the Slurm job that this process may run in; else for Slurm's commands.
     """
     foreign = [_OF_SUBMITIT] if within else [_OF_SUBMITIT, _OF_SLURM]
     passed = {

@@ -1,4 +1,4 @@
-"""Runs one job after the other in this process; jobs that need a fresh process get one."""
+"""Runs one job after the other in this process; jobs that need a fresh process get it."""
 
 import multiprocessing
 import signal
@@ -13,7 +13,7 @@ from cppo_lab.signals import Interrupted, blocked
 
 
 def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
-    """Run the jobs here; a failure is printed and the next one starts."""
+    """Run the jobs here; a failure is printed and the next starts."""
     began = time.time()
     for job in jobs:
         if is_cancelled(job.folder, began):

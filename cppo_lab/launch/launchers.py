@@ -31,7 +31,7 @@ class LauncherRecord:
     """The registration of a launcher. Each `package.module:name` is imported when it is needed.
 
     title: its name in sentences. function: a `Launcher`. settings: its LauncherSpec.
-    config: the settings of a launcher of another package, as conf/launcher/<name>.yaml has them for one of ours;
+    config: the settings of a launcher of another package, as conf/launcher/<name>.yaml has them for ours;
     `workers` and `threads` are there already.
 
     check: a function (settings, ResourcesSpec) that raises UserError for resources that it cannot give.
@@ -101,7 +101,7 @@ def launcher_names() -> tuple[str, ...]:
 
 
 def other_launchers() -> tuple[str, ...]:
-    """The launchers of other installed packages. The product's own names take precedence."""
+    """The launchers of other installed packages. The product's names take precedence."""
     return tuple(sorted(entry_points(LAUNCHER_GROUP).keys() - LAUNCHERS.keys()))
 
 

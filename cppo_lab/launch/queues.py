@@ -74,7 +74,7 @@ def end_dead(runs: Path, run_ids: Sequence[str], queued: Queued) -> dict[Path, s
     ended = {}
     for run_id in run_ids:
         run = RunFolder(runs / run_id)
-        if run.held or queued.place(run_id).active:  # an active one is starting or ending
+        if run.held or queued.place(run_id).active:  # an active run is starting or ending
             continue
         tidy(run.path)
         ended[run.path] = _end(run)

@@ -33,7 +33,7 @@ RUNS = 120  # the maximum per job
 class TrainingJob:
     """Attempts that are trained in one process (`runs/attempt.py`), for the store at `uri`.
 
-    A job of one run has that run's folder. One of several has a folder of its own, so that cancelling one run does not
+    A job of one run has that run's folder. A job of several has another folder, so that cancelling one run does not
     affect the others. `uploads`: whether it sends its runs to the store; a launcher that waits for its jobs does so
     itself.
     """

@@ -122,7 +122,7 @@ class Wrapping:
 
 
 def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping:
-    """How `job` is started in its container, if it has one; `python` is the command in the image (None: `python`).
+    """How `job` is started in its container, if it has any; `python` is the command in the image (None: `python`).
 
     Raises UserError for a folder that cannot be mounted under its path.
     """

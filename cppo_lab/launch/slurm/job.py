@@ -60,7 +60,7 @@ class SlurmTask:
                 allocation.end()
 
     def _take_name(self) -> None:
-        """Show this run's name in the queue, where the tasks of an array share one until they start."""
+        """Show this run's name in the queue, where the tasks of an array share a name until they start."""
         name = os.environ.get("SLURM_JOB_NAME", "")
         if not self.title or "SLURM_ARRAY_TASK_ID" not in os.environ or OUTSIDE in os.environ:
             return
@@ -81,9 +81,9 @@ class SlurmTask:
                 time.sleep(1.0)
 
     def checkpoint(self) -> DelayedSubmission:
-        """The requeued job, which resumes from the run's own checkpoint.
+        """The requeued job, which resumes from the run's checkpoint.
 
-        submitit calls it when a job without its own signal handler is preempted or reaches its time limit. Ends the
+        submitit calls it when a job without a signal handler is preempted or reaches its time limit. Ends the
         process if the job may not be requeued.
         """
         # Slurm's SIGTERM follows, and Apptainer forwards signals that the container has already received. Ignore them:

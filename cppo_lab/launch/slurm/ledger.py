@@ -1,4 +1,4 @@
-"""The launcher's own record of what it has submitted: `slurm.db` beside the runs.
+"""The launcher's record of what it has submitted: `slurm.db` beside the runs.
 
 A run is claimed before its job is submitted, and the job id is recorded afterwards. Every submission has a token, which
 is also the comment of its job: if a launcher dies between the two, its job can be found in Slurm's queue by the token.
@@ -160,7 +160,7 @@ class Ledger:
         return self._tasks("name = ?", name)
 
     def newest_tasks(self) -> dict[str, LedgerTask]:
-        """The last place in the queue of every job that ever had one, by name."""
+        """The last place in the queue of every job that was ever queued, by name."""
         return {task.name: task for task in reversed(self._tasks("TRUE"))}
 
     def folder_of(self, token: str) -> Path:

@@ -65,7 +65,7 @@ def require_slurm() -> None:
 
 
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """The output of one of Slurm's commands, on which no variable of the shell has an effect; undecodable bytes are
+    """The output of a command of Slurm, on which no variable of the shell has an effect; undecodable bytes are
     replaced.
 
     Raises FileNotFoundError and subprocess.TimeoutExpired.
@@ -137,7 +137,7 @@ def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
     _require_answer()
     users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
     mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
-    # --all: otherwise squeue omits jobs in hidden partitions, even the user's own.
+    # --all: otherwise squeue omits jobs in hidden partitions, even those of the user.
     options = ("--all", "--noheader", "--array", "--states=all", f"--format={mark}{_FIELDS}")
     records = _answer("squeue", f"--user={users}", *options).split(mark)[1:]
     return [job for record in records if (job := _parse(record)) is not None]
@@ -162,7 +162,7 @@ def _is_account(uid: int) -> bool:
 
 
 def _parse(record: str) -> QueuedJob | None:
-    """A job from its record; None for one with other fields than were asked for."""
+    """A job from its record; None for a record with other fields than were asked for."""
     fields = record.removesuffix("\n").split("|", _FIELDS.count("|") - 1)
     if len(fields) < _FIELDS.count("|") or not fields[1].isdecimal():
         return None
@@ -174,7 +174,7 @@ def _parse(record: str) -> QueuedJob | None:
 
 
 def shows_others() -> bool:
-    """Whether the cluster shows the jobs of other users to this one (PrivateData); False if it does not say."""
+    """Whether the cluster shows the jobs of other users to this user (PrivateData); False if it does not say."""
     private = configured("PrivateData")
     return os.getuid() == 0 or (private is not None and not {"jobs", "all"} & set(private.lower().split(",")))
 
@@ -271,7 +271,7 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
     """Find the jobs of launchers that died before they recorded the job id, by the token in the comment.
 
-    submitit stores a task's function after sbatch has returned, so tasks without one could only fail. They are
+    submitit stores a task's function after sbatch has returned, so tasks without a function could only fail. They are
     cancelled, and their runs can be submitted again. So is a whole array that entered the queue after it had been given
     up. This account cannot cancel those of another account; they fail as soon as they start.
     """

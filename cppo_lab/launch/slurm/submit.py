@@ -1,4 +1,4 @@
-"""Submits runs to Slurm: equal ones as one array. A run has at most one job, even if the launcher is killed.
+"""Submits runs to Slurm: equal runs as one array. A run has at most one job, even if the launcher is killed.
 
 The settings of the launcher, and from a job's resources to its batch script, are here too.
 """
@@ -100,7 +100,7 @@ class SlurmSpec(LauncherSpec):
     """How runs become Slurm jobs.
 
     `sbatch` holds options of sbatch that `resources` and `layout` do not cover; `setup` shell lines to run before
-    Python starts (modules, environments); `python` the command that starts it, inside the image if there is one.
+    Python starts (modules, environments); `python` the command that starts it, inside the image if there is any.
     """
 
     requeues: Annotated[int, Field(ge=0, le=1000)]  # after preemption, time limit, or a node's failure
@@ -169,7 +169,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             **{name: getattr(taken, name) for name in ("partition", "account", "qos", "constraint")},
         }
     values = {key: value for key, value in values.items() if value is not None}
-    return values | {"wckey": None}  # unset submitit's own, which clusters that check keys refuse
+    return values | {"wckey": None}  # unset that of submitit, which clusters that check keys refuse
 
 
 def time_limit(spec: SlurmSpec, resources: ResourcesSpec) -> int:
@@ -197,7 +197,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     """Submit the jobs that are not in Slurm's queue and return; Slurm runs them.
 
     What exceeds a limit on jobs in the queue is named on standard error and not submitted. Raises UserError if Slurm is
-    not available or refuses one of them; the error says whether others have been submitted.
+    not available or refuses a job; the error says whether others have been submitted.
     """
     assert isinstance(spec, SlurmSpec)
     require_slurm()
@@ -315,7 +315,7 @@ def _executor(
     executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
         options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
-    if "comment" in options["additional_parameters"]:  # a site may demand one: the token is in the name
+    if "comment" in options["additional_parameters"]:  # a site may demand a comment: the token is in the name
         name += f"@{token}"
     executor.update_parameters(
         **options, job_name=name, comment=token, array_parallelism=spec.workers or size
@@ -335,7 +335,7 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     replace_file(script, text)
     deadline = time.monotonic() + _SETTLING_SECONDS
     try:
-        # A controller that has just started knows no nodes yet, and refuses jobs that need one.
+        # A controller that has just started knows no nodes yet, and refuses jobs that need a node.
         while (
             (done := ask("sbatch", "--test-only", str(script))).returncode
             and time.monotonic() < deadline
