@@ -20,7 +20,7 @@ are not recorded again, and adds step 21. Without a usable checkpoint a new reco
 | --- | --- |
 | `spool.py` | the format of the record, how it is written and read, scores |
 | `folder.py` | status, lock, cancellation, the lists of launchers |
-| `recorder.py` | what an attempt records, also on a full disk, and how one that died is ended |
+| `recorder.py` | what an attempt records, also on a full disk, and how an attempt that died is ended |
 | `state.py` | the state of a run and its text, for every command |
 | `attempt.py` | training: from taking the lock to recording the end |
 | `machine.py`, `tags.py` | where, with what and by which code a run is trained; its names and tags in MLflow |

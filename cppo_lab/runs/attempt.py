@@ -1,7 +1,7 @@
 """Attempts at runs, in the process that trains them: from taking a run's lock to recording its end.
 
 A process trains a list of attempts, one or many: those that differ only in the seed together where their core can, the
-others one after the other. Each is recorded in its own folder as if it were alone. A process that is killed leaves a
+others one after the other. Each is recorded in its folder as if it were alone. A process that is killed leaves a
 spool without an end, a status that says `running`, and a lock that the kernel has released: `state.py` calls that
 `partial`, and the next attempt continues the record from the newest checkpoint.
 """
@@ -81,15 +81,15 @@ class Attempt:
     """One attempt at one run: what it trains, and with what."""
 
     spec: RunSpec
-    runs: Path  # the folder of all runs; this one's is runs/<run_id>
+    runs: Path  # the folder of all runs; this run's is runs/<run_id>
     tags: Mapping[str, str] = field(default_factory=dict)
-    layout: LayoutSpec | None = None  # None for cores that do not use one
+    layout: LayoutSpec | None = None  # None for cores without layouts
     paths: PathsSpec | None = None
     resources: ResourcesSpec | None = None  # None: no time limit
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
-    replaces: tuple[str, ...] = ()  # the finished results that this one replaces
-    allocation: Allocation | None = None  # the machines of the run; None: only this one
+    replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
+    allocation: Allocation | None = None  # the machines of the run; None: only this machine
     mismatch: bool = True  # whether to log the metrics `mismatch/*`
     answers: AnswersSpec | None = None  # which responses to keep; None: none
     # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
@@ -102,7 +102,7 @@ class Attempt:
 
     @property
     def folder(self) -> Path:
-        """The run's own folder."""
+        """The run's folder."""
         return self.runs / self.spec.run_id
 
 
@@ -163,7 +163,7 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool
 
 
 class _CancellableRecorder(Recorder):
-    """The recorder of one of several runs: a cancelled one ends without a signal, since the process trains others."""
+    """The recorder of one of several runs: a cancelled run ends without a signal, since the process trains others."""
 
     attempt: Attempt | None = None
 
@@ -184,7 +184,7 @@ class _OpenRun:
     ended: bool = False
 
     def end(self, how: Outcome | BaseException) -> None:
-        """Record how the run ended, and remove the checkpoints of one that has a result."""
+        """Record how the run ended, and remove the checkpoints of a run that has a result."""
         recorder, folder = self.recorder, self.attempt.folder
         if isinstance(how, Outcome):
             recorder.finish(how)
@@ -235,7 +235,7 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
 
 
 def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
-    """Train the runs whose records have begun; an error of one that is `alone` is raised."""
+    """Train the runs whose records have begun; an error of a run that is `alone` is raised."""
 
     def ended(place: int, how: Outcome | BaseException) -> None:
         with deferred():  # a signal must not interrupt recording the end of a run
@@ -278,7 +278,7 @@ def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _CancellableR
     if has_finished(record) and (not attempt.replaces or _replaces_the_same(attempt, record)):
         remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
         return None
-    if elsewhere and not attempt.replaces:  # found after the job was submitted
+    if elsewhere and not attempt.replaces:  # seen after the job was submitted
         return None
     continues, tags = _continues(attempt, record), _tags(attempt)
     core = core_of(spec.core)
@@ -324,7 +324,7 @@ def _newest_record(attempt: Attempt) -> Record | None:
 
 
 def _continues(attempt: Attempt, record: Record | None) -> bool:
-    """Whether the attempt continues the `record` in its folder; otherwise it starts a new one.
+    """Whether the attempt continues the `record` in its folder; otherwise it starts a new record.
 
     The files of a result that is to be replaced are moved aside first. If an earlier attempt at the same replacement is
     on record, they were moved then, and the files in the folder are that attempt's.

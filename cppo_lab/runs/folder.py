@@ -59,7 +59,7 @@ class AlreadyRunning(RuntimeError):
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none, or a damaged one. Texts have one line."""
+    """The last status of a run's folder; empty if it has none, or a damaged file. Texts have one line."""
     values = _read_json(folder / STATUS) or {}
     return {key: one_line(value) if isinstance(value, str) else value for key, value in values.items()}
 
@@ -185,7 +185,7 @@ def lock_file(folder: Path) -> int:
 
 
 def is_lost(folder: Path, inode: int) -> bool:
-    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new one.
+    """Whether the lock that this process holds, the file `inode`, was removed: another process can take a new lock.
 
     No answer, as of a network's file system that is away, ends no training.
     """
@@ -311,7 +311,7 @@ def queued(runs: Path) -> frozenset[str]:
             continue
         with file:
             if not _locked(file, fcntl.LOCK_SH):
-                *lines, _ = file.read().decode(errors="replace").split("\n")  # the last one is being written
+                *lines, _ = file.read().decode(errors="replace").split("\n")  # the last is being written
                 ended = {line[1:] for line in lines if line.startswith("-")}
                 run_ids |= {line[1:] for line in lines if line.startswith("+")} - ended
     return frozenset(run_ids)

@@ -1,7 +1,7 @@
 """Where, with what and by which code a run is trained, and the load of the machine meanwhile.
 
-Selected facts, never the whole environment. The load has the names of MLflow's own sampler; for a run on several
-machines, only the first one is sampled. GPUs are NVIDIA's, through NVML (package nvidia-ml-py and a driver); nothing
+Selected facts, never the whole environment. The load has the names of MLflow's sampler; for a run on several
+machines, only the first is sampled. GPUs are NVIDIA's, through NVML (package nvidia-ml-py and a driver); nothing
 here fails without them.
 """
 
@@ -264,7 +264,7 @@ def _handles(library: Any) -> list[Any]:
 def visible(uuids: list[str], chosen: str | None) -> list[int]:
     """Which devices, by index in `uuids`, the value of CUDA_VISIBLE_DEVICES leaves; all of them for None.
 
-    As CUDA reads it: entries after an invalid one are ignored.
+    As CUDA reads it: entries after an invalid entry are ignored.
     """
     if chosen is None:
         return list(range(len(uuids)))
@@ -319,7 +319,7 @@ def summary(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def loads(folder: Path) -> Generator[dict[str, float]]:
     """The load of machine, process and GPUs at each `next`, without end. What cannot be read is left out.
 
-    Loads of processors are means since the sample before: the first one has none that mean anything.
+    Loads of processors are means since the sample before: the first has none that mean anything.
     """
     import psutil
 

@@ -57,7 +57,7 @@ from cppo_lab.runs.tags import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.spec import RunSpec
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
-ACTIVITY_SECONDS = 0.5  # the same for the counter of one activity
+ACTIVITY_SECONDS = 0.5  # the same for the counter of an activity
 OUTPUT = "output"  # where the output of attempts goes among a run's artifacts
 OUTPUT_BYTES = 1_000_000
 
@@ -169,7 +169,7 @@ class Recorder:
 
     def _show_running(self, step: int) -> None:
         self._told_at = time.monotonic()
-        with contextlib.suppress(OSError):  # a full disk; the next one reports it
+        with contextlib.suppress(OSError):  # a full disk; the next status reports it
             self._status(schema.RUNNING, step)
 
     def tag(self, name: str, value: str) -> None:
@@ -193,7 +193,7 @@ class Recorder:
             self.file(name, text.encode())
 
     def file(self, name: str, content: bytes) -> bool:
-        """Keep `content` as the file `name` (a relative path) of the run; a later one of the same name replaces it.
+        """Keep `content` as the file `name` (a relative path) of the run; a later file of the same name replaces it.
 
         Content that a full disk cannot take is held in memory and written again with the next file and at the end; if
         that fails too, it is held with the metrics. Returns whether everything is on disk.
@@ -248,7 +248,7 @@ class Recorder:
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
         # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too,
-        # as an unfinished one is: from the older files.
+        # as an unfinished run is: from the older files.
         if status in schema.FINISHED and not self.spool.unwritten:
             for name in self._waiting:
                 with contextlib.suppress(OSError):
@@ -263,7 +263,7 @@ class Recorder:
     def _status(self, status: str, step: int | None, reason: str = "", cause: str = "") -> None:
         """The status that launchers and `cppo status` show, see `write_status`.
 
-        `seconds` counts all attempts, `started` and `first_step` refer to this one.
+        `seconds` counts all attempts, `started` and `first_step` refer to this attempt.
         """
         now = time.time()
         first_step, first_time = self._first
@@ -321,7 +321,7 @@ def begin_line(
 def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
     """Add the end of an attempt that died without recording it, in a spool file; False if there is none to end.
 
-    If the record has an end already, another one is appended. An empty `cause` keeps the one in the run's status.
+    If the record has an end already, another is appended. An empty `cause` keeps that in the run's status.
     The caller holds the lock of the folder.
     """
     record = newest_record(folder)

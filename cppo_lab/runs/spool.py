@@ -1,9 +1,9 @@
-"""The local record of a run: append-only lines in files of the run's folder, a new one for each attempt.
+"""The local record of a run: append-only lines in files of the run's folder, a new file for each attempt.
 
 A file begins with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
 continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
 per training step, the artifacts, and how the attempt ended. A kill can cut off the last line, which then does not
-count, and leaves a file without an `end` line; the next attempt writes a file of its own.
+count, and leaves a file without an `end` line; the next attempt writes a new file.
 
 A metric that is infinite or not a number is written and read as it is. `tracking/upload` brings MLflow to the same
 state.
@@ -32,7 +32,7 @@ _FILE = re.compile(r"(?:[0-9]{4}|[1-9][0-9]{4,})\.jsonl")
 
 @dataclass(frozen=True)
 class StepEvent:
-    """The metrics of one training step, and when they were measured."""
+    """The metrics of a training step, and when they were measured."""
 
     step: int
     time_ms: int
@@ -100,7 +100,7 @@ _KINDS: dict[str, type[Begin] | type[Artifact] | type[Tags] | type[End]] = {
 
 @dataclass
 class Spool:
-    """The file of one attempt. A full disk raises no error: lines stay in `unwritten` until the next write."""
+    """The file of an attempt. A full disk raises no error: lines stay in `unwritten` until the next write."""
 
     path: Path
     unwritten: list[Line] = field(default_factory=list)
@@ -237,7 +237,7 @@ def place_in(path: Path, offset: int) -> int:
 
 @dataclass
 class Record:
-    """The local record of one MLflow run: of all attempts that continued it."""
+    """The local record of an MLflow run: of all attempts that continued it."""
 
     begin: Begin
     rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first record of a step is kept
@@ -322,7 +322,7 @@ class RunRows:
 
 @dataclass(frozen=True)
 class Scores:
-    """`last`: of the newest validation. `best`: the highest one, first reached at `best_step`. `final_mean`: the mean
+    """`last`: of the newest validation. `best`: the highest, first reached at `best_step`. `final_mean`: the mean
     over the validations in the last LATE_SHARE of [0, T_stop]; None before the first of them.
     """
 

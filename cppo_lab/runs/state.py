@@ -84,7 +84,7 @@ class RunFolder:
 
     @cached_property
     def record(self) -> Record | None:
-        """Its newest record; None if it has none of its own."""
+        """Its newest record; None if it has none."""
         record = newest_record(self.path)
         name = self.path.name
         return record if record and record.begin.tags.get(schema.TAG_RUN_ID, name) == name else None
@@ -107,7 +107,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a run in a launcher's queue. `job` is the newest one, as the queue's commands write it.
+    """The place of a run in a launcher's queue. `job` is the newest, as the queue's commands write it.
 
     `waits`: why it has not started; None if it is not pending. `active`: it has machines; `ending`: it gives them back.
     """
@@ -123,7 +123,7 @@ class Place:
 class Queued:
     """What the launchers have: `listed`, the runs on the lists of live ones, and the `places` of runs in a queue.
 
-    `why_ended`: the queue's own words for how the jobs of runs have ended, where it has any.
+    `why_ended`: the queue's words for how the jobs of runs have ended, where it has any.
     """
 
     listed: Collection[str] = frozenset()
