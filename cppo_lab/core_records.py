@@ -50,7 +50,7 @@ class CoreRecord:
     check_placement: a function (run, layout) that raises UserError for a run that cannot train on the layout.
     estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: the cost is
     known from past runs only. doctor: a `CoreChecks` (doctor/check.py); None: nothing beyond Python is checked.
-    trainer_config: a function (run, layout, paths, folder of runs) -> the trainer's own configuration as plain values.
+    trainer_config: a function (run, layout, paths, folder of runs) -> the trainer's configuration as plain values.
 
     uses_layout: `layout` and `paths` are part of its resources, are listed with its runs, and the machine is examined
     before they start. fresh_process: a run needs a process that has not trained another run.
@@ -63,7 +63,7 @@ class CoreRecord:
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
     score: what its scores are, if they are no share of right answers among k responses (Avg@k).
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
-    own hypotheses.
+    hypotheses.
     preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long one.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
@@ -132,21 +132,21 @@ def other_cores() -> tuple[str, ...]:
 
 @cache
 def core_of(name: str) -> CoreRecord:
-    """The record of the core called `name`. The product's own names take precedence.
+    """The record of the core called `name`. The product's names take precedence.
 
     Raises UserError if there is none, or if an entry point does not name a CoreRecord.
     """
     path = BUILT_IN.get(name) or entry_points(CORE_GROUP).get(name)
     if path is None:
         raise unknown("core", name, core_names())
-    found = load(path, "core")
-    if not isinstance(found, CoreRecord):
+    record = load(path, "core")
+    if not isinstance(record, CoreRecord):
         raise UserError(
-            f"core {name!r}: {path} is a {type(found).__name__}, not a cppo_lab.core_records.CoreRecord"
+            f"core {name!r}: {path} is a {type(record).__name__}, not a cppo_lab.core_records.CoreRecord"
         )
-    if found.name != name:
-        raise UserError(f"core {name!r}: {path} is the record of {found.name!r}: one of the names is wrong")
-    return found
+    if record.name != name:
+        raise UserError(f"core {name!r}: {path} is the record of {record.name!r}: one of the names is wrong")
+    return record
 
 
 def miniature_of(name: str) -> str:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
 _LONGEST_NAME = 100  # characters of a wrong name that are compared
-_NEAR, _NEAR_WORD = 0.6, 0.75  # from which likeness on a name, and the last word of one, is offered
+_NEAR, _NEAR_WORD = 0.6, 0.75  # from which likeness on a name, and the last word of a name, is offered
 LONGEST = 2000  # characters of a message; the longest of ours list fifty names
 # A colour; or a control character that is no tab or end of a line, or that turns the direction of text.
 _COLOUR_OR_CONTROL = re.compile(
@@ -42,9 +42,9 @@ def together(faults: Iterable[str], where: str = "") -> UserError:
     first, *others = dict.fromkeys(faults)
     if not others:
         return UserError(first)
-    rest = [text.removeprefix(where) for text in others[: MOST_FAULTS - 1]]
-    more = len(others) - len(rest)
-    return UserError(ALSO.join([first, *rest]) + (f"; and {more} more" if more else ""))
+    listed = [text.removeprefix(where) for text in others[: MOST_FAULTS - 1]]
+    more = len(others) - len(listed)
+    return UserError(ALSO.join([first, *listed]) + (f"; and {more} more" if more else ""))
 
 
 def printable(text: str) -> str:
@@ -55,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """A program's output as a terminal may have it: its lines and colours; what else steers one becomes an escape."""
+    """A program's output as a terminal may have it: its lines and colours; what else steers it becomes an escape."""
     return _COLOUR_OR_CONTROL.sub(lambda match: match[1] or ascii(match[0])[1:-1], text)
 
 
@@ -68,7 +68,7 @@ def message(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Somebody's words, of any number of lines, on one."""
+    """Somebody's words, of any number of lines, on a single line."""
     return printable(" ".join(text.split()))
 
 
@@ -76,7 +76,7 @@ def nearest(value: object, names: Iterable[str]) -> list[str]:
     """The names that `value` may have meant, those that are equally near together; none if no name is near.
 
     A name is near if it has the same letters, or ends in the same word (`w_min`, `rule.w_min`), in a word with these
-    initials (`lr`, `optim.learning_rate`), or in one that begins with it or contains it; or if few letters differ.
+    initials (`lr`, `optim.learning_rate`), or in a word that begins with it or contains it; or if few letters differ.
     """
     typed = str(value)[:_LONGEST_NAME].lower()
     scores = {

@@ -89,7 +89,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Amounts:
-    """Responses and tokens of one training step and one validation, and how many of each there are."""
+    """Responses and tokens of a training step and a validation, and how many of each there are."""
 
     responses: int
     validation_responses: int
@@ -107,7 +107,7 @@ class Amounts:
 
 
 def shape_of(run: RunSpec) -> ModelShape:
-    """The shape of a published model, or of one of our own models."""
+    """The shape of a published model, or of an embedded model."""
     model = run.model
     if isinstance(model, HubModel):
         return ModelShape(
@@ -172,11 +172,11 @@ CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimiz
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of one micro-batch.
+    """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of a micro-batch.
 
     `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
-    the room for keys and values of one engine besides its weights, on all its GPUs (negative: not even the weights
-    fit); `kv_needed` is the size of one sequence of maximum length.
+    the room for keys and values of an engine besides its weights, on all its GPUs (negative: not even the weights
+    fit); `kv_needed` is the size of a sequence of maximum length.
     """
 
     state: float
@@ -216,7 +216,7 @@ class MemoryEstimate:
 def estimate_memory(
     shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float
 ) -> MemoryEstimate:
-    """The memory of one GPU of `layout` that has `available` bytes."""
+    """The memory of a GPU of `layout` that has `available` bytes."""
     state = _state(shape, layout)
     split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
     activations = _activations(shape, layout) / split + _gathered(shape, layout)
@@ -238,7 +238,7 @@ def estimate_memory(
 
 
 def _state(shape: ModelShape, layout: LayoutSpec) -> float:
-    """Weights, gradients and optimiser of one GPU.
+    """Weights, gradients and optimiser of a GPU.
 
     For a mixture of experts, only `parameters - active` is counted as sharded over the expert-parallel GPUs. The
     experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
@@ -288,7 +288,7 @@ def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Seconds of one training step, of one validation and of the whole run, on `devices` GPUs."""
+    """Seconds of a training step, of a validation and of the whole run, on `devices` GPUs."""
 
     rollout: float
     update: float
@@ -299,7 +299,7 @@ class TimeEstimate:
 
     @property
     def step(self) -> float:
-        """Seconds of one training step, validation excluded."""
+        """Seconds of a training step, validation excluded."""
         return self.rollout + self.update + self.overhead
 
     @property
@@ -366,13 +366,13 @@ def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float
 
 
 def kv_bytes(shape: ModelShape) -> float:
-    """Bytes of keys and values of one token."""
+    """Bytes of keys and values of a token."""
     return 2.0 * shape.layers * shape.kv_width * KV
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Time and memory of one run."""
+    """Time and memory of a run."""
 
     time: TimeEstimate
     memory: MemoryEstimate
@@ -384,8 +384,8 @@ def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -
     None for runs without GPUs, and for a core that has no estimate.
     """
     of_core = core_of(run.core).load("estimate")
-    found: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None
-    return found
+    cost: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None
+    return cost
 
 
 def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:

@@ -62,7 +62,7 @@ def read_plain(path: Path, largest: int) -> bytes | None:
 def open_below(folder: Path, *names: str) -> BinaryIO | None:
     """The plain file at the path `names` below `folder`; None if there is none.
 
-    Raises UserError if the file or a folder of the path is a link, or the file is not a plain one; OSError if it cannot
+    Raises UserError if the file or a folder of the path is a link, or the file is not plain; OSError if it cannot
     be read.
     """
     path = _below(folder, names)
@@ -238,7 +238,7 @@ class RedactedLines:
 
 
 class _RedactingStream(io.TextIOBase):
-    """A text stream that forwards masked text to another one: complete lines, and at a flush what is left.
+    """A text stream that forwards masked text to another: complete lines, and at a flush what is left.
 
     Output that a full disk cannot take is lost: no run fails because it could not print.
     """
@@ -280,7 +280,7 @@ def mask_output() -> None:
 
 @contextlib.contextmanager
 def masked_errors() -> Iterator[None]:
-    """Replace an error whose text or traceback contains a secret by one with the masked text.
+    """Replace an error whose text or traceback contains a secret by an error with the masked text.
 
     Launchers write the error that ends a job to files.
     """

@@ -28,7 +28,7 @@ _MODULES = {  # that are called otherwise than the package which has them, where
 
 def remedy(module: str) -> str:
     """A command that installs `module`: the extra that has it from the folder or address that this package is from;
-    else the package itself, in the versions that go with this one."""
+    else the package itself, in the versions that go with this package."""
     needed = _requirement(_MODULES.get(module, module))
     if needed is None:
         return f"pip install {shlex.quote(_MODULES.get(module, module))}"
@@ -45,10 +45,10 @@ def install_extra(extra: str) -> str:
     """
     if folder := _from_folder(extra):
         return folder
-    found = [requirement for requirement, of in _requirements() if of == extra]
-    if not found:
+    requirements = [requirement for requirement, of in _requirements() if of == extra]
+    if not requirements:
         return f"install this package again with its extra {extra!r}"
-    return f"pip install {' '.join(map(shlex.quote, found))}"
+    return f"pip install {' '.join(map(shlex.quote, requirements))}"
 
 
 def _from_folder(extra: str) -> str:
@@ -82,21 +82,21 @@ def _plain(name: str) -> str:
 
 
 def _requirements() -> list[tuple[str, str]]:
-    """(requirement, extra) of each package that this one may need, its own name left out."""
+    """(requirement, extra) of each package that this package may need, itself left out."""
     try:
         required = distribution(DISTRIBUTION).requires or []
     except PackageNotFoundError:
         return []
-    found = []
+    requirements = []
     for text in required:
         requirement, _, marker = text.partition(";")
         extra = _EXTRA.search(marker)
         if not requirement.strip().startswith(DISTRIBUTION):
-            found.append((requirement.strip(), extra[1] if extra else ""))
-    return found
+            requirements.append((requirement.strip(), extra[1] if extra else ""))
+    return requirements
 
 
-# Where downloaded models are. Imports nothing of the hub's own library, so that a launcher can ask.
+# Where downloaded models are. Imports nothing of the hub's library, so that a launcher can ask.
 
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -122,13 +122,13 @@ def snapshot(repository: str, revision: str) -> Path:
 
 def lacking(folder: Path) -> list[str]:
     """The files that a model's folder lacks: description, tokenizer, weights. A link that leads nowhere is no file."""
-    found = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        found.append("tokenizer.json")
+        missing.append("tokenizer.json")
     try:
         shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
     except FileNotFoundError:
         shards = [WEIGHTS]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return [*found, INDEX]
-    return found + [name for name in sorted(set(map(str, shards))) if not (folder / name).is_file()]
+        return [*missing, INDEX]
+    return missing + [name for name in sorted(set(map(str, shards))) if not (folder / name).is_file()]

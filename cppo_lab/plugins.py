@@ -31,18 +31,18 @@ class EntryPoints(Mapping[str, str]):
     packages: Mapping[str, Mapping[str, str]]
 
     def __getitem__(self, name: str) -> str:
-        found = self.packages[name]
-        listed = " and ".join(f"{path} of package {package}" for path, package in found.items())
+        paths = self.packages[name]
+        listed = " and ".join(f"{path} of package {package}" for path, package in paths.items())
         if not NAME.fullmatch(name):
             raise UserError(
                 f"entry point {name!r} of {self.group!r} ({listed}): a name has letters, digits, '_', '.' and '-', at "
                 "most 64: rename it in its package"
             )
-        if len(found) > 1:
+        if len(paths) > 1:
             raise UserError(
                 f"entry point {name!r} of {self.group!r} is both {listed}: uninstall one of the packages"
             )
-        return next(iter(found))
+        return next(iter(paths))
 
     def __contains__(self, name: object) -> bool:
         return name in self.packages
@@ -60,20 +60,20 @@ def entry_points(group: str) -> Mapping[str, str]:
     # Reads the folders of all packages, so it runs only when a name outside the product is looked up.
     from importlib import metadata
 
-    found: dict[str, dict[str, str]] = {}
+    packages: dict[str, dict[str, str]] = {}
     for point in metadata.entry_points(group=group):
         package = "unknown" if point.dist is None else point.dist.name
-        found.setdefault(point.name, {}).setdefault(point.value, package)
-    return EntryPoints(group, found)
+        packages.setdefault(point.name, {}).setdefault(point.value, package)
+    return EntryPoints(group, packages)
 
 
 def resolve(path: str) -> Any:
     """The object at `package.module:name`. Raises whatever its import raises."""
     module, _, name = path.partition(":")
-    found = importlib.import_module(module)  # noqa: TID251  the caller vouches for the name
+    target = importlib.import_module(module)  # noqa: TID251  the caller vouches for the name
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def load(path: str, what: str) -> Any:

@@ -113,8 +113,8 @@ class PreflightJob:
         parts = {1: self._part(1)}
         if self.layout.nodes == 1 and not parts[1].error:
             parts[2] = self._part(2)
-        found = self._measured(parts)
-        found.write(self.folder)
+        result = self._measured(parts)
+        result.write(self.folder)
         _clear(self.folder, keep=("attempts", FILE, phases.FILE))
 
     def give_up(self, why: str) -> None:
@@ -132,10 +132,10 @@ class PreflightJob:
             if process.is_alive():  # interrupted
                 process.terminate()
                 process.join()
-        found = _Part.read(self.folder, last)
-        if found.ended:
-            return found
-        return replace(found, error=f"its process was ended from outside (exit code {process.exitcode})")
+        part = _Part.read(self.folder, last)
+        if part.ended:
+            return part
+        return replace(part, error=f"its process was ended from outside (exit code {process.exitcode})")
 
     def _nothing(self, error: str = "") -> PreflightResult:
         return PreflightResult(
@@ -143,7 +143,7 @@ class PreflightJob:
         )
 
     def _measured(self, parts: Mapping[int, "_Part"]) -> PreflightResult:
-        lines = {one.step: one for one in phases.read(self.folder)}
+        lines = {line.step: line for line in phases.read(self.folder)}
         rows = {int(step): row for part in parts.values() for step, row in part.rows.items()}
         memory: dict[str, float] = {}
         for values in [*(line.memory for line in lines.values()), *(part.memory for part in parts.values())]:
@@ -184,7 +184,7 @@ class _Part:
 
     @classmethod
     def read(cls, folder: Path, last: int) -> "_Part":
-        """What the process that trained up to step `last` has written; an empty one if it wrote nothing."""
+        """What the process that trained up to step `last` has written; an empty part if it wrote nothing."""
         try:
             return cls(**json.loads(_part_file(folder, last).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -246,7 +246,7 @@ def _train(job: PreflightJob, last: int) -> None:
 
 
 def _redirect_output(path: Path) -> None:
-    """Redirect the output of this process and its children to a file; secrets in Python's own output are masked."""
+    """Redirect the output of this process and its children to a file; secrets in Python's output are masked."""
     path.parent.mkdir(exist_ok=True)
     with open_append(path) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
@@ -286,8 +286,8 @@ def _step(row: Mapping[str, float], line: phases.Phases) -> Step:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None
 
 
 def _clear(folder: Path, keep: Collection[str]) -> None:

@@ -82,7 +82,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
     MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
     MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
-    # Under MLflow's own names where it has one: its page shows `system/` apart. Means since the step before.
+    # Under MLflow's names where it has any: its page shows `system/` apart. Means since the step before.
     MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
     MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),
     MetricInfo("system/system_memory_usage_percentage", "%", "of the machine"),
@@ -201,9 +201,9 @@ TAG_HYPOTHESES = "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fi
 TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
 TAG_SEED_FIXES_START = "cppo.seed_fixes_start"  # "true" if the record of its core says it; none before
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has, with their fingerprints
-TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
-TAG_COLOUR = "mlflow.runColor"  # MLflow's own: of a run's curves in its page
-TAG_NOTE = "mlflow.note.content"  # MLflow's own: the description of a run or experiment, in Markdown
+TAG_PARENT = "mlflow.parentRunId"  # of MLflow: a run of a sweep or search, and a trial, have a parent
+TAG_COLOUR = "mlflow.runColor"  # of MLflow: of a run's curves in its page
+TAG_NOTE = "mlflow.note.content"  # of MLflow: the description of a run or experiment, in Markdown
 
 # Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
 TAG_ENV_PREFIX = "cppo.env."
@@ -230,7 +230,7 @@ TAG_COMMIT = "cppo.env.commit"
 TAG_DIRTY = "cppo.env.dirty"  # whether files differed from the commit: true or false
 TAG_CHANGES = "cppo.env.changes"  # fingerprint of what differed
 LISTED = frozenset({TAG_HOST, TAG_JOB, TAG_ARRAY_TASK, TAG_NODES, TAG_COMMIT, TAG_CHANGES})
-# MLflow's own, which its pages show as columns.
+# Those of MLflow, which its pages show as columns.
 TAG_MLFLOW_COMMIT = "mlflow.source.git.commit"
 TAG_MLFLOW_SOURCE = "mlflow.source.name"
 TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"

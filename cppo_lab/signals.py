@@ -114,7 +114,7 @@ def ignore_signals(do: Callable[[], None] | None = None) -> None:
     """From now on, call `do` at a signal to end, or ignore it (None): recording the end must not be interrupted.
 
     With `do`, the signal is also held for the next `handle_signals`. Repeated signals are common: Slurm often sends two
-    at once, the local launcher repeats its own, and a SIGTERM may follow a Ctrl-C.
+    at once, the local launcher repeats its signal, and a SIGTERM may follow a Ctrl-C.
     """
     _held.clear()
     if do is None:
@@ -130,14 +130,14 @@ def ignore_signals(do: Callable[[], None] | None = None) -> None:
 
 def find_interruption(error: BaseException) -> KeyboardInterrupt | Interrupted | None:
     """The interruption that caused `error`, if any: libraries such as `torch.save` raise another error on top of it."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, (KeyboardInterrupt, Interrupted)):
-            return found
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (KeyboardInterrupt, Interrupted)):
+            return cause
         # Raised by Ray's handler while Ray starts.
-        if isinstance(found, SystemExit) and found.code == signal.SIGTERM:
+        if isinstance(cause, SystemExit) and cause.code == signal.SIGTERM:
             return Interrupted(signal.SIGTERM)
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -148,8 +148,8 @@ def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    for one in (signal.SIGTERM, *_HANGUP):
-        signal.signal(one, signal.SIG_IGN)
+    for other in (signal.SIGTERM, *_HANGUP):
+        signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
 
 

@@ -3,7 +3,7 @@
 Guarantees of this package:
 
 - A core knows no sweep, launcher or store: it takes a specification, a sink and resources (`base.py`: `Core`).
-- A run that was killed continues from its last checkpoint with the numbers of an unbroken one.
+- A run that was killed continues from its last checkpoint with the numbers of an unbroken run.
 - Loss and collapse are the same for every core: a rule of `cppo_lab.maths`, and `collapse.py`.
 - What the rest of the product knows of a core is in its record (`cppo_lab.core_records`), which imports no trainer.
 

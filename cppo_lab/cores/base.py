@@ -27,7 +27,7 @@ class MetricSink(Protocol):
         """Give the run a tag of schema.TAGS_OF_CORES, for facts that are known only when training begins."""
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
+        """Keep `values` as the JSON file `name` of the run; a later file of the same name replaces it."""
 
     def file(self, name: str, content: bytes) -> bool | None:
         """Keep `content` as the file `name` of the run; only called if `Resources.answers` is set.
@@ -45,7 +45,7 @@ CHECKPOINTS = "verl_checkpoints"  # of the verl core, which has a folder of chec
 
 @dataclass(frozen=True)
 class Allocation:
-    """The machines of a multi-node run, as one of them sees it. The first one trains, the others are worker nodes."""
+    """The machines of a multi-node run, as one of them sees it. The first trains, the others are worker nodes."""
 
     machines: tuple[str, ...]
     rank: int  # index of this machine
@@ -78,19 +78,19 @@ def say_nothing(activity: str, done: int | None = None, of: int | None = None) -
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one run on this machine: its own folder, and `shared` for files that runs have in common."""
+    """The resources of one run on this machine: its folder, and `shared` for files that runs have in common."""
 
     shared: Path
     folder: Path
     device: str = "auto"  # "auto" is CUDA if available
     threads: int = 1
-    layout: LayoutSpec | None = None  # for cores that use one
+    layout: LayoutSpec | None = None  # for cores that use a layout
     paths: PathsSpec | None = None
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: all of it
     allocation: Allocation | None = None  # None: only this machine
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
     answers: AnswersSpec | None = None  # which responses to keep; None: none
-    doing: Doing = say_nothing  # may be called at any time, but only from the run's own process
+    doing: Doing = say_nothing  # may be called at any time, but only from the run's process
 
 
 class Core(Protocol):
@@ -110,7 +110,7 @@ S = TypeVar("S", bound=RunSpec)
 
 @dataclass(frozen=True)
 class TogetherRun(Generic[S]):
-    """One of several runs that are trained together, with its own sink and folder."""
+    """One of several runs that are trained together, with a sink and a folder."""
 
     spec: S
     sink: MetricSink
@@ -118,7 +118,7 @@ class TogetherRun(Generic[S]):
 
 
 class Ended(Protocol):
-    """Reports that the run at `place` has ended with an outcome or with its own error; called once for each run."""
+    """Reports that the run at `place` has ended with an outcome or with an error; called once for each run."""
 
     def __call__(self, place: int, how: Outcome | BaseException) -> None: ...
 
@@ -162,7 +162,7 @@ class Exporter(Protocol):
     """Write the best model of a run to `target`, an empty folder, in Hugging Face's format.
 
     `runs` is the folder of all runs; `say` takes lines of progress. Raises UserError if the run has kept no model, or
-    one that cannot be read.
+    a model that cannot be read.
     """
 
     def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
@@ -192,10 +192,10 @@ def load_together(name: str) -> Together:
 
     Raises UserError for a core that trains them one by one.
     """
-    found: Together | None = core_of(name).load("train_together")
-    if found is None:
+    train: Together | None = core_of(name).load("train_together")
+    if train is None:
         raise unknown("core that trains runs together", name, cores_that("train_together"))
-    return found
+    return train
 
 
 def load_datasets(name: str) -> Datasets:
@@ -203,8 +203,8 @@ def load_datasets(name: str) -> Datasets:
 
     Raises UserError for an unknown name.
     """
-    found: Datasets = core_of(name).load("datasets")
-    return found
+    read: Datasets = core_of(name).load("datasets")
+    return read
 
 
 def load_exporter(name: str) -> Exporter:
@@ -212,10 +212,10 @@ def load_exporter(name: str) -> Exporter:
 
     Raises UserError for a core without one, ModuleNotFoundError if a package is not installed.
     """
-    found: Exporter | None = core_of(name).load("exporter")
-    if found is None:
+    exporter: Exporter | None = core_of(name).load("exporter")
+    if exporter is None:
         raise unknown("core that exports its models", name, cores_that("exporter"))
-    return found
+    return exporter
 
 
 def load_companion(name: str) -> Companion:
@@ -223,10 +223,10 @@ def load_companion(name: str) -> Companion:
 
     Raises UserError for a core that uses one machine.
     """
-    found: Companion | None = core_of(name).load("worker_node")
-    if found is None:
+    companion: Companion | None = core_of(name).load("worker_node")
+    if companion is None:
         raise unknown("core that uses several machines", name, cores_that("worker_node"))
-    return found
+    return companion
 
 
 def load_stand_ins(name: str) -> StandIns:
@@ -234,7 +234,7 @@ def load_stand_ins(name: str) -> StandIns:
 
     Raises UserError for a core without them, ModuleNotFoundError if a package is not installed.
     """
-    found: StandIns | None = core_of(name).load("stand_ins")
-    if found is None:
+    maker: StandIns | None = core_of(name).load("stand_ins")
+    if maker is None:
         raise unknown("core with models of random weights", name, cores_that("stand_ins"))
-    return found
+    return maker

@@ -3,7 +3,7 @@
 A run has collapsed when its validation score has been below `share` times its best so far, and at least
 MARGIN below it, at `patience` validations in a row; or when a log-probability or gradient is not finite. It then ends.
 
-PAPER: `collapse` is a run that diverged (Table 4), without a threshold. Share 0.4 separates its own curves as its table
+PAPER: `collapse` is a run that diverged (Table 4), without a threshold. Share 0.4 separates its curves as its table
 does: CISPO on Qwen3-30B-A3B-Base falls below, and no other run. That curve ends at its first such point, so only
 patience 1 finds it. Our runs continue, and patience 2 tells a collapse from a single bad validation.
 """

@@ -75,7 +75,7 @@ class Diagnostics:
         self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
 
     def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
-        """Keep the response that best shows both tests; on a tie the later one."""
+        """Keep the response that best shows both tests; on a tie the later."""
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
         moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
@@ -128,7 +128,7 @@ class Diagnostics:
         return {"positions": positions} | ({"window": window} if window else {})
 
     def _span(self) -> int | None:
-        """T of the position weight where it is the padded width; None where it is each response's own length."""
+        """T of the position weight where it is the padded width; None where it is each response's length."""
         return len(self.gap) if self.rule.position_span == "padded" else None
 
     def state(self) -> dict[str, Any]:

@@ -96,18 +96,18 @@ class Course:
         resources: Resources,
         checkpoint_seconds: float = 0.0,
     ) -> None:
-        """`checkpoint_seconds`: minimum time between two checkpoints, after the first one."""
+        """`checkpoint_seconds`: minimum time between two checkpoints, after the first."""
         self.trainer, self.spec, self.sink = trainer, spec, sink
         self.history: list[Row] = []
         self.reason = ""  # why it ended early
         self._pause, self._saved = checkpoint_seconds, -math.inf
         self._path, self._best = resources.folder / CHECKPOINT, resources.folder / BEST_MODEL
         self._maker = f"torch {torch.__version__} on {trainer.device.type}"
-        found = load_checkpoint(self._path, spec.run_id, self._maker)
-        if found is not None:
+        checkpoint = load_checkpoint(self._path, spec.run_id, self._maker)
+        if checkpoint is not None:
             try:
-                trainer.load_state(found["trainer"], found["history"][-1][0])
-                self.history = found["history"]
+                trainer.load_state(checkpoint["trainer"], checkpoint["history"][-1][0])
+                self.history = checkpoint["history"]
             except ValueError as error:
                 refuse_checkpoint(self._path, error)
         self._recording = _recording(spec, sink, resources)
@@ -137,14 +137,14 @@ class Course:
     def add(self, metrics: dict[str, float], validate: Callable[[], dict[str, float]]) -> None:
         """Log a step of the trainer; if due, also log the scores from `validate` and write a checkpoint."""
         steps = self.trainer.steps
-        validated, kept = steps % self.spec.validation.every == 0, True
+        validated, is_recorded = steps % self.spec.validation.every == 0, True
         if validated:
             metrics = metrics | validate()
-            kept = self._recording.add(self.trainer.answers())
+            is_recorded = self._recording.add(self.trainer.answers())
         self.history.append((steps, metrics))
         self.sink.log(steps, metrics)
         if validated:
-            if kept:  # otherwise a run that resumes from the checkpoint would lack these responses
+            if is_recorded:  # otherwise a run that resumes from the checkpoint would lack these responses
                 self._save()
             _keep_best(self.spec, self._best, self._maker, self.history, self.trainer)
             self.reason = _collapsed(self.spec, self.history)
@@ -176,7 +176,7 @@ def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recordi
 
 
 def _keep_best(spec: RunSpec, path: Path, maker: str, history: list[Row], trainer: SteppedTrainer) -> None:
-    """Save the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later one).
+    """Save the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later).
 
     Called after each validation and its checkpoint, which determines the weights to save.
     """

@@ -87,7 +87,7 @@ class RuleLoss:
 
 
 def own_permutation(valid: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order of each response's own positions, [B, T] like `valid`; draw it once per rollout."""
+    """A random order of each response's positions, [B, T] like `valid`; draw it once per rollout."""
     draws = torch.rand(valid.shape, generator=generator).to(valid.device)
-    # Padding sorts behind every draw, so the first len_b entries of row b are its own positions.
+    # Padding sorts behind every draw, so the first len_b entries of row b are its positions.
     return torch.where(valid, draws, 2.0).argsort(1)

@@ -5,7 +5,7 @@ Guarantees of this package:
 - A model is a folder that `transformers` loads, with its tokenizer and a model card that names the run (`card.py`).
 - A folder appears as a whole or not at all, and nothing that is there is overwritten unasked (`folder.py`).
 - A run that is being trained is refused: its best checkpoint may change.
-- A model is read from the run's own folder, without the tracking store (`subject.py`), and written by the `Exporter` of
+- A model is read from the run's folder, without the tracking store (`subject.py`), and written by the `Exporter` of
   its core (`cppo_lab.cores.base`).
 - `metrics.py` writes the metrics of a sweep as Parquet or CSV.
 

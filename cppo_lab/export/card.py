@@ -42,15 +42,15 @@ def model_card(subject: Subject, exported: Exported) -> str:
 def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
     """The metadata that the hub reads from a card."""
     spec = subject.spec
-    found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if isinstance(spec.model, HubModel):
-        found["base_model"] = spec.model.repository
+        metadata["base_model"] = spec.model.repository
     if isinstance(spec.data, MathData) and spec.data.training in DATASETS:
-        found["datasets"] = [DATASETS[spec.data.training]]
-    found["tags"] = ["cppo-lab", "reinforcement-learning", *([] if _is_published(spec) else ["miniature"])]
+        metadata["datasets"] = [DATASETS[spec.data.training]]
+    metadata["tags"] = ["cppo-lab", "reinforcement-learning", *([] if _is_published(spec) else ["miniature"])]
     if results := _results(subject, exported):
-        found["model-index"] = [{"name": printable(subject.name), "results": results}]
-    return found
+        metadata["model-index"] = [{"name": printable(subject.name), "results": results}]
+    return metadata
 
 
 def _results(subject: Subject, exported: Exported) -> list[dict[str, Any]]:
@@ -117,8 +117,8 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
     facts["Score before training"] = _score(scores, 0, spec.validation.samples)
     facts["Weights"] = f"{exported.parameters:,} in {exported.dtype}"
     facts["Code"] = _code_of(tags)
-    found = versions_in(tags)
-    facts["Packages"] = ", ".join(f"{name} {code(found[name])}" for name in _PACKAGES if name in found)
+    versions = versions_in(tags)
+    facts["Packages"] = ", ".join(f"{name} {code(versions[name])}" for name in _PACKAGES if name in versions)
     if subject.ended is not None:
         facts["Ended"] = f"{datetime.fromtimestamp(subject.ended / 1000, UTC):%Y-%m-%d %H:%M} UTC"
     facts["Exported by"] = f"CPPO Lab {code(code_version())}"
@@ -139,10 +139,10 @@ def _score(scores: Mapping[int, float], step: int, samples: int) -> str:
 def _code_of(tags: Mapping[str, str]) -> str:
     """Version and commit of the code that trained the run; several commits if it was continued by another."""
     version, commits = tags.get(schema.TAG_CODE_VERSION, ""), tags.get(schema.TAG_COMMIT, "").split()
-    said = [f"CPPO Lab {code(version)}"] if version else []
-    said += [f"commit {' '.join(code(one) for one in commits)}"] if commits else []
-    said += ["with changes that are in no commit"] if tags.get(schema.TAG_DIRTY) == "true" else []
-    return ", ".join(said) or "not on record"
+    parts = [f"CPPO Lab {code(version)}"] if version else []
+    parts += [f"commit {' '.join(code(commit) for commit in commits)}"] if commits else []
+    parts += ["with changes that are in no commit"] if tags.get(schema.TAG_DIRTY) == "true" else []
+    return ", ".join(parts) or "not on record"
 
 
 def _evaluation(subject: Subject, exported: Exported) -> str:

@@ -1,6 +1,6 @@
 """A folder that appears as a whole or not at all: it is written next to its place and renamed.
 
-The next export to the same place removes the leftovers of a killed one.
+The next export to the same place removes the leftovers of a killed export.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def require_free(out: Path) -> Path:
 def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
     """An empty folder that is renamed to `place` (from `require_free`) at the end; if writing fails, nothing appears.
 
-    `replace`: it replaces the existing folder; if writing fails, that one stays.
+    `replace`: it replaces the existing folder; if writing fails, the old folder stays.
     Raises UserError if somebody else has put something there meanwhile.
     """
     place.parent.mkdir(parents=True, exist_ok=True)

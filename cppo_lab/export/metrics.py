@@ -69,16 +69,16 @@ def write(
 
 def _is_ours(out: Path) -> bool:
     try:
-        found = json.loads((out / ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("made_by") == _MARK
+    return isinstance(about, dict) and about.get("made_by") == _MARK
 
 
 def _units(names: list[str]) -> dict[str, str]:
     """The unit of each metric that `schema.METRICS` lists; validation scores are fractions."""
-    known = {name: schema.METRIC_BY_NAME[name].unit for name in names if name in schema.METRIC_BY_NAME}
-    return known | {name: "fraction" for name in names if schema.parse_validation_metric(name) is not None}
+    units = {name: schema.METRIC_BY_NAME[name].unit for name in names if name in schema.METRIC_BY_NAME}
+    return units | {name: "fraction" for name in names if schema.parse_validation_metric(name) is not None}
 
 
 def _write_tables(

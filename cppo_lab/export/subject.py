@@ -16,7 +16,7 @@ from cppo_lab.spec.parse import parse_run
 
 @dataclass(frozen=True)
 class Subject:
-    """A run as recorded in its own folder, without the tracking store.
+    """A run as recorded in its folder, without the tracking store.
 
     `tags` are those of its newest record, `metrics` the recorded ones by training step, `ended` the end of that record
     in ms since the epoch (None: it has not ended). `status` is one of schema.STATUSES, or empty.
@@ -46,8 +46,8 @@ class Subject:
     @property
     def scores(self) -> dict[int, float]:
         """The score of each recorded validation, by training step."""
-        found = sorted(self.metrics.items())
-        return {step: row[self.score_name] for step, row in found if self.score_name in row}
+        rows = sorted(self.metrics.items())
+        return {step: row[self.score_name] for step, row in rows if self.score_name in row}
 
 
 def read_subject(runs: Path, run_id: str) -> Subject:

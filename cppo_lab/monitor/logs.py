@@ -103,7 +103,7 @@ def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:
     """The output of each attempt at a run, or of its batch, the newest last: standard output, and standard error if it
     is separate.
 
-    An attempt in the launcher's own process prints there.
+    An attempt in the launcher's process prints there.
     """
     outputs: list[tuple[float, list[LogFile]]] = []
     for folder in (runs / run_id, *batches_of(runs, run_id)):

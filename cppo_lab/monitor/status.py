@@ -51,7 +51,7 @@ class Label:
 class RunStatus:
     """One run and its state.
 
-    `score` (the last one), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
+    `score` (the last), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
     step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
     Slurm job, or host:pid of the training process. Unknown values are None or empty.
     """
@@ -87,7 +87,7 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
 
 
 def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
-    """The state of runs: those that `labels` name, in their order, or every known one, live ones last."""
+    """The state of runs: those that `labels` name, in their order, or every known run, live ones last."""
     queued = look(runs)
     run_ids = known_runs(runs, queued) if labels is None else labels
     folders = [RunFolder(runs / run_id) for run_id in run_ids]
@@ -148,7 +148,7 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
 
 
 def ordered(runs: Sequence[RunStatus], score: str | None) -> list[RunStatus]:
-    """By `last`, `best` or `final_mean`, the highest first, runs without one last; None: as they are."""
+    """By `last`, `best` or `final_mean`, the highest first, runs without a score last; None: as they are."""
     if score is None:
         return list(runs)
     scores = {run.run_id: getattr(run, "score" if score == "last" else score) for run in runs}
@@ -156,7 +156,7 @@ def ordered(runs: Sequence[RunStatus], score: str | None) -> list[RunStatus]:
 
 
 def values(run: RunStatus) -> dict[str, Any]:
-    """The values of one run, by the names of COLUMNS."""
+    """The values of a run, by the names of COLUMNS."""
     row = {**vars(run), **vars(run.label), "variants": dict(run.label.variants), "last": run.score}
     return {name: round(row[name], 6) if isinstance(row[name], float) else row[name] for name in COLUMNS}
 
@@ -167,7 +167,7 @@ def as_values(shown: Sequence[RunStatus], runs: Sequence[RunStatus]) -> dict[str
 
 
 def _counts(runs: Sequence[RunStatus]) -> dict[str, int]:
-    """The number of runs in each state that one of them has."""
+    """The number of runs in each state that a run has."""
     counts = Counter(run.state for run in runs)
     return {state: counts[state] for state in schema.STATES if counts[state]}
 

@@ -24,7 +24,7 @@ _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 def watch(
     look: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
 ) -> list[RunStatus]:
-    """Show what `look` finds at an interval in seconds until nothing runs or waits; returns what it found last.
+    """Show what `look` finds at an interval in seconds until nothing runs or waits; returns what it saw last.
 
     On a terminal the table is redrawn; elsewhere each change of a state is one line.
     """
@@ -91,7 +91,7 @@ def notify(command: Sequence[str], sweep: str, runs: Sequence[RunStatus]) -> Non
     failed = sum(run.state == schema.FAILED for run in runs)
     numbers = {"CPPO_DONE": done, "CPPO_FAILED": failed, "CPPO_LEFT": len(runs) - done - failed}
     environment = {**os.environ, "CPPO_SWEEP": sweep, **{name: str(n) for name, n in numbers.items()}}
-    if not sys.flags.safe_path:  # the variable is for our own children; this is the user's program
+    if not sys.flags.safe_path:  # the variable is for our children; this is the user's program
         environment.pop("PYTHONSAFEPATH", None)
     try:
         status = subprocess.run(command, env=environment, check=False).returncode

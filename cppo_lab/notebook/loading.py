@@ -94,7 +94,7 @@ def load(
         overrides: as on the command line: "core=verl", "rule.w_min=0.6,0.8". They choose the runs, as in `cppo launch`.
         uri: the tracking store, as a URI or as the path of a SQLite file. Default: MLFLOW_TRACKING_URI, else
             `tracking.uri` of the configuration, else sqlite:///mlflow.db in the working folder.
-        source: "runs" for your own runs, "paper" for the paper's curves, which come with this package (sweep: "main",
+        source: "runs" for your runs, "paper" for the paper's curves, which come with this package (sweep: "main",
             an ablation, or "study" for all; without overrides and uri).
         values: overrides as keyword arguments; a sequence is several values: seed=[0, 1], model="mini_base",
             **{"rule.w_min": 0.8}.
@@ -126,19 +126,19 @@ def load(
     plan = make_plan(declared, texts)
     store = _store(uri, plan.tracking.uri)
     experiment = schema.experiment_name(plan.core)
-    found = Results(
+    results = Results(
         plan.name,
         f"experiment {experiment} of {redacted(store)}",
         declared_runs(plan, texts),
         StoreSource(store, experiment),
     )
-    if (found.runs["state"] == schema.MISSING).all():
+    if (results.runs["state"] == schema.MISSING).all():
         command = " ".join(["cppo launch", name, *texts])
         raise UserError(
             f"experiment {experiment!r} of {redacted(store)} has none of the {len(plan.runs)} runs of {plan.name}: "
             f"train them with `{command}`, or name the store that has them: uri="
         )
-    return found
+    return results
 
 
 def _store(uri: str | Path | None, configured: str | None) -> str:

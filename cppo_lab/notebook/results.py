@@ -61,7 +61,7 @@ def override_text(key: str, value: Any) -> str:
     values = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
     if key in _CHOICES:
         return f"{key}={','.join(map(str, values))}"
-    return f"{key}={','.join(quote(one) for one in values)}"
+    return f"{key}={','.join(quote(part) for part in values)}"
 
 
 def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[DeclaredRun]:
@@ -93,16 +93,16 @@ def _values(spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """The values of dotted keys. A whole section (an axis may be a group) becomes its name, or else its values as
     text.
     """
-    found = {}
+    by_key = {}
     for key in keys:
         value: Any = spec
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, Mapping):
-            text = " ".join(f"{name}={one}" for name, one in value.items())
+            text = " ".join(f"{name}={inner}" for name, inner in value.items())
             value = value.get("name", text)
-        found[key] = value
-    return found
+        by_key[key] = value
+    return by_key
 
 
 HISTORY_COLUMNS = ("run_id", "metric", "step", "value")
@@ -145,11 +145,11 @@ class Results:
             benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:
             the last score inside the window. final_mean: mean score over the last 30 % of the window, which has no
             selection bias. base: score before training (step 0). start, end: UTC times of the run in the store;
-            mlflow_id: its id there. warm_start: digest of the weights from which training began; empty without one.
+            mlflow_id: its id there. warm_start: digest of the weights from which training began; empty without it.
 
         Scores are fractions in [0, 1], NaN where there is none.
         """
-        parts = [self._rows_of_sweep(own) for own in self._by_sweep.values()]
+        parts = [self._rows_of_sweep(declared) for declared in self._by_sweep.values()]
         frame = pd.DataFrame([row for rows in parts for row in rows], columns=self._columns)
         for key in self._axes:
             frame[key] = _narrowed(frame[key])
@@ -157,7 +157,7 @@ class Results:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of all metrics that one of the runs has logged, sorted. Units: `cppo_lab.schema`."""
+        """The names of all metrics that any run has logged, sorted. Units: `cppo_lab.schema`."""
         return tuple(sorted(self._source.metric_names(list(self._stored.values()))))
 
     def history(self, metrics: str | Iterable[str] | None = None, runs: Runs | None = None) -> pd.DataFrame:
@@ -197,9 +197,11 @@ class Results:
             UserError: source="paper"; an id that is not in `runs`; a file of outcomes is broken.
         """
         stored = self._chosen(runs)
-        found = self._source.outcomes(stored)
+        outcomes = self._source.outcomes(stored)
         parts = [
-            _outcome_rows(run_id_of(run), found[run.mlflow_id]) for run in stored if run.mlflow_id in found
+            _outcome_rows(run_id_of(run), outcomes[run.mlflow_id])
+            for run in stored
+            if run.mlflow_id in outcomes
         ]
         if not parts:
             return pd.DataFrame({name: [] for name in OUTCOME_COLUMNS})
@@ -210,15 +212,15 @@ class Results:
     def _stored(self) -> Mapping[str, StoredRun]:
         """Run id -> the run in the store, for the runs that it has, in declaration order."""
         ids = dict.fromkeys(run.run_id for run in self._declared)
-        found = {run_id_of(run): run for run in self._source.find(ids)}
-        return {run_id: found[run_id] for run_id in ids if run_id in found}
+        stored = {run_id_of(run): run for run in self._source.find(ids)}
+        return {run_id: stored[run_id] for run_id in ids if run_id in stored}
 
     @cached_property
     def _by_sweep(self) -> Mapping[str, list[DeclaredRun]]:
-        found: dict[str, list[DeclaredRun]] = {}
+        by_sweep: dict[str, list[DeclaredRun]] = {}
         for run in self._declared:
-            found.setdefault(run.sweep, []).append(run)
-        return found
+            by_sweep.setdefault(run.sweep, []).append(run)
+        return by_sweep
 
     @cached_property
     def _axes(self) -> tuple[str, ...]:
@@ -251,7 +253,7 @@ class Results:
         sweep.
         """
         stored = {run.run_id: self._stored[run.run_id] for run in declared if run.run_id in self._stored}
-        ids = {one.mlflow_id: run_id for run_id, one in stored.items()}
+        ids = {run.mlflow_id: run_id for run_id, run in stored.items()}
         model_of = {run.run_id: run.model for run in declared}
         rows = [(mlflow_id, model_of[run_id]) for mlflow_id, run_id in ids.items()]
         points = self._validations
@@ -268,9 +270,9 @@ class Results:
             runs["run_id"] if isinstance(runs, pd.DataFrame) else [runs] if isinstance(runs, str) else runs
         )
         ids = dict.fromkeys(map(str, asked))
-        known = {run.run_id for run in self._declared}
+        declared = {run.run_id for run in self._declared}
         for run_id in ids:
-            if run_id not in known:
+            if run_id not in declared:
                 raise UserError(
                     f"run {run_id!r} is not one of {self.name}: take ids from the column `run_id` of runs"
                 )
@@ -283,9 +285,9 @@ class Results:
         names = self._source.metric_names(list(self._stored.values()))
         chosen = set[str]()
         for pattern in patterns:
-            if not (found := {name for name in names if name == pattern or fnmatchcase(name, pattern)}):
+            if not (matching := {name for name in names if name == pattern or fnmatchcase(name, pattern)}):
                 raise unknown("metric", pattern, names)
-            chosen |= found
+            chosen |= matching
         return chosen.__contains__
 
 
@@ -337,18 +339,18 @@ def _narrowed(values: pd.Series) -> pd.Series:
     return values.infer_objects()
 
 
-def _outcome_rows(run_id: str, found: Outcomes) -> pd.DataFrame:
-    validations, problems = found.right.shape
-    benchmarks = np.array(found.benchmarks, dtype=object)[found.benchmark_of]
+def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:
+    validations, problems = outcomes.right.shape
+    benchmarks = np.array(outcomes.benchmarks, dtype=object)[outcomes.benchmark_of]
     return pd.DataFrame(
         {
             "run_id": run_id,
-            "step": np.repeat(found.steps, problems),
+            "step": np.repeat(outcomes.steps, problems),
             "benchmark": np.tile(benchmarks, validations),
-            "problem": np.tile(np.array(found.problems, dtype=object), validations),
-            "samples": found.samples,
-            "right": found.right.reshape(-1).astype(np.int64),
-            "cut_off": found.cut_off.reshape(-1).astype(np.int64),
-            "length": found.length.reshape(-1).astype(np.float64),
+            "problem": np.tile(np.array(outcomes.problems, dtype=object), validations),
+            "samples": outcomes.samples,
+            "right": outcomes.right.reshape(-1).astype(np.int64),
+            "cut_off": outcomes.cut_off.reshape(-1).astype(np.int64),
+            "length": outcomes.length.reshape(-1).astype(np.float64),
         }
     )
