@@ -64,7 +64,7 @@ class CoreRecord:
     score: what its scores are, if they are no share of right answers among k responses (Avg@k).
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
     hypotheses.
-    preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long one.
+    preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long run.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
     extra: the extra of pyproject.toml that has its packages; empty: it needs none, or is another package's.

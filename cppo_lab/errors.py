@@ -88,7 +88,7 @@ def nearest(value: object, names: Iterable[str]) -> list[str]:
 
 
 def _likeness(typed: str, name: str) -> float:
-    """How much a name is like the typed one, from 0 to 1."""
+    """How much a name is like the typed name, from 0 to 1."""
     typed, name = (_JOINTS.sub("_", text) for text in (typed, name))
     letters = _SEPARATORS.sub("", typed)
     if letters == _SEPARATORS.sub("", name):

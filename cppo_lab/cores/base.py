@@ -45,7 +45,7 @@ CHECKPOINTS = "verl_checkpoints"  # of the verl core, which has a folder of chec
 
 @dataclass(frozen=True)
 class Allocation:
-    """The machines of a multi-node run, as one of them sees it. The first trains, the others are worker nodes."""
+    """The machines of a multi-node run, as each sees it. The first trains, the others are worker nodes."""
 
     machines: tuple[str, ...]
     rank: int  # index of this machine
@@ -141,7 +141,7 @@ class Companion(Protocol):
 
 
 class Datasets(Protocol):
-    """The datasets that a run reads. Must be fast, and must not fail if one is missing."""
+    """The datasets that a run reads. Must be fast, and must not fail if a dataset is missing."""
 
     def __call__(self, spec: RunSpec, resources: Resources) -> tuple[Dataset, ...]: ...
 
@@ -210,7 +210,7 @@ def load_datasets(name: str) -> Datasets:
 def load_exporter(name: str) -> Exporter:
     """The function that writes the models of the core called `name` in Hugging Face's format.
 
-    Raises UserError for a core without one, ModuleNotFoundError if a package is not installed.
+    Raises UserError for a core that exports none, ModuleNotFoundError if a package is not installed.
     """
     exporter: Exporter | None = core_of(name).load("exporter")
     if exporter is None:

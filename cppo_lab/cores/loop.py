@@ -118,7 +118,7 @@ class Course:
         return bool(self.reason) or self.trainer.steps >= self.spec.training.t_stop
 
     def begin(self, validate: Callable[[], dict[str, float]]) -> None:
-        """Log the rows of the checkpoint or, without one, the scores before training from `validate`."""
+        """Log the rows of the checkpoint or, if there is none, the scores before training from `validate`."""
         step = self.history[-1][0] if self.history else None
         self.sink.begin(step)
         self._recording.begin(step)

@@ -135,8 +135,8 @@ Pairing = Literal["seed", "none"]
 
 
 class _Stated(Spec):
-    """Everything that identifies a hypothesis: changing any of it makes a different one. Fields added later are None if
-    unused, and then omitted from the text.
+    """Everything that identifies a hypothesis: changing any of it makes a different hypothesis. Fields added later are
+    None if unused, and then omitted from the text.
     """
 
     hypotheses: dict[str, Hypothesis]
@@ -441,7 +441,7 @@ class Search(Declared):
     """What a search file declares.
 
     Every trial trains one model with `settings`, once for each of `seeds`, at a point of the search space; objectives
-    are averaged over the seeds. `models` names one model, or one for each trainer core.
+    are averaged over the seeds. `models` names one model, or a model for each trainer core.
     """
 
     models: dict[str, str]

@@ -184,7 +184,7 @@ def look_ahead(
 ) -> Ahead:
     """What a launch with `replace` and `finished` would start from. Writes nothing.
 
-    The store is asked which runs without a record here have been finished elsewhere; not if all runs have one,
+    The store is asked which runs without a record here have been finished elsewhere; not if all runs have a record,
     or if it is a file that does not exist yet. With `opens` it is opened nevertheless, and created.
     """
     folders = {run.run_id: RunFolder(runs_folder() / run.run_id) for run in plan.runs}

@@ -31,7 +31,7 @@ from cppo_lab.tracking.parents import SweepText, ensure_parent, living, register
 from cppo_lab.tracking.sent import load_shipped
 from cppo_lab.tracking.ui import save_view
 
-# If several launchers add the same missing tag, the store accepts only one; the others then find the tag.
+# If several launchers add the same missing tag, the store accepts a single request; the others then find the tag.
 TRIES = 3
 
 

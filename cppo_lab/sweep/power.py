@@ -439,7 +439,7 @@ class Shown:
 
     `deviation`: in points, of runs of one method over seeds; without what runs of one seed have in common, if they are
     compared seed by seed (`paired`). `measured`: the number of finished runs that it is taken from; 0: assumed.
-    `power` and `seeds_needed`: for the lead of the question; None without one.
+    `power` and `seeds_needed`: for the lead of the question; None if it has no lead.
     """
 
     sweep: str

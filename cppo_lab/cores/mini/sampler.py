@@ -115,7 +115,7 @@ def sample(
     logits = model.next_token(prompts, present, cache)[group]
     capacity = prompts.shape[1] + max_response_length
     cache, present = cache.rows(group, capacity), None if present is None else present[group]
-    rows = torch.arange(len(group), device=device)  # of the output, one for each row of the batch
+    rows = torch.arange(len(group), device=device)  # of the output, for the rows of the batch
     running = torch.ones(len(group), dtype=torch.bool, device=device)
     for position in range(max_response_length):
         logp = (logits.float() / temperature).log_softmax(-1)

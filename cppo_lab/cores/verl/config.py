@@ -338,7 +338,7 @@ def _check_top_k(spec: VerlRun, config: Any) -> None:
 
 
 def _typed_values(config: DictConfig, before: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, declared type) of the values that belong to one of verl's config classes."""
+    """(key, value, declared type) of the values that belong to verl's config classes."""
     from hydra.utils import get_class
 
     target = OmegaConf.select(config, "_target_")

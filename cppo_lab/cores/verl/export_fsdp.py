@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 
 def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say) -> None:
-    """Merge `shards`, one of each rank, into a model at `target`.
+    """Merge `shards`, in the order of ranks, into a model at `target`.
 
     `description` is a folder with the configuration and tokenizer. Raises UserError if they do not form a model.
     """

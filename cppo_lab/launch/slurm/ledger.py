@@ -106,12 +106,12 @@ class Ledger:
     def claim(
         self, names: Sequence[str], positions: Sequence[int] | None = None, cluster: str | None = None
     ) -> str:
-        """Record that one array is about to be submitted for these jobs; returns its token.
+        """Record that an array is about to be submitted for these jobs; returns its token.
 
         `positions`: the place of each in the array, for jobs of several runs; None: one after the other. `cluster`: the
         name of the cluster, if known.
 
-        Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
+        Raises ValueError if a job is in the queue already: the caller reconciles first, holding the lock.
         """
         token = secrets.token_hex(8)
         with self._transaction() as database:

@@ -423,7 +423,7 @@ def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor])
     state = model.state_dict(keep_vars=True)
     unexpected = sorted(weights.keys() - state.keys())
     given = {id(state[name]) for name in weights.keys() & state.keys()}
-    # Names that share one tensor are tied: one of them is enough.
+    # Names that share one tensor are tied: a single name is enough.
     missing = sorted(
         name for name, tensor in state.items() if name not in weights and id(tensor) not in given
     )
