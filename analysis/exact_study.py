@@ -1,8 +1,8 @@
 """Curves of the exact core's runs by condition, the surrogate's error at equal movement, and what it depends on.
 
 A curve has one run's values step by step. Runs of one `Condition` differ only in the seed; seeds are the sampling units
-of every interval. docs/exact.md describes the estimator, its type I error, and why a smaller error at equal movement
-does not show what a rule does to an update.
+of every interval. docs/evidence/exact.md describes the estimator, its type I error, and why a smaller error at equal
+movement does not show what a rule does to an update.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The thresholds of `sweeps/exact.yaml` at which every rule moves the policy as far as DPPO, on seeds of no study.
 
-    python -m dev.exact_selection [--seeds 8] [--file FILE.csv]      # docs/exact_selection.csv; CPU minutes
+    python -m dev.exact_selection [--seeds 8] [--file FILE.csv]      # docs/evidence/exact_selection.csv; CPU minutes
 
 Uses `exact/movement` only, never the error. Searches for a rule's threshold rule.delta at which the log ratio of its
 movement to DPPO's, averaged over processes and horizons, is 0 within 5 %. The first try is DPPO's threshold times
@@ -26,7 +26,7 @@ from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 
-FILE = Path(__file__).parents[1] / "docs" / "exact_selection.csv"
+FILE = Path(__file__).parents[1] / "docs" / "evidence" / "exact_selection.csv"
 SEEDS = range(100, 108)
 REFERENCE, FREE = "dppo", "no_trust_region"  # the rule to match; the one without a threshold
 NEAR = 0.05  # a mean log ratio of movements within this counts as equal

@@ -22,7 +22,7 @@ from dev.errors import DevError
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and docs/*.md
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and those below docs/
 NEEDS = ("sphinx", "myst_parser", "furo")
 _LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
 _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
@@ -100,7 +100,7 @@ def navigation(root: Path = ROOT) -> list[Group]:
 
 def documents(root: Path = ROOT) -> list[Path]:
     """Every Markdown document of the site."""
-    return [*(root / name for name in DOCUMENTS), *sorted((root / "docs").glob("*.md"))]
+    return [*(root / name for name in DOCUMENTS), *sorted((root / "docs").rglob("*.md"))]
 
 
 def linked_files(document: Path) -> Iterator[Path]:

@@ -276,7 +276,7 @@ def test_the_form_in_a_hint_works_when_it_is_pasted(
     assert "as Hydra reads it" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("document", sorted((ROOT.parent / "docs").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("document", sorted((ROOT.parent / "docs").rglob("*.md")), ids=lambda path: path.name)
 def test_overrides_with_brackets_in_documents_survive_a_shell(document: Path) -> None:
     text = document.read_text()
     places = [*re.findall(r"`([^`\n]*[a-z]=\[[^`\n]*)`", text)]

@@ -14,7 +14,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _LINK = re.compile(r'\]\(([^()\s]+)\)|src="([^"]+)"')
 _BLOCK = re.compile(r"^ *```(?:bash)?\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # In backticks in docs/architecture.md, and in no checkout: the names and files that a reader chooses.

@@ -123,7 +123,7 @@ def test_the_ablations_constants(model: str) -> None:
 
 
 def test_small_models_keep_thresholds_of_trm_of_their_own() -> None:
-    """The miniature study has been run with these (docs/miniature.md)."""
+    """The miniature study has been run with these (docs/evidence/miniature.md)."""
     run = compose(["model=mini_base", "rule=trm_max"]).run
     assert run.rule.parameters() == {"delta_max": 0.05}
 

@@ -1,1 +1,1 @@
-"""All benchmarks, one after the other, and the page docs/benchmarks.md that they make."""
+"""All benchmarks, one after the other, and the page docs/evidence/benchmarks.md that they make."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.summary [--quick] [NAME...]`: runs the benchmarks and writes docs/benchmarks.md.
+"""`python -m benchmarks.summary [--quick] [NAME...]`: runs the benchmarks and writes docs/evidence/benchmarks.md.
 
 With names only those are run, and the page goes to build/benchmarks, where each benchmark's output is too. The quick
 form, which CI runs, only checks that each benchmark still works: its figures are rough, and it writes no page.
@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.summary.machine import load, machine, versions
-from benchmarks.summary.page import Measured, page, tally
+from benchmarks.summary.page import Measured, page, table, tally
 from benchmarks.summary.plots import drawings
 from benchmarks.summary.running import Ran, run
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "benchmarks"
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "evidence"
 PICTURES = "pictures/benchmarks"
 LIMITS = {"quick": 300.0, "full": 2400.0}  # seconds for each benchmark, on a machine that does other work too
 
@@ -27,12 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs them, writes the page, and returns the exit code."""
     scripts = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("*.py"))}
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.summary", description="Runs the benchmarks and writes docs/benchmarks.md."
+        prog="python -m benchmarks.summary",
+        description="Runs the benchmarks and writes docs/evidence/benchmarks.md.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(scripts)}")
     parser.add_argument("--quick", action="store_true", help="smallest sizes, no page: do they still work?")
     parser.add_argument("--limit", type=float, help="seconds for each (quick: 300, full: 2400)")
-    parser.add_argument("--out", type=Path, help="folder of benchmarks.md and its pictures (docs)")
+    parser.add_argument(
+        "--out", type=Path, help="folder of benchmarks.md, benchmarks.csv and the pictures (docs/evidence)"
+    )
     options = parser.parse_args(arguments)
     if strangers := set(options.names) - set(scripts):
         parser.error(f"no benchmark {sorted(strangers)[0]!r}: there are {', '.join(scripts)}")
@@ -64,6 +67,7 @@ def write(ran: list[Ran], busy: float, out: Path) -> Path:
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     measured = Measured(date, machine(), versions(), busy, ran, links)
     (out / "benchmarks.md").write_text(page(measured), encoding="utf-8")
+    (out / "benchmarks.csv").write_text(table(ran), encoding="utf-8")
     return out / "benchmarks.md"
 
 

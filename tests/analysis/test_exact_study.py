@@ -47,7 +47,7 @@ def curves(seed: int, law: float, middle: float, seeds: int = SEEDS) -> Curves:
 
 
 def log_ratio(one: Curves, other: Curves, seeds: list[int], equal: EqualIn = EqualIn.MOVEMENT) -> float:
-    """The estimator as docs/exact.md describes it, step by step."""
+    """The estimator as docs/evidence/exact.md describes it, step by step."""
     found: list[dict[tuple[int, int], list[float]]] = []
     for side in (one, other):
         bins = defaultdict(list)
@@ -254,7 +254,9 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
 @pytest.mark.parametrize("study", ["exact", "exact_paper_dose", "exact_order"])
 def test_documented_outcomes_follow_from_their_p_values(study: str) -> None:
     """The tables are kept longer than the words for an outcome. Each of these hypotheses has one comparison."""
-    with (Path(__file__).parents[2] / "docs" / f"{study}_hypotheses.csv").open(encoding="utf-8") as file:
+    with (Path(__file__).parents[2] / "docs" / "evidence" / f"{study}_hypotheses.csv").open(
+        encoding="utf-8"
+    ) as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:

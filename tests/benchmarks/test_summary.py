@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 from benchmarks.summary import __main__ as command
 from benchmarks.summary.form import FULL_ONLY, Figure, Result, read, result, skipped
-from benchmarks.summary.page import Measured, number, page, tally
+from benchmarks.summary.page import Measured, number, page, table, tally
 from benchmarks.summary.plots import bars, curves, drawings
 from benchmarks.summary.running import Ran, first_sentence, run
 from tests.waiting import CEILING_SECONDS, until
@@ -106,12 +106,18 @@ class TestForm:
 class TestPage:
     def test_figures_beside_their_targets(self) -> None:
         values = {"fast": 1.0, "slow": 3.0, "plain": 5.0}
-        text = page(measured(ran(result("x", values, {"*": "s"}, at_most={"fast": 2.0, "slow": 2.0}))))
+        one = ran(result("x", values, {"*": "s"}, at_most={"fast": 2.0, "slow": 2.0}))
+        text = page(measured(one))
         assert "| `fast` | 1 s | at most 2 s | met |" in text
         assert "| `slow` | 3 s | at most 2 s | **not met** |" in text
-        assert "| `plain` | 5 s |\n" in text
-        assert "| [x](#x) | 1 of 2 targets met | 12 s |" in text
-        assert "    python benchmarks/x.py\n" in text
+        assert "plain" not in text
+        assert "\n`python benchmarks/x.py`: 1 of 2 targets met; 12 s.\n" in text
+        assert table([one]).splitlines() == [
+            "benchmark,figure,measured,target,met",
+            "x,fast,1 s,at most 2 s,met",
+            "x,slow,3 s,at most 2 s,not met",
+            "x,plain,5 s,,",
+        ]
         assert "Abacus\\|9" in text
         assert "2031-05-06" in text
         assert "![Bars](p/targets.png)" in text
@@ -119,9 +125,10 @@ class TestPage:
     def test_what_did_not_run_says_why(self) -> None:
         absent = result("g", {"gpu": None}, {"*": "s"}, at_most={"gpu": 1.0}, absent={"*": "no GPU"})
         text = page(measured(ran(skipped("x", "needs root")), ran(None, "it ended | <b>"), ran(absent)))
-        assert "Cannot run here: needs root." in text
-        assert "**Failed**: it ended \\| &lt;b>" in text
-        assert "| `gpu` | not measured: no GPU | at most 1 s |  |" in text
+        assert "cannot run here: needs root;" in text
+        assert "failed: it ended \\| &lt;b>" in text
+        assert "0 of 0 targets met, 1 not measured: no GPU;" in text
+        assert table([ran(absent)]).endswith("\ng,gpu,not measured: no GPU,at most 1 s,\n")
         assert tally(ran(absent)) == "0 of 0 targets met, 1 not measured: no GPU"
 
     def test_says_what_makes_it_doubtful(self) -> None:
@@ -233,7 +240,7 @@ def test_a_failing_one_does_not_stop_the_others(
     assert found["good"].about == "About good, in words."
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("[2/4] good ... ") and lines[1].endswith("s: 0 of 1 targets met")
-    assert "**Failed**: it took longer" in page(measured(*found.values()))
+    assert "failed: it took longer" in page(measured(*found.values()))
 
 
 @pytest.mark.parametrize(("ends", "code"), [(["good"], 0), (["good", "crash"], 1)])
@@ -252,6 +259,7 @@ def test_the_command_writes_the_page(
     assert "| `a` | 3 s | at most 1 s | **not met** |" in text
     assert ("the disk is full" in text) == ("crash" in ends)
     assert "](pictures/benchmarks/targets.png)" in text
+    assert "\ngood,a,3 s,at most 1 s,not met\n" in (tmp_path / "docs" / "benchmarks.csv").read_text()
     assert [path.name for path in stale.parent.iterdir()] == ["targets.png"]
 
 

@@ -8,5 +8,5 @@ Guarantees of this package:
 - Runs that are trained together get the numbers that each gets alone, checkpoints included (`trainer.py`).
 - It runs on the CPU, without a download; its results say nothing for or against the paper's scores.
 
-Begin with `process.py`, then `learner.py` and `trainer.py`. docs/exact.md has the definitions.
+Begin with `process.py`, then `learner.py` and `trainer.py`. docs/evidence/exact.md has the definitions.
 """

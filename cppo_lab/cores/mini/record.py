@@ -14,6 +14,6 @@ MINI = CoreRecord(
     exporter="cppo_lab.cores.verl.export_synthetic:export",  # the room that knows transformers
     doctor="cppo_lab.doctor.machine:MINI",
     miniature="a miniature model on a synthetic task",
-    deviations=(5.0, 10.0),  # measured: 9 to 13 (docs/position_order.csv)
+    deviations=(5.0, 10.0),  # measured: 9 to 13 (docs/evidence/position_order.csv)
     no_preflight="its runs take minutes on a CPU",
 )
