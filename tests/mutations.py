@@ -2,7 +2,8 @@
 
 `make mutations` puts one fault at a time into a copy of the tree, runs the tests of its room there, and writes the
 table `docs/evidence/mutations.csv`. It fails if a fault survives, if a fault no longer applies to the code, or if
-the copy without a fault does not pass. The tests never import this script: a suite that knows its faults proves nothing.
+the copy without a fault does not pass. The tests never import this script: a suite that knows its faults proves
+nothing.
 
 Only tests that need no server, no apt package and no root count (the tier `fast` of tests/tiers.py). A fault names the
 file that most likely catches it: that one runs first, and all tests of the room if it does not.

@@ -65,7 +65,7 @@ OVERRIDES = [word for word in TINY if not word.startswith(("model=", "rule=", "s
 def test_a_job_and_a_folder_that_the_user_names(
     trapped: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """PYTHONPATH and installed packages are searched as ever: a rule comes from there (docs/architecture.md)."""
+    """PYTHONPATH and installed packages are searched as ever: a rule comes from there (docs/extending.md)."""
     place = tmp_path_factory.mktemp("theirs")
     (place / "acme_rules.py").write_text((ROOT / "tests" / "rules" / "acme_rules.py").read_text())
     Path("rule").mkdir()

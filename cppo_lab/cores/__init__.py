@@ -9,5 +9,5 @@ Guarantees of this package:
 
 Begin with `base.py`. `mini/` trains small transformers in this process, `exact/` computes expected returns, `verl/`
 runs verl's trainer. `loop.py`, `rule_loss.py` and `diagnostics.py` are shared by the embedded ones, `mini` and `exact`.
-`cppo_lab.testing.CoreTests` checks a core; docs/architecture.md says how to add a core.
+`cppo_lab.testing.CoreTests` checks a core; docs/extending.md says how to add a core.
 """

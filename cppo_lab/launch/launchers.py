@@ -1,4 +1,4 @@
-"""The registry of launchers, including those of other packages (docs/architecture.md).
+"""The registry of launchers, including those of other packages (docs/extending.md).
 
 Another package registers a launcher by an entry point of the group `cppo_lab.launchers` that names its
 `LauncherRecord`. There is no other way: a sweep file, which may come from a stranger, can choose an installed launcher

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -20,8 +21,9 @@ from mlflow.entities import Metric
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
-from cppo_lab.reports import build
+from cppo_lab.reports import build, sweep
 from cppo_lab.reports.build import ZIP, build_report
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.sweep import ReportRequest, paper_request
 
@@ -107,6 +109,22 @@ def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportR
     assert files <= {first for first, _ in loaded}  # every file beside the page is a link
     assert html.count("<script") == 1 + 2  # the page's own, and the values of the curves of each figure
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
+
+
+def test_a_figure_that_no_part_shows_has_a_part_of_its_own(
+    demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sweep._pictures
+
+    def pictures(*arguments: Any) -> tuple[Picture, ...]:
+        [curves] = [one for one in made(*arguments) if one.name == "figure_curves"]
+        return (*made(*arguments), replace(curves, name="figure_more", title="One more"))
+
+    monkeypatch.setattr(sweep, "_pictures", pictures)
+    html = build_report(demo_request).read_text(encoding="utf-8")
+    assert html.count('<section id="figure_more_part">') == 1
+    assert html.count('<figure class="card wide" id="figure_more">') == 1
+    assert html.count('<figure class="card wide" id="figure_curves">') == 1
 
 
 def test_hostile_names_are_text_on_the_page(demo_request: ReportRequest) -> None:

@@ -1,4 +1,4 @@
-"""What another package brings: DPPO on punished responses alone (docs/architecture.md). Shapes: [B, T]."""
+"""What another package brings: DPPO on punished responses alone (docs/extending.md). Shapes: [B, T]."""
 
 from cppo_lab.maths.masks import masked
 from cppo_lab.maths.tokens import positive, tokens
