@@ -1,4 +1,4 @@
-"""Coverage and error rates of the statistics in simulated studies: the tables of docs/statistics.md.
+"""Coverage and error rates of the statistics in simulated studies: the tables of docs/evidence/coverage.md.
 
 coverage      share of studies whose 95 % interval contains the true value: ours and the percentile bootstrap; for
               normal scores and for scores with a long upper tail (Gumbel, skewness 1.14).

@@ -1,4 +1,4 @@
-"""Coverage and error rates of the statistics by problem in simulated evaluations: a table of docs/statistics.md.
+"""Coverage and error rates of the statistics by problem in simulated evaluations: a table of docs/evidence/coverage.md.
 
 evaluation    share of studies whose 95 % interval contains the true value. Three benchmarks of 30 problems, chances
               from Beta distributions, 1 or 16 answers each. `naive`: all answers taken as independent.

@@ -1,4 +1,4 @@
-"""Type I error and power of the whole procedure in simulated studies: tables of docs/statistics.md.
+"""Type I error and power of the whole procedure in simulated studies: tables of docs/evidence/coverage.md.
 
 pairing       comparisons by Welch and seed by seed, for results of one seed that correlate; with equal methods (how
               often an advantage is claimed) and with a lead of 1.5 standard deviations.
