@@ -25,7 +25,7 @@ class Measured:
 
 def page(found: Measured) -> str:
     """The page in Markdown."""
-    return "\n".join([*_head(found), *_pictures(found), *_sections(found)]).rstrip() + "\n"
+    return "\n".join([*_head(found), *_pictures(found), *_tables(found)]).rstrip() + "\n"
 
 
 def tally(ran: Ran) -> str:
@@ -74,23 +74,19 @@ def _pictures(found: Measured) -> Iterator[str]:
         yield ""
 
 
-def _sections(found: Measured) -> Iterator[str]:
-    """Each benchmark with the figures that have a target and a value."""
-    for one in found.ran:
-        yield f"## {one.name}"
-        yield ""
-        yield one.about
-        yield ""
-        yield f"`{one.command}`: {_cell(tally(one))}; {one.seconds:.0f} s."
-        yield ""
-        figures = one.result.figures if one.result else {}
-        rows = [
-            (f"`{name}`", _value(figure), _target(figure), _verdict(figure))
-            for name, figure in figures.items()
+def _tables(found: Measured) -> Iterator[str]:
+    """What each benchmark measures, and every figure with a target and a value."""
+    rows = [(f"`{one.command}`", one.about, tally(one), f"{one.seconds:.0f} s") for one in found.ran]
+    yield from _table(("Benchmark", "What it measures", "Targets", "Time"), rows)
+    yield from _table(
+        ("Benchmark", "Figure", "Measured", "Target", ""),
+        (
+            (one.name, f"`{name}`", _value(figure), _target(figure), _verdict(figure))
+            for one in found.ran
+            for name, figure in (one.result.figures if one.result else {}).items()
             if figure.met is not None
-        ]
-        if rows:
-            yield from _table(("Figure", "Measured", "Target", ""), rows)
+        ),
+    )
 
 
 def table(ran: Iterable[Ran]) -> str:

@@ -108,10 +108,10 @@ class TestPage:
         values = {"fast": 1.0, "slow": 3.0, "plain": 5.0}
         one = ran(result("x", values, {"*": "s"}, at_most={"fast": 2.0, "slow": 2.0}))
         text = page(measured(one))
-        assert "| `fast` | 1 s | at most 2 s | met |" in text
-        assert "| `slow` | 3 s | at most 2 s | **not met** |" in text
+        assert "| x | `fast` | 1 s | at most 2 s | met |" in text
+        assert "| x | `slow` | 3 s | at most 2 s | **not met** |" in text
         assert "plain" not in text
-        assert "\n`python benchmarks/x.py`: 1 of 2 targets met; 12 s.\n" in text
+        assert "| `python benchmarks/x.py` | What it is about. | 1 of 2 targets met | 12 s |\n" in text
         assert table([one]).splitlines() == [
             "benchmark,figure,measured,target,met",
             "x,fast,1 s,at most 2 s,met",
@@ -125,9 +125,9 @@ class TestPage:
     def test_what_did_not_run_says_why(self) -> None:
         absent = result("g", {"gpu": None}, {"*": "s"}, at_most={"gpu": 1.0}, absent={"*": "no GPU"})
         text = page(measured(ran(skipped("x", "needs root")), ran(None, "it ended | <b>"), ran(absent)))
-        assert "cannot run here: needs root;" in text
-        assert "failed: it ended \\| &lt;b>" in text
-        assert "0 of 0 targets met, 1 not measured: no GPU;" in text
+        assert "| cannot run here: needs root |" in text
+        assert "| failed: it ended \\| &lt;b> |" in text
+        assert "| 0 of 0 targets met, 1 not measured: no GPU |" in text
         assert table([ran(absent)]).endswith("\ng,gpu,not measured: no GPU,at most 1 s,\n")
         assert tally(ran(absent)) == "0 of 0 targets met, 1 not measured: no GPU"
 
@@ -256,7 +256,7 @@ def test_the_command_writes_the_page(
     stale.touch()
     assert command.main(["--out", str(tmp_path / "docs")]) == code
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
-    assert "| `a` | 3 s | at most 1 s | **not met** |" in text
+    assert "| good | `a` | 3 s | at most 1 s | **not met** |" in text
     assert ("the disk is full" in text) == ("crash" in ends)
     assert "](pictures/benchmarks/targets.png)" in text
     assert "\ngood,a,3 s,at most 1 s,not met\n" in (tmp_path / "docs" / "benchmarks.csv").read_text()
