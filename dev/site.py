@@ -40,6 +40,11 @@ API = {
     "Rules, packed": (
         "automodule:: cppo_lab.maths.packed\n   :members: rule, aggregate, pack, unpack, expand",
     ),
+    "Divergences and aggregation": (
+        "automodule:: cppo_lab.maths.divergence\n   :members:",
+        "automodule:: cppo_lab.maths.from_logits\n   :members:",
+        "automodule:: cppo_lab.maths.aggregation\n   :members:",
+    ),
     "Records of rules, cores and launchers": (
         "autoclass:: cppo_lab.rules.Rule",
         "autoclass:: cppo_lab.rules.Row",
