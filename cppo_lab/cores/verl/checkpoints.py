@@ -20,7 +20,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.errors import UserError
-from cppo_lab.files import open_append, open_lock, replace_file, replacing
+from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file, replacing
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 
@@ -69,6 +69,8 @@ def validation_metrics(
 Row = tuple[int, dict[str, float]]
 STEPS, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
 PREFIX = "global_step_"
+LONGEST = 16 * 2**20  # bytes of a line or an outcome, which have some thousand
+MALFORMED = (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError)
 PATIENCE_SECONDS = 60.0  # Ray's processes outlive a killed driver by a few seconds
 
 
@@ -102,19 +104,29 @@ def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
-    """(offset after the line, row) for every complete line from byte `offset` on."""
-    try:
-        file = (folder / STEPS).open("rb")
-    except FileNotFoundError:
+    """(offset after the line, row) for every complete line from byte `offset` on.
+
+    Reading stops at a line cut off by a kill, or of another format: nothing after it is known to be complete.
+    """
+    file = open_plain(folder / STEPS)
+    if file is None:
         return
     with file:
         file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):  # still being written, or cut off by a kill
+        while line := file.readline(LONGEST):
+            row = _row(line) if line.endswith(b"\n") else None
+            if row is None:
                 return
             offset += len(line)
-            values = json.loads(line)
-            yield offset, (values["step"], values["metrics"])
+            yield offset, row
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        values = json.loads(line)
+        return int(values["step"]), {name: float(value) for name, value in values["metrics"].items()}
+    except MALFORMED:
+        return None
 
 
 def resume_step(folder: Path, before: float = math.inf) -> int | None:
@@ -151,12 +163,13 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """How training ended; None if it has not ended."""
+    """How training ended; None if it has not ended, or the file is not what `write_outcome` writes."""
     try:
-        values: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        values = json.loads(read_plain(folder / OUTCOME, LONGEST) or b"")
+        status, step, reason = values["status"], values["step"], values["reason"]
+        return Outcome(status, int(step), str(reason)) if status in (schema.DONE, schema.COLLAPSED) else None
+    except MALFORMED:
         return None
-    return Outcome(**values)
 
 
 # Manages verl's checkpoints: the last that can be read is located, the best by validation is kept, those of dead

@@ -117,6 +117,54 @@ def test_outcomes(tmp_path: Path) -> None:
     assert checkpoints.read_outcome(tmp_path) == Outcome(schema.COLLAPSED, 2, "score fell: äöü")
 
 
+BROKEN = (
+    b"\0" * 40,
+    b"[" * 100_000,
+    b'{"step": 2, "metr\xff',
+    b'{"step": 2}',
+    b'{"step": "x", "metrics": {}}',
+    b'{"step": 2, "metrics": {"a": "much"}}',
+    b'{"step": 2, "metrics": [1]}',
+    b'{"step": Infinity, "metrics": {}}',
+    b"[1, 2]",
+    b"7",
+)
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: repr(line[:30]))
+def test_a_bad_line_ends_the_reading_and_is_cut_away(tmp_path: Path, line: bytes) -> None:
+    record(tmp_path, 0, 1)
+    with (tmp_path / checkpoints.STEPS).open("ab") as file:
+        file.write(line + b"\n")
+    record(tmp_path, 3)
+    assert read(tmp_path) == [0, 1]
+    checkpoints.cut_after(tmp_path, 1)
+    record(tmp_path, 2)
+    assert read(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    for name in (checkpoints.STEPS, checkpoints.OUTCOME):
+        if kind == "pipe":
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).symlink_to("/dev/zero")
+    assert read(tmp_path) == []
+    assert checkpoints.read_outcome(tmp_path) is None
+    checkpoints.cut_after(tmp_path, None)
+    record(tmp_path, 0)
+    assert read(tmp_path) == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, "{}", '{"status": "done"}', '{"status": [], "step": 1, "reason": ""}']
+)
+def test_an_outcome_of_another_format_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / checkpoints.OUTCOME).write_text(text)
+    assert checkpoints.read_outcome(tmp_path) is None
+
+
 # Where each process dies, in turn (see `writer`), with the last row and the step to continue from that it leaves. The
 # first synchronising of every process is that of the record it has cut; a checkpoint comes with every fifth row.
 DEATHS = [
