@@ -5,6 +5,7 @@ the last `WINDOW` characters, with possessive quantifiers where a pattern could 
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,9 +18,12 @@ MAX_ANSWER = 1_000  # characters; MATH's longest answer has 159, DAPO's are inte
 THINK_START, THINK_END = "<think>", "</think>"
 # "Answer: 5", "**Answer:** 5", "Answer**: 5", "answer：5", "答案：5"; the text may be on a following line.
 _MARK = re.compile(r"(?i)answer\s*+\**+\s*+[:：]\s*+\**+\s*+(?=\S)")
+# Apart from the above: with a choice of words both are slow.
 _CHINESE_MARK = re.compile(
-    _MARK.pattern.replace("answer", "答案[是为]?")
-)  # apart: with a choice of words both are slow
+    rf"{_MARK.pattern.replace('answer', '(?<![解回问])答案?[是为]?')}|【答案】\s*+(?=\S)"
+)
+_TAG = re.compile(r"(?i)<(?:final_)?answer>\s*+(?=[^\s<])")
+_END_TAG = re.compile(r"(?i)</?(?:final_)?answer>")
 _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
 _SENTENCE_END = re.compile(r"\.\s|\n|。")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -28,7 +32,11 @@ _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and c
 _ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
 _FENCES = (
     *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`")),
-    *((f"\\{box}{{", "}") for box in ("boxed", "fbox", "framebox")),
+    *(("__", "__"), ("_", "_"), ('"', '"'), ("“", "”"), ("‘", "’"), ("「", "」")),
+    *(
+        (f"\\{box}{{", "}")
+        for box in ("boxed", "fbox", "framebox", "underline", "text", "textbf", "mathbf", "mathrm", "bm")
+    ),
 )
 _CODE = re.compile(r"```[a-z]*+\s++(.*)```", re.DOTALL)
 _ALIGNED = re.compile(
@@ -36,11 +44,17 @@ _ALIGNED = re.compile(
 )
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
-_LEADING = re.compile(rf"(?:{_SPACE}|\*)++")
-_TAILS = (*(rf"\{sign}" for sign in (*",;:!>\\", "quad", "qquad")), *"~*.,;\\")
+_LEADING = re.compile(rf"(?:{_SPACE}|[*#])++")
+_TAILS = (
+    *(rf"\{sign}" for sign in (*",;:!>\\", "quad", "qquad", "square", "blacksquare", "qed")),
+    *"~*.,;\\∎■□",
+)
 # A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
 # behind a comma ("3,\,125") separates two numbers.
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2009\u202f'])(?=\d{3}(?!\d))")
+_SPACED = re.compile(
+    r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)"
+)  # "1 000", and nothing before it
 _SPACE_IN_LIST = re.compile(rf",{_SPACE}++")
 _PERCENT = re.compile(
     r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)"
@@ -51,12 +65,35 @@ _CURRENCY = re.compile(
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
 _CONDITION = rf"(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^()\[\]$]*+\$?"
 _REMARK = re.compile(
-    rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=\$?$)"
+    rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
+_EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
+_POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
+_MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
+_MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
+_DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
+# Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
+_SI = r"(?:[kcdmnµμMG]?(?:[mgsLlNJWVAKCFT]|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\^\{?-?\d\}?)?"
+_UNITS = re.compile(
+    rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
+    rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"
+)
+_SUPERSCRIPTS = re.compile("[⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++")
 _UNICODE = str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
-    | {"\u3000": " ", "。": ".", "−": "-", "²": "^{2}", "³": "^{3}"}
+    | {"\u3000": " ", "。": ".", "’": "'"}
+    | dict.fromkeys("−–‒‐‑﹣⁻", "-")
+    | {
+        "⁄": "/",
+        "∕": "/",
+        "÷": "/",
+        "°": "^{\\circ}",
+        "≈": "\\approx ",
+        "±": "\\pm ",
+        "≠": "\\ne ",
+        "∈": "\\in ",
+    }
     | {"½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}"}
     | {
         "×": "\\times ",
@@ -73,7 +110,10 @@ _IDEOGRAPH = re.compile(r"(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[-+\d\\$])")
 _WHOLE = re.compile(r"([+-]?)([0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)?\.[0-9]+")
 _FRACTION = re.compile(
-    r"([+-]?)(?:\\[dt]?frac\s*(?:\{([+-]?[0-9]+)\}\s*\{([0-9]+)\}|([0-9])\s*([0-9]))|([0-9]+)/([0-9]+))"
+    r"([+-]?)(?:([0-9]*) *\\[dt]?frac *(?:\{([+-]?[0-9]+)\}|([0-9])) *(?:\{([0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
+)
+_SCIENTIFIC = re.compile(
+    r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))"
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
 _LIST = re.compile(r",|\b(?:and|or)\b")
@@ -95,7 +135,7 @@ class Answer:
 def answer_of(response: str) -> Answer | None:
     """Find the answer that a response gives.
 
-    In this order: the text after the last "Answer:" (which the prompt asks for), the content of the last
+    In this order: the text after the last "Answer:" (which the prompt asks for) or <answer>, the content of the last
     \\boxed{}, the end of the response. Only what follows the last </think> is looked at.
 
     Returns:
@@ -109,10 +149,11 @@ def answer_of(response: str) -> Answer | None:
     final = response[max(start, len(response) - WINDOW) :].replace("\0", " ").strip()
     if not final:
         return None
-    patterns = (_MARK,) if final.isascii() else (_MARK, _CHINESE_MARK)
+    patterns = (_MARK, _TAG) if final.isascii() else (_MARK, _TAG, _CHINESE_MARK)
     marks = [match.end() for pattern in patterns for match in pattern.finditer(final)]
     if marks:
-        return Answer(tidy(_first_formula_or_line(final[max(marks) :])), True)
+        marked = _END_TAG.split(final[max(marks) :], maxsplit=1)[0]
+        return Answer(tidy(_first_formula_or_line(marked)), True)
     boxed = _last_boxed(final)
     if boxed is not None:
         return Answer(tidy(boxed), True)
@@ -144,22 +185,44 @@ def canonical(text: str) -> str:
     whole = whole_number(text)
     if whole is not None:
         return whole
-    if _DECIMAL.fullmatch(text):
-        return str(Fraction(text.replace(",", "")))
-    if match := _FRACTION.fullmatch(text):
-        sign, *parts = match.groups()
-        above, below = (int(part) for part in parts if part is not None)
-        if below:
-            return str(Fraction(-above if sign == "-" else above, below))
+    number = _rational(text)
+    if number is not None:
+        return str(number)
     text = _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
     text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text)
     # Spaces count between letters and digits only ("3 4" is not 34), and behind commas ("3, 125" is not 3,125).
     return re.sub(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])", "", re.sub(" +", " ", text)).replace(",", ", ")
 
 
+def _rational(text: str) -> Fraction | None:
+    """The value of a decimal, a fraction, a mixed number, or a number with a power of ten."""
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text.replace(",", ""))
+    if match := _SCIENTIFIC.fullmatch(text):
+        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
+    if match := _FRACTION.fullmatch(text):
+        sign, whole, *parts = match.groups()
+        above, below = (int(part) for part in parts if part is not None)
+        if below and (not whole or 0 < above < below):
+            number = int(whole or 0) + Fraction(above, below)
+            return -number if sign == "-" else number
+    return None
+
+
+def without_units(text: str) -> str:
+    """An answer without the units behind its number, such as m/s; for a truth that has no letters."""
+    bare = _bare(text)
+    number = _UNITS.sub("", _TEXT.sub(r" \1 ", bare).strip())
+    return (
+        tidy(number)
+        if number != bare and re.search(r"\d", number) and not re.search(r"[A-Za-z]{2}", number)
+        else text
+    )
+
+
 def value(text: str) -> str:
     """The canonical answer in a text that may have words around it, as unmarked answers have: its number."""
-    text = tidy(stated(text) or text)
+    text = without_units(tidy(stated(text) or text))
     if "\n" in text and "\\begin" not in text:
         text = next((line for line in reversed(text.splitlines()) if re.search("[0-9]", line)), text)
     found = pieces(text)
@@ -181,18 +244,27 @@ def tidy(text: str) -> str:
         text = match[1]
     if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
         text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
-    text = _PERCENT.sub("", text)
-    text = text.replace("`", " ")
+    text = _PERCENT.sub("", _END_TAG.sub("", text)).replace("`", " ")
+    text = _POWER.sub(
+        lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
+    )
+    text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", text).replace("^{+", "^{")
     if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
         text = text.replace("$", "")
     text = _SPACE_IN_LIST.sub(", ", _SEPARATOR.sub("", _trimmed(text)))
-    return _trimmed(_REMARK.sub("", text))
+    text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _REMARK.sub("", text))
+    if not re.search("[A-Za-z]", text.replace("\\circ", "")[:-1]):
+        text = _DEGREES.sub("", text)
+    return _trimmed(text)
 
 
 def _ascii(text: str) -> str:
     """The text with LaTeX or ASCII for full-width characters and signs that math-verify does not read."""
     if text.isascii():
         return text
+    text = _SUPERSCRIPTS.sub(lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
+    text = re.sub(r"—(?=[\d.$\\(])", "-", text).replace("—", " ")  # a minus, or a pause
     text = _ROOT.sub(r"\\sqrt{\1\2\3}", text.translate(_UNICODE))
     return _IDEOGRAPH.sub(" ", text)
 
@@ -265,5 +337,8 @@ def _bare(text: str) -> str:
         fence = next((pair for pair in _FENCES if text.startswith(pair[0]) and text.endswith(pair[1])), None)
         if fence is None or len(text) <= len(fence[0]) + len(fence[1]):
             return text
-        text = text[len(fence[0]) : -len(fence[1])]
+        inner = text[len(fence[0]) : -len(fence[1])]
+        if min((depth for _, depth in _braces(inner)), default=0) < 0:  # two boxes beside each other
+            return text
+        text = inner
     return text

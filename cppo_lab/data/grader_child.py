@@ -26,14 +26,53 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
-_LETTERS = r"[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
+_LETTERS = r"i\.\s?e\.|e\.\s?g\.|[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
 _JOINT = r"(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])"
 _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
+_TEXT_CONTENT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT}")
 _ASIDE = re.compile(r"\(\s*((?:or|and)\b[^()]*)\)")
 _MOST_PIECES = 8
+_TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
+# Between two numbers: what is neither a sign of formulas nor a word makes two answers of them.
+_APART = re.compile(
+    r"(?<=[\d)}\]$%])\s*(?:[^\w\s+\-*/^=<>.,:!'(){}\[\]\\$%\"|]+|<?[-=]+>|\.{2,}|\\\\|\s\|+\s|\|\||\|(?=\d)|\\[&#|]"
+    r"|\\(?:to|(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge|cup|cap|implies|iff|mapsto)(?![A-Za-z])"
+    r")\s*(?=[-+]?[\d({\[\\$.])"
+)
+# A truth with one of these may be more than one number, and its formula may have the signs above.
+_LISTING = re.compile(
+    r"[,;<>|&]|\\(?:\\|\{|(?:cup|cap|in|pm|mp|[lg]eq?|[lg]t|neq?|to|(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge)"
+    rf"(?![A-Za-z]))|{_JOINT}"
+)
+_UNITS = (
+    *(
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
+    *(f"{stem}teen" for stem in ("thir", "four", "fif", "six", "seven", "eigh", "nine")),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "万": 4, "亿": 8}
+_SCALED = re.compile(rf"(?i)(?<=\d)\s*(?:\\text\s*\{{\s*)?({'|'.join(_SCALES)})(?![A-Za-z])\s*\}}?")
+_NOUN = r"(?i)\s+(?!and\b|or\b)[a-z]"
+_NAME = re.compile(
+    rf"(?i)(?<![\\A-Za-z])(?:({'|'.join(_TENS)})(?:[-\s]({'|'.join(_UNITS[1:10])}))?|"
+    rf"((?<=or )one|one(?= or\b)|{'|'.join(_UNITS[2:])}|zero)|(hundred|thousand|million))(?![A-Za-z])"
+)
 
 
 def main(limit_seconds: float, memory_bytes: int) -> None:
@@ -101,20 +140,32 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     math-verify finds LaTeX only between delimiters. Without delimiters, "\\frac12" is a formula, and "5 cm" either a
     number with its unit or a product of symbols: the product if the truth has these symbols, too. "12 or 13" counts as
     a formula (a set of two numbers). Every number between words has to be right ("12 cm or 13 cm"): offering several
-    answers must not pay.
+    answers must not pay. So do numbers with another sign between them ("12 & 13", "12 -> 13") or in words ("12 or
+    thirteen"), if the truth is a single one.
     """
-    answer = _ASIDE.sub(r"\1", answer)
+    single = not _LISTING.search(truth)
+    answer = _SCALED.sub(
+        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", _ASIDE.sub(r"\1", answer)
+    )
+    if re.search("[0-9]", answer) and _NAME.search(answer):
+        answer = _NAME.sub(_named, _TEXT_CONTENT.sub(r" \1 ", answer))
+    if single:
+        answer = _APART.sub(" or ", answer)
     answer = _BARE_ROOT.sub(r"\\sqrt{\1\2}", _FUNCTION.sub(r"\\\g<0>", answer))
     bare = _ENVIRONMENT.sub(" ", answer)
+    if answer.count("$") > 2 and not _WORD.search(bare):
+        answer = bare = bare.replace("$", " ")
     whole = _delimited(answer)
-    if not _WORD.search(bare):
+    if not _WORD.search(bare) and not (single and re.search(_JOINT, bare)):
         return [[whole]]
-    numbers, symbols = pieces(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
+    numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     found = []
     if not numbers or (symbols <= _letters(truth) and (symbols or len(numbers) == 1)):
         found.append([whole])
     if 0 < len(numbers) <= _MOST_PIECES:
         found.append([_delimited(number) for number in numbers])
+        if not single:
+            found.append([_delimited(", ".join(numbers))])
     return found + ([[f"Answer: {answer}"]] if len(numbers) == 1 else [])
 
 
@@ -127,11 +178,24 @@ def pieces(text: str) -> list[str]:
     """What stands between the words of a text and has a digit; a text without words is one piece."""
     if not _WORD.search(text):
         return [text]
-    found = (
-        piece.strip(" \t\n,.;:?!*$~").removeprefix("\\)").removesuffix("\\(")
-        for piece in _BETWEEN.split(text)
-    )
+    return _between_words(text)
+
+
+def _between_words(text: str) -> list[str]:
+    found = (_TRIMMED.sub("", piece) for piece in _BETWEEN.split(text))
     return [_balanced(piece) for piece in found if re.search("[0-9]", piece)]
+
+
+def _named(match: "re.Match[str]") -> str:
+    """A number word in digits, apart from the numbers beside it; as it is in "two solutions"."""
+    if re.match(_NOUN, match.string[match.end() :]) and not re.search(
+        r"(?i)\b(?:and|or)\s$", match.string[: match.start()]
+    ):
+        return match[0]
+    tens, digit, unit, scale = (part and part.lower() for part in match.groups())
+    number = 10 * (_TENS.index(tens) + 2) + (_UNITS.index(digit) if digit else 0) if tens else 0
+    number = _UNITS.index(unit) if unit else 10 ** _SCALES[scale] if scale else number
+    return f" and {number} and "
 
 
 def _balanced(piece: str) -> str:

@@ -13,7 +13,16 @@ import re
 import threading
 from dataclasses import dataclass
 
-from cppo_lab.data.answers import MAX_ANSWER, answer_of, canonical, stated, tidy, whole_number
+from cppo_lab.data.answers import (
+    MAX_ANSWER,
+    WINDOW,
+    answer_of,
+    canonical,
+    stated,
+    tidy,
+    whole_number,
+    without_units,
+)
 from cppo_lab.data.grader_pool import GraderPool
 
 TAIL = 300  # characters of the response that the rule looks at
@@ -154,15 +163,17 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     marked = float(answer.marked)
     if len(answer.text) > MAX_ANSWER:
         return Grade(0.0, answer_rule, marked, error=1.0)
+    if "\n" in truth.strip() and _flat(response).endswith(_flat(truth)):  # an answer ends with its line
+        return Grade(1.0, answer_rule, marked)
     truth = tidy(truth)
-    whole, true_whole = whole_number(answer.text), whole_number(truth)
+    text = answer.text if re.search("[A-Za-z]", truth) else without_units(answer.text)
+    whole, true_whole = whole_number(text), whole_number(truth)
     if whole is not None and true_whole is not None:
         return Grade(float(whole == true_whole), answer_rule, marked)
-    if truth and canonical(answer.text) == canonical(truth):
+    if truth and canonical(text) == canonical(truth):
         return Grade(1.0, answer_rule, marked)
-    said = answer.text if answer.marked else stated(answer.text)
-    text = answer.text if said is None else said
-    verdict = _pool(limit_seconds, workers).grade(text, said is not None, truth)
+    said = text if answer.marked else stated(text)
+    verdict = _pool(limit_seconds, workers).grade(text if said is None else said, said is not None, truth)
     return Grade(
         float(verdict.right),
         answer_rule,
@@ -170,6 +181,10 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         timeout=float(verdict.fault == "timeout"),
         error=float(verdict.fault == "error"),
     )
+
+
+def _flat(text: str) -> str:
+    return canonical(" ".join(text[-WINDOW:].split()))
 
 
 def close_pools() -> None:
