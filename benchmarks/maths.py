@@ -34,6 +34,7 @@ from torch import Tensor
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import Tokens
 
 VOCABULARY, K = 151936, 20
 TARGETS = {  # each at most
@@ -90,7 +91,7 @@ def cppo_step(rows: int, width: int) -> Step:
     constants = {"delta": 0.15, "delta_b": 0.015, "w_min": 0.8, "delta_b_mode": "adaptive"}
 
     def step() -> None:
-        objective = get_rule("cppo")(**given, **constants).objective
+        objective = get_rule("cppo")(Tokens(**given), **constants).objective
         (-aggregate(objective, given["valid"], "token-mean")).backward()
         given["logp"].grad = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cppo_lab.notebook import Results, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Results", "__version__", "load"]
 
 # These folders stay at the top of the tree and belong to this package: a build puts them into it (package-dir in

@@ -33,6 +33,10 @@ class StoreBroken(StoreAway):
     """The tracking store is a file that is no database: waiting for it does not help."""
 
 
+class NotFinite(ValueError, ArithmeticError):
+    """A log-probability, ratio or gradient is infinite or NaN: an update would destroy the weights, or has done so."""
+
+
 MOST_FAULTS = 10  # that one message names
 ALSO = "; also: "  # between them
 

@@ -59,9 +59,7 @@ DIVERGENCE = "divergence"  # D_t; a rule without this need uses it for statistic
 KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
 # The whole minibatch in one call: its decisions would differ on micro-batches or on the parts of ranks.
 MINIBATCH = "minibatch"
-PERMUTATION = (
-    "permutation"  # the keyword `permutation` [B, T], drawn once per rollout (weights.shuffled_weights)
-)
+PERMUTATION = "permutation"  # `tokens.permutation`, drawn once per rollout (weights.shuffled_weights)
 RESPONSE = "response"  # tokens of the same response besides the token itself, or its length
 NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
 
@@ -128,9 +126,8 @@ class Variant:
 class Rule(Variant):
     """A rule.
 
-    function: `package.module:name`, or the function itself: `fn(logp, rollout_logp, advantages, valid,
-        divergence=None, *, <constants>) -> RuleOutput`, all tensors [B, T], constants as plain keyword scalars
-        (cppo_lab.maths.tokens).
+    function: `package.module:name`, or the function itself: `fn(tokens, *, <constants>) -> RuleOutput`, with constants
+        as plain keyword scalars (cppo_lab.maths.tokens).
     needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
@@ -153,12 +150,29 @@ class Rule(Variant):
 
     @functools.cached_property
     def load(self) -> Callable[..., Any]:
-        """The rule as a callable, with `fixed` bound, that takes `permutation` only if the rule needs it.
+        """The rule as a callable of tokens and its constants, with `fixed` bound and `needs` checked.
 
-        Raises UserError if the function cannot be imported.
+        Raises UserError if the function cannot be imported, or has another signature.
         """
         function = load(self.function, "rule.path") if isinstance(self.function, str) else self.function
-        return _with_constants(self, function) if self.fixed or PERMUTATION in self.needs else function
+        parameters = list(inspect.signature(function).parameters.values())
+        others = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        positional = [one for one in parameters if one.kind not in others]
+        if len(positional) != 1 or positional[0].kind is inspect.Parameter.VAR_POSITIONAL:
+            raise UserError(
+                f"rule {self.name!r} takes ({', '.join(one.name for one in parameters)}): since cppo-lab 0.2.0 a rule "
+                "takes one record and constants by name, fn(tokens, *, delta, ...), with tokens.logp, .rollout_logp, "
+                ".advantages, .valid and .divergence; change its signature as docs/rules.md shows"
+            )
+
+        @functools.wraps(function)
+        def called(tokens: Any, **constants: Any) -> Any:
+            for need, remedy in _GIVEN.items():
+                if need in self.needs and getattr(tokens, need) is None:
+                    raise ValueError(f"{need}=None: rule {self.name!r} needs {remedy}")
+            return function(tokens, **constants, **self.fixed)
+
+        return called
 
     def check(self, constants: Mapping[str, Any], measure: str) -> None:
         """Check a run's constants and its divergence's measure against the rule. Imports the function.
@@ -181,29 +195,15 @@ class Rule(Variant):
         return {
             name: one.default is one.empty
             for name, one in inspect.signature(self.load).parameters.items()
-            if one.kind is one.KEYWORD_ONLY and name != PERMUTATION
+            if one.kind is one.KEYWORD_ONLY and name not in self.fixed
         }
 
 
-def _with_constants(rule: Rule, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the rule's fixed constants bound."""
-    whole = inspect.signature(function)
-    left = {name: one for name, one in whole.parameters.items() if name not in rule.fixed}
-    if PERMUTATION in left and PERMUTATION not in rule.needs:
-        del left[PERMUTATION]
-    elif PERMUTATION in left:
-        left[PERMUTATION] = left[PERMUTATION].replace(default=inspect.Parameter.empty)
-    own = whole.replace(parameters=list(left.values()))
-
-    @functools.wraps(function)
-    def called(*arguments: Any, **constants: Any) -> Any:
-        given = own.bind(*arguments, **constants).arguments
-        if DIVERGENCE in rule.needs and given.get("divergence") is None:
-            raise ValueError(f"divergence=None: rule {rule.name!r} needs D_t [B, T], see maths/divergence.py")
-        return function(*arguments, **constants, **rule.fixed)
-
-    called.__signature__ = own  # type: ignore[attr-defined]  # what inspect.signature reads
-    return called
+# What tokens must have for a rule that needs it.
+_GIVEN = {
+    DIVERGENCE: "D_t [B, T], see maths/divergence.py",
+    PERMUTATION: "an order [B, T] of each response's positions, see maths/weights.py",
+}
 
 
 # The records of the built-in rules, and of named settings of these rules.
@@ -604,9 +604,7 @@ def _foreign(name: str, path: str) -> Rule:
         raise UserError(
             f"rule.path={path!r} is a {type(found).__name__}: name a function or a cppo_lab.rules.Rule"
         )
-    own = inspect.signature(found).parameters.get(PERMUTATION)
-    drawn = own is not None and own.default is own.empty
-    return Rule(name=name, function=found, needs=frozenset({RESPONSE, *([PERMUTATION] if drawn else [])}))
+    return Rule(name=name, function=found, needs=frozenset({RESPONSE}))
 
 
 # Which line each variant of a sweep has: one assignment for figures, report pages and MLflow.

@@ -33,12 +33,10 @@ API = {
         "autofunction:: cppo_lab.load",
         "autoclass:: cppo_lab.notebook.results.Results\n   :members:",
     ),
-    "Rules, padded": (
+    "Rules": (
         "automodule:: cppo_lab.maths.rules\n   :members: get_rule",
+        "autoclass:: cppo_lab.maths.tokens.Tokens\n   :members: packed",
         "autoclass:: cppo_lab.maths.tokens.RuleOutput",
-    ),
-    "Rules, packed": (
-        "automodule:: cppo_lab.maths.packed\n   :members: rule, aggregate, pack, unpack, expand",
     ),
     "Divergences and aggregation": (
         "automodule:: cppo_lab.maths.divergence\n   :members:",

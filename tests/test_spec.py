@@ -1,6 +1,5 @@
 """Run specs: identity, immutability, validation messages."""
 
-import inspect
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError
-from cppo_lab.maths.rules import RULES
+from cppo_lab.rules import RULES
 from cppo_lab.spec import Spec, fingerprint
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.spec.run import VERL
@@ -99,11 +98,8 @@ def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
     rule = compose([f"rule={name}"]).run.rule
     assert rule.verl_loss is None
     assert rule.options is None
-    parameters = list(inspect.signature(RULES[rule.name]).parameters.values())[5:]
-    given = set(rule.parameters())
-    assert given <= {parameter.name for parameter in parameters}
-    drawn = {"permutation"}  # by the trainer for each rollout: no constant
-    assert given >= {p.name for p in parameters if p.default is inspect.Parameter.empty} - drawn
+    takes = RULES[rule.name].constants()
+    assert {name for name, required in takes.items() if required} <= set(rule.parameters()) <= set(takes)
 
 
 def test_verls_own_losses_that_have_a_file() -> None:

@@ -16,6 +16,7 @@ from benchmarks.gpu_kit.record import Record
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.from_logits import logp_and_divergence
 from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
 from cppo_lab.testing.vectors import TOLERANCE
@@ -158,11 +159,10 @@ def rules(device: str, dtype: torch.dtype, name: str, given: Batch, record: Reco
     narrow = given.to(dtype)
     wide, there = narrow.to(torch.float64), narrow.to(dtype, device)
     for title, (rule, constants) in CASES.items():
-        own = constants | permutation(rule, wide.valid)
-        expected, found = evaluate(rule, wide, own), evaluate(rule, there, own)
+        expected, found = evaluate(rule, wide, constants), evaluate(rule, there, constants)
         soft = bool(((expected.keep > 0) & (expected.keep < 1)).any())
         differs = (found.keep - expected.keep).abs() > (1e-3 if soft else 0)
-        near = turned(rule, wide, own, NEAR)
+        near = turned(rule, wide, constants, NEAR)
         record.figure(f"{name}_{title}_near_threshold", int(near.sum()), "tokens")
         record.figure(f"{name}_{title}_masks_differ_near", int((differs & near).sum()), "tokens")
         record.figure(
@@ -185,22 +185,19 @@ def _tolerance(dtype: torch.dtype, what: str) -> float:
     return float(torch.finfo(dtype).eps) if narrow else TOLERANCE[torch.float32]
 
 
-def permutation(rule: str, valid: Tensor) -> dict[str, Tensor]:
-    """Each response's own positions in another order, for the rule that takes it."""
+def tokens_of(rule: str, given: Batch, logp: Tensor) -> Tokens:
+    """The argument of a rule, with each response's own positions in another order where the rule takes it."""
     if PERMUTATION not in RECORDS[rule].needs:
-        return {}
-    draws = torch.rand(valid.shape, generator=torch.Generator().manual_seed(1))
-    return {"permutation": torch.where(valid, draws, 2.0).argsort(1)}
+        return Tokens(logp, *given[1:])
+    draws = torch.rand(given.valid.shape, generator=torch.Generator().manual_seed(1))
+    order = torch.where(given.valid.cpu(), draws, 2.0).argsort(1)
+    return Tokens(logp, *given[1:], order.to(logp.device))
 
 
 def evaluate(rule: str, given: Batch, constants: dict[str, Any]) -> Evaluated:
     """A rule's mask, objective and gradient, where its arguments are."""
-    own = {
-        key: value.to(given.logp.device) if isinstance(value, Tensor) else value
-        for key, value in constants.items()
-    }
     logp = given.logp.detach().clone().requires_grad_()
-    output = RULES[rule](logp, *given[1:], **own)
+    output = RULES[rule](tokens_of(rule, given, logp), **constants)
     output.objective.sum().backward()
     assert logp.grad is not None
     return Evaluated(*(t.detach().cpu().double() for t in (output.keep, output.objective, logp.grad)))
@@ -217,7 +214,7 @@ def turned(rule: str, given: Batch, constants: dict[str, Any], size: float) -> T
         own = {
             key: value * (1 - divergence) if key in THRESHOLDS else value for key, value in constants.items()
         }
-        keeps.append(RULES[rule](*moved, **own).keep)
+        keeps.append(RULES[rule](tokens_of(rule, moved, moved.logp), **own).keep)
     every = torch.stack(keeps)
     return every.amax(0) - every.amin(0) > 1e-3
 

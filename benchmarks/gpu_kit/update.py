@@ -32,8 +32,10 @@ from cppo_lab.estimate import (
     shape_of,
     update_seconds,
 )
-from cppo_lab.maths import packed
+from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.sweep.compose import compose
 
 RUN = ["core=verl", "model=qwen3_1_7b_base", "rule=cppo", "layout=one_node"]
@@ -242,22 +244,23 @@ def update(model: Any, optimizer: torch.optim.Optimizer, given: dict[str, Any]) 
     )
     del logits
     rows = given["rows"]
-    output = packed.rule(
-        "cppo",
-        found.logp[rows],
-        given["rollout_logp"][rows],
-        given["advantages"],
+    tokens = Tokens.packed(
         given["cu_lengths"],
-        found.divergence[rows],
-        **{"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"},
+        logp=found.logp[rows],
+        rollout_logp=given["rollout_logp"][rows],
+        advantages=given["advantages"],
+        divergence=found.divergence[rows],
     )
-    loss = -packed.aggregate(output.objective, given["cu_lengths"], "token-mean")
+    output = get_rule("cppo")(
+        tokens, **{"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}
+    )
+    loss = -aggregate(output.objective, tokens.valid, "token-mean")
     loss.backward()
     norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach()), float(norm), 1 - float(output.keep.mean())
+    return float(loss.detach()), float(norm), 1 - float(output.keep[tokens.valid].mean())
 
 
 def _join(device: str, folder: Path) -> None:

@@ -21,6 +21,7 @@ from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError, printable, unknown
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.masks import budget_terms, decisions
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, Rule, rule_of
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
@@ -82,13 +83,10 @@ def replay(
         raise UserError(reason)
     name = divergence or _default_divergence(record, tokens.rule)
     record.check(given, name.rpartition("_")[2])
-    batch = _Batch(tokens, name)
-    drawn = {PERMUTATION: batch.order} if PERMUTATION in record.needs else {}
     try:
-        output = record.load(
-            batch.logp, batch.rollout_logp, batch.advantages, batch.valid, batch.divergence, **given, **drawn
-        )
-        terms = _terms(record, given, batch, drawn)
+        batch = _batch(tokens, name, PERMUTATION in record.needs)
+        output = record.load(batch, **given)
+        terms = _terms(record, given, batch)
     except (ValueError, TypeError) as error:  # TypeError: text in place of a number
         raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
     decision = decisions(output, batch.valid)
@@ -96,7 +94,7 @@ def replay(
         rule,
         given,
         name,
-        _flat(batch.divergence, batch.valid),
+        _flat(batch.required_divergence, batch.valid),
         decision.tests,
         decision.keep.numpy().astype(np.float32),
         decision.reason.numpy(),
@@ -123,48 +121,42 @@ def _default_divergence(record: Rule, used: RuleUsed) -> str:
     return "binary_kl" if KL in record.needs and used.measure == "tv" else own_divergence(used)
 
 
-class _Batch:
-    """The arguments of a rule, [R, T] with T the longest response; float32, as in training."""
+def _batch(tokens: RecordedTokens, name: str, shuffles: bool) -> Tokens:
+    """The argument of a rule, [R, T] with T the longest response; float32, as in training.
 
-    def __init__(self, tokens: RecordedTokens, name: str) -> None:
-        lengths = torch.from_numpy(np.diff(tokens.ends, prepend=0))
-        width = int(lengths.max()) if len(lengths) else 0
-        self.valid = torch.arange(width) < lengths[:, None]
-        self.logp = self._padded(tokens.logp)
-        self.rollout_logp = self._padded(tokens.rollout_logp)
-        advantage = torch.from_numpy(tokens.advantage.astype(np.float32))
-        self.advantages = advantage[:, None].expand(self.valid.shape)
-        self.order = self._padded(tokens.order).long() if len(tokens.order) else None
-        self.divergence = self._measured(tokens, name)
-
-    def _padded(self, values: NDArray[Any]) -> Tensor:
-        flat = torch.from_numpy(
-            np.array(values, dtype=values.dtype.newbyteorder("="))
-        )  # a copy, since a file's arrays are read-only
-        return flat.new_zeros(self.valid.shape).masked_scatter(self.valid, flat)
-
-    def _measured(self, tokens: RecordedTokens, name: str) -> Tensor:
-        """D_t [R, T] called `name`. Raises UserError for a D_t that cannot be computed from the file."""
-        if name == own_divergence(tokens.rule):
-            return self._padded(tokens.divergence)
-        if name not in FROM_SAMPLED:
-            raise unknown("divergence of kept tokens", name, {*FROM_SAMPLED, own_divergence(tokens.rule)})
-        measure = name.rpartition("_")[2]
-        if measure in divergences.ESTIMATES:
-            return divergences.ESTIMATES[measure](self.logp, self.rollout_logp)
-        return divergences.binary(self.logp, self.rollout_logp, measure)
+    Raises UserError for a divergence that cannot be computed from the file.
+    """
+    of_run = own_divergence(tokens.rule)
+    if name not in (*FROM_SAMPLED, of_run):
+        raise unknown("divergence of kept tokens", name, {*FROM_SAMPLED, of_run})
+    lengths = torch.from_numpy(np.diff(tokens.ends, prepend=0).astype(np.int64))
+    packed = {
+        "logp": tokens.logp,
+        "rollout_logp": tokens.rollout_logp,
+        "advantages": np.repeat(tokens.advantage.astype(np.float32), lengths.numpy()),
+        **({"permutation": tokens.order} if shuffles else {}),
+        **({"divergence": tokens.divergence} if name == of_run else {}),
+    }
+    # Copies, since a file's arrays are read-only.
+    values = {
+        key: torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
+        for key, value in packed.items()
+    }
+    measure = name.rpartition("_")[2]
+    if name != of_run and measure in divergences.ESTIMATES:
+        values["divergence"] = divergences.ESTIMATES[measure](values["logp"], values["rollout_logp"])
+    elif name != of_run:
+        values["divergence"] = divergences.binary(values["logp"], values["rollout_logp"], measure)
+    return Tokens.packed(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), **values)
 
 
-def _terms(
-    record: Rule, given: Mapping[str, Any], batch: _Batch, drawn: Mapping[str, Any]
-) -> list[NDArray[np.float32]]:
+def _terms(record: Rule, given: Mapping[str, Any], batch: Tokens) -> list[NDArray[np.float32]]:
     """The terms of CPPO's tests for rules that have its constants; empty for others."""
     constants = {**given, **record.fixed}
     if not all(name in constants for name in _OF_BUDGET):
         return []
     arguments = {name: constants[name] for name in (*_OF_BUDGET, *_MAY_BE_GIVEN) if name in constants}
-    terms = budget_terms(batch.divergence, batch.valid, **arguments, **drawn)
-    return [_flat(term, batch.valid) for term in terms]
+    return [_flat(term, batch.valid) for term in budget_terms(batch, **arguments)]
 
 
 def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:

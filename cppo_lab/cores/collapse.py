@@ -13,10 +13,6 @@ from collections.abc import Sequence
 MARGIN = 0.05  # a policy that never learned cannot collapse, since its scores are noise around 0
 
 
-class NotFinite(ArithmeticError):
-    """A log-probability or gradient is infinite or NaN: an update would destroy the weights, or has done so."""
-
-
 def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str:
     """Why a run with these validation scores (fractions, oldest first) has collapsed; empty if it has not."""
     best = low = 0.0

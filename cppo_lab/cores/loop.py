@@ -18,8 +18,9 @@ from cppo_lab.cores.checkpoint import (
     refuse_checkpoint,
     save_checkpoint,
 )
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.errors import NotFinite
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.tokens import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import DivergenceSpec, RunSpec
 
@@ -57,33 +57,12 @@ class RuleLoss:
         self.rule, self.constants = rule.load, spec.rule.arguments(self.horizon)
         self.shuffles = PERMUTATION in rule.needs
 
-    def __call__(
-        self,
-        logp: Tensor,
-        rollout_logp: Tensor,
-        advantages: Tensor,
-        valid: Tensor,
-        divergence: Tensor,
-        permutation: Tensor | None = None,
-    ) -> tuple[Tensor, RuleOutput]:
-        """The loss, a scalar differentiable in `logp`, and the rule's output.
-
-        All tensors are [B, T], except `advantages` [B]. `permutation` is the order of each response's weights, for the
-        rule that shuffles them.
-        """
-        shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}
-        output: RuleOutput = self.rule(
-            logp,
-            rollout_logp,
-            advantages[:, None].expand_as(logp),
-            valid,
-            divergence,
-            **self.constants,
-            **shuffled,
-        )
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:
+        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output."""
+        output: RuleOutput = self.rule(tokens, **self.constants)
         # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
-        return -aggregate(output.objective, valid, self.mode, horizon=horizon), output
+        return -aggregate(output.objective, tokens.valid, self.mode, horizon=horizon), output
 
 
 def own_permutation(valid: Tensor, generator: torch.Generator) -> Tensor:

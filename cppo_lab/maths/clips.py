@@ -9,6 +9,7 @@ Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of D
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,21 +17,16 @@ from torch import Tensor
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    common_stats,
+    decided,
     importance_objective,
     non_negative,
     positive,
-    row_counts,
-    tokens,
+    weight_of,
 )
 
 
 def grpo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     clip_low: float,
     clip_high: float,
@@ -44,37 +40,52 @@ def grpo(
     `keep` is 1 where the unclipped branch, which carries the gradient, is taken (a tie keeps the token).
 
     Raises:
-        ValueError: clip_low outside [0, 1], clip_high < 0, dual_clip <= 1, or as in `tokens.tokens`.
+        ValueError: clip_low outside [0, 1], clip_high < 0, dual_clip <= 1.
     """
     check_clips(clip_low, clip_high)
     if dual_clip is not None and not 1 < dual_clip < math.inf:
         raise ValueError(f"dual_clip={dual_clip!r} must be above 1 and finite: pass None to switch it off")
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    clipped, bound = clip(batch, clip_low, clip_high, dual_clip)
-    keep = (batch.valid & ~clipped).to(batch.logp.dtype)
+    clipped, bound = clip(tokens, clip_low, clip_high, dual_clip)
+    return clipped_surrogate(tokens, ~clipped, clipped, bound, {"ratio clip": clipped})
+
+
+def clipped_surrogate(
+    tokens: Tokens,
+    keep: Tensor,
+    clipped: Tensor,
+    bound: Tensor,
+    tests: Mapping[str, Tensor],
+    log_ratio: Tensor | None = None,
+) -> RuleOutput:
+    """bound * A where `clipped`, else keep * rho * A."""
     # One branch by selection: torch.minimum would halve the gradient at a tie.
-    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
-    return RuleOutput(objective, keep, stats, {"ratio clip": clipped})
+    surrogate = importance_objective(tokens, weight_of(tokens, keep), log_ratio)
+    objective = torch.where(clipped, bound * tokens.advantages, surrogate)
+    return decided(tokens, keep, tests, objective, clipped=clipped)
 
 
-def check_clips(clip_low: float, clip_high: float) -> None:
-    """Raise ValueError unless 0 <= clip_low <= 1 and clip_high is finite and >= 0."""
+def check_clips(clip_low: float | None, clip_high: float, *, open_below: bool = False) -> None:
+    """Raise ValueError unless 0 <= clip_low <= 1, or it is None and `open_below`, and clip_high is finite and >= 0."""
     non_negative("clip_high", clip_high)
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
+    if not (open_below if clip_low is None else 0 <= clip_low <= 1):
+        remedy = ", or be None for no lower clip" if open_below else ": the ratio is clipped at 1 - clip_low"
+        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]{remedy}")
 
 
 def clip(
-    batch: Tokens, clip_low: float, clip_high: float, dual_clip: float | None = None
+    tokens: Tokens,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[B, T] bool, where the clipped branch is taken; and the ratio's bound there."""
-    ratio = batch.log_ratio.detach().exp()
-    above = (batch.advantages > 0) & (ratio > 1 + clip_high)
-    below = (batch.advantages < 0) & (ratio < 1 - clip_low)
+    """[B, T] bool, where the clipped branch is taken; and the bound there of the ratio, each token's own if None."""
+    ratio = tokens.log_ratio.detach().exp() if ratio is None else ratio
+    above = (tokens.advantages > 0) & (ratio > 1 + clip_high)
+    below = (tokens.advantages < 0) & (ratio < 1 - clip_low)
     bound = torch.full_like(ratio, 1 - clip_low).masked_fill(above, 1 + clip_high)
     if dual_clip is not None:
-        dual = (batch.advantages < 0) & (ratio > dual_clip)
+        dual = (tokens.advantages < 0) & (ratio > dual_clip)
         bound = bound.masked_fill(dual, dual_clip)
         below = below | dual
     return above | below, bound
@@ -93,11 +104,7 @@ def clip(
 
 
 def sapo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     tau_positive: float,
     tau_negative: float,
@@ -107,20 +114,17 @@ def sapo(
     `masked` statistics are sums of the removed weight 1 - keep.
 
     Raises:
-        ValueError: a temperature that is not positive, or as in `tokens.tokens`.
+        ValueError: a temperature that is not positive.
     """
     positive("tau_positive", tau_positive)
     positive("tau_negative", tau_negative)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    tau = torch.full_like(batch.advantages, tau_negative).masked_fill(batch.advantages > 0, tau_positive)
+    tau = torch.full_like(tokens.advantages, tau_negative).masked_fill(tokens.advantages > 0, tau_positive)
     # The gate saturates long before rho overflows; without the clamp its gradient would be 0 * inf.
-    largest = math.log(torch.finfo(batch.logp.dtype).max) / 2
-    p = torch.sigmoid(tau * torch.expm1(batch.log_ratio.clamp_max(largest)))
+    largest = math.log(torch.finfo(tokens.logp.dtype).max) / 2
+    p = torch.sigmoid(tau * torch.expm1(tokens.log_ratio.clamp_max(largest)))
     weight = 4 * p.detach() * (1 - p.detach())
-    keep = torch.where(batch.active, weight, 1.0) * batch.valid
-    return RuleOutput(
-        4 / tau * p * batch.advantages, keep, common_stats(batch, keep), {"soft clip": keep < 1}
-    )
+    keep = torch.where(tokens.active, weight, 1.0) * tokens.valid
+    return decided(tokens, keep, {"soft clip": keep < 1}, 4 / tau * p * tokens.advantages)
 
 
 # Rules that weight log pi by a clipped importance coefficient and mask nothing.
@@ -136,11 +140,7 @@ def sapo(
 
 
 def cispo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     clip_high: float,
     clip_low: float | None = None,
@@ -148,19 +148,14 @@ def cispo(
     """CISPO: the clipped ratio as a constant weight of the policy gradient. `divergence` is for statistics only.
 
     Raises:
-        ValueError: clip_high < 0, clip_low outside [0, 1], or as in `tokens.tokens`.
+        ValueError: clip_high < 0, clip_low outside [0, 1].
     """
-    _check_clips(clip_low, clip_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    return _weighted_logp(batch, batch.log_ratio.detach().exp(), clip_low, clip_high)
+    check_clips(clip_low, clip_high, open_below=True)
+    return _weighted_logp(tokens, tokens.log_ratio.detach().exp(), clip_low, clip_high)
 
 
 def minpro(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     clip_high: float,
     clip_low: float | None = None,
@@ -170,30 +165,21 @@ def minpro(
     Raises:
         ValueError: as `cispo`.
     """
-    _check_clips(clip_low, clip_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    log_ratio = batch.log_ratio.detach()
+    check_clips(clip_low, clip_high, open_below=True)
+    log_ratio = tokens.log_ratio.detach()
     prefix = torch.zeros_like(log_ratio)  # log 1 for the empty prefix, which does not enter longer prefixes
     if log_ratio.shape[1] > 1:
         prefix[:, 1:] = log_ratio[:, :-1].cummin(1).values
-    return _weighted_logp(batch, (log_ratio + prefix).exp(), clip_low, clip_high)
+    return _weighted_logp(tokens, (log_ratio + prefix).exp(), clip_low, clip_high)
 
 
 def _weighted_logp(
-    batch: Tokens, coefficient: Tensor, clip_low: float | None, clip_high: float
+    tokens: Tokens, coefficient: Tensor, clip_low: float | None, clip_high: float
 ) -> RuleOutput:
     clipped = coefficient.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
-    keep = batch.valid.to(batch.logp.dtype)
-    stats = common_stats(batch, keep)
-    beyond = (clipped != coefficient) & batch.active
-    stats["clipped"] = row_counts(beyond).sum().to(keep.dtype)
-    return RuleOutput(clipped * batch.advantages * batch.logp, keep, stats, {"coefficient clip": beyond})
-
-
-def _check_clips(clip_low: float | None, clip_high: float) -> None:
-    non_negative("clip_high", clip_high)
-    if clip_low is not None and not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1], or be None for no lower clip")
+    beyond = (clipped != coefficient) & tokens.active
+    objective = clipped * tokens.advantages * tokens.logp
+    return decided(tokens, tokens.valid, {"coefficient clip": beyond}, objective, clipped=beyond)
 
 
 # DRPO: a quadratic penalty on the probability's shift in place of a mask.
@@ -209,11 +195,7 @@ def _check_clips(clip_low: float | None, clip_high: float) -> None:
 
 
 def drpo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
 ) -> RuleOutput:
@@ -222,15 +204,14 @@ def drpo(
     `masked` statistics are sums of the removed weight 1 - keep.
 
     Raises:
-        ValueError: delta <= 0, a ratio that overflows, or as in `tokens.tokens`.
+        ValueError: delta <= 0, a ratio that overflows.
     """
     positive("delta", delta)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    surrogate = importance_objective(batch, batch.valid.to(batch.logp.dtype))
-    mu = torch.where(batch.valid, rollout_logp.detach().to(batch.logp.dtype), 0.0).clamp_max(0).exp()
-    change = torch.expm1(batch.log_ratio)
+    surrogate = importance_objective(tokens, tokens.valid.to(tokens.logp.dtype))
+    mu = tokens.rollout_logp.clamp_max(0).exp()
+    change = torch.expm1(tokens.log_ratio)
     shift = mu * change  # pi - mu, which cannot overflow: its square over mu could
-    gate = 1 - (batch.advantages.sign() * shift.detach() / delta).clamp(0, 1)
-    keep = gate * batch.valid
-    objective = surrogate - batch.advantages.abs() * (shift * change) / (2 * delta)
-    return RuleOutput(objective, keep, common_stats(batch, keep), {"probability shift": keep < 1})
+    gate = 1 - (tokens.advantages.sign() * shift.detach() / delta).clamp(0, 1)
+    keep = gate * tokens.valid
+    objective = surrogate - tokens.advantages.abs() * (shift * change) / (2 * delta)
+    return decided(tokens, keep, {"probability shift": keep < 1}, objective)

@@ -15,23 +15,23 @@ C = L = 20; DPPO, arXiv 2602.04879, section 5.4.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    common_stats,
-    importance_objective,
+    decided,
     non_negative,
     one_of,
     positive,
     ratio_bounds,
     row_counts,
-    tokens,
+    weight_of,
 )
 from cppo_lab.maths.weights import (
     CAP,
@@ -45,10 +45,14 @@ from cppo_lab.maths.weights import (
 )
 
 
-def objective_and_stats(
-    batch: Tokens, keep: Tensor, ratio_cap: float | None, log_ratio_clamp: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective [B, T]; and, if there is a limit, the statistic `clipped`: the kept tokens with A != 0 beyond it.
+def truncated(
+    tokens: Tokens,
+    keep: Tensor,
+    tests: Mapping[str, Tensor],
+    ratio_cap: float | None,
+    log_ratio_clamp: float | None,
+) -> RuleOutput:
+    """The output of a rule with this `keep`. With a limit, `clipped` counts the kept tokens with A != 0 beyond it.
 
     Raises:
         ValueError: ratio_cap < 1, log_ratio_clamp <= 0, or as in `importance_objective`.
@@ -58,19 +62,19 @@ def objective_and_stats(
         raise ValueError(f"ratio_cap={ratio_cap!r} must be at least 1: pass math.inf to switch it off")
     positive("log_ratio_clamp", clamp, allow_inf=True)
     if math.isinf(cap) and math.isinf(clamp):
-        return importance_objective(batch, keep), {}
-    log_ratio = batch.log_ratio.detach()
+        return decided(tokens, keep, tests)
+    keep = weight_of(tokens, keep)
+    log_ratio = tokens.log_ratio.detach()
     # The cap as a limit of the log-ratio, so that no exponential overflows.
     limited = log_ratio.clamp(-clamp, min(clamp, math.log(cap)))
     ratio = torch.where(keep > 0, limited, 0.0).exp()
-    if batch.overflows and not bool(ratio.isfinite().all()):
-        raise ValueError(
+    if tokens.overflows and not bool(ratio.isfinite().all()):
+        raise NotFinite(
             f"the probability ratio of a kept token overflows: lower log_ratio_clamp={log_ratio_clamp!r} or set "
             "ratio_cap"
         )
-    beyond = (limited != log_ratio) & batch.active & (keep > 0)
-    stats = {"clipped": row_counts(beyond).sum().to(keep.dtype)}
-    return keep * ratio * batch.advantages * batch.logp, stats
+    beyond = (limited != log_ratio) & tokens.active & (keep > 0)
+    return decided(tokens, keep, tests, keep * ratio * tokens.advantages * tokens.logp, clipped=beyond)
 
 
 # Token masks from divergences: DPPO and CPPO.
@@ -110,11 +114,7 @@ def threshold_tests(
 
 
 def dppo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
     ratio_cap: float | None = None,
@@ -123,20 +123,15 @@ def dppo(
     """DPPO: keep iff A(rho - 1) <= 0 or D_t <= delta. `ratio_cap` and `log_ratio_clamp`: see above.
 
     Raises:
-        ValueError: no divergence, delta <= 0, or arguments as in `tokens.tokens`, or limits below 1 and 0.
+        ValueError: no divergence, delta <= 0, or limits below 1 and 0.
     """
     positive("delta", delta)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    fails = (batch.required_divergence("dppo") > delta) & batch.moves_away
-    return masked(batch, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
+    fails = (tokens.required_divergence > delta) & tokens.moves_away
+    return masked(tokens, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
 
 
 def cppo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
     delta_b: float,
@@ -147,14 +142,14 @@ def cppo(
     delta_b_scale: float = SCALE,
     span: int | None = None,
     reverse: bool = False,
-    permutation: Tensor | None = None,
     ratio_cap: float | None = None,
     log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """CPPO: keep iff A(rho - 1) <= 0 or w_t D_t <= c_t, with position weights and prefix budget.
 
+    Needs the divergence; `tokens.permutation` reorders each response's weights.
+
     Args:
-        divergence: [B, T] D_t, required.
         delta: token threshold.
         delta_b: prefix-budget rate ("fixed") or its floor ("adaptive"); math.inf switches the budget off.
         w_min: last position weight, in (0, 1]; 1 switches the weighting off.
@@ -162,34 +157,32 @@ def cppo(
         delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `budget`.
         span: fixed T of the weight equation; None takes each response's own length.
         reverse: gives each response its weights in reverse order, the lightest first.
-        permutation: [B, T] reorders each response's weights, see `weights.shuffled_weights`; None keeps them.
         ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see above; they do not affect the
         masks.
 
     Raises:
-        ValueError: a constant out of range, no divergence, or arguments as in `tokens.tokens`.
+        ValueError: a constant out of range, no divergence.
     """
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = position_weights(batch.valid, w_min, span, reverse=reverse, dtype=batch.logp.dtype)
-    if permutation is not None:
-        weights = shuffled_weights(weights, batch.valid, permutation)
+    weights = position_weights(tokens.valid, w_min, span, reverse=reverse, dtype=tokens.logp.dtype)
+    if tokens.permutation is not None:
+        weights = shuffled_weights(weights, tokens.valid, tokens.permutation)
     positive("delta", delta)
-    d = batch.required_divergence("cppo")
+    d = tokens.required_divergence
     rate = effective_delta_b(
-        d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )
-    away = batch.moves_away
-    finish = functools.partial(masked, batch, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
+    away = tokens.moves_away
+    finish = functools.partial(masked, tokens, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
     if math.isinf(delta_b):  # no prefix test, and no statistics of it
         return finish(token_fails=(weights * d > delta) & away)
-    tests = threshold_tests(d, weights, batch.valid, delta, rate)
+    tests = threshold_tests(d, weights, tokens.valid, delta, rate)
     output = finish(token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
-    output.stats.update(budget_stats(batch, rate, delta_b))
+    output.stats.update(budget_stats(tokens, rate, delta_b))
     return output
 
 
 def masked(
-    batch: Tokens,
+    tokens: Tokens,
     *,
     token_fails: Tensor,
     prefix_fails: Tensor | None = None,
@@ -199,21 +192,20 @@ def masked(
     """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A, or its
     truncated form.
     """
-    dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
-    keep = (batch.valid & ~dropped).to(batch.logp.dtype)
-    stats = common_stats(batch, keep) | {"masked_by_token": row_counts(token_fails).sum().to(keep.dtype)}
-    if prefix_fails is not None:
-        stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(keep.dtype)
-    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
     tests = {"threshold": token_fails} | ({} if prefix_fails is None else {"budget": prefix_fails})
-    return RuleOutput(objective, keep, stats | truncated, tests)
+    dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
+    output = truncated(tokens, ~dropped, tests, ratio_cap, log_ratio_clamp)
+    output.stats["masked_by_token"] = row_counts(token_fails).sum().to(output.keep.dtype)
+    if prefix_fails is not None:
+        output.stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(output.keep.dtype)
+    return output
 
 
-def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:
+def budget_stats(tokens: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:
     """Sum of the effective delta_b [B] over non-empty responses; empty if the budget is off."""
     if math.isinf(delta_b):
         return {}
-    return {"delta_b": torch.where(row_counts(batch.valid) > 0, rate, 0.0).sum()}
+    return {"delta_b": torch.where(row_counts(tokens.valid) > 0, rate, 0.0).sum()}
 
 
 # CPPO with a soft weight instead of a 0/1 mask.
@@ -271,11 +263,7 @@ def admissible_gate(gate: str | Gate) -> Gate:
 
 
 def cppo_soft(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
     delta_b: float,
@@ -298,23 +286,22 @@ def cppo_soft(
     """
     positive("delta", delta)
     weigh = admissible_gate(gate)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    d = batch.required_divergence("cppo_soft")
-    weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
+    d = tokens.required_divergence
+    weights = position_weights(tokens.valid, w_min, span, dtype=tokens.logp.dtype)
     rate = effective_delta_b(
-        d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )
-    score = violation_score(d, weights, batch.valid, delta, rate)
-    away = batch.moves_away
-    keep = torch.where(away, weigh(score).to(score.dtype).clamp(0, 1), 1.0) * batch.valid
-    tests = threshold_tests(d, weights, batch.valid, delta, rate)
+    score = violation_score(d, weights, tokens.valid, delta, rate)
+    away = tokens.moves_away
+    keep = torch.where(away, weigh(score).to(score.dtype).clamp(0, 1), 1.0) * tokens.valid
+    tests = threshold_tests(d, weights, tokens.valid, delta, rate)
+    by_token, by_prefix = away & tests.token_fails, away & tests.prefix_fails
+    output = truncated(tokens, keep, {"threshold": by_token, "budget": by_prefix}, ratio_cap, log_ratio_clamp)
     removed = 1 - keep
-    stats = common_stats(batch, keep) | budget_stats(batch, rate, delta_b)
-    stats["masked_by_token"] = (removed * (away & tests.token_fails)).sum()
-    stats["masked_by_prefix"] = (removed * (away & tests.prefix_fails & ~tests.token_fails)).sum()
-    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
-    fails = {"threshold": away & tests.token_fails, "budget": away & tests.prefix_fails}
-    return RuleOutput(objective, keep, stats | truncated, fails)
+    output.stats.update(budget_stats(tokens, rate, delta_b))
+    output.stats["masked_by_token"] = (removed * by_token).sum()
+    output.stats["masked_by_prefix"] = (removed * (by_prefix & ~by_token)).sum()
+    return output
 
 
 @torch.no_grad()
@@ -365,11 +352,7 @@ FLOOR = 1e-6
 
 
 def icepop(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     ratio_low: float,
     ratio_high: float,
@@ -377,20 +360,16 @@ def icepop(
     """IcePop: keep iff ratio_low <= rho <= ratio_high. 0 and math.inf leave a side open.
 
     Raises:
-        ValueError: bounds that do not enclose 1, or as in `tokens.tokens`.
+        ValueError: bounds that do not enclose 1.
     """
     ratio_bounds(ratio_low, ratio_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    ratio = batch.log_ratio.detach().exp()
-    return _kept(batch, (ratio >= ratio_low) & (ratio <= ratio_high), "ratio bounds")
+    ratio = tokens.log_ratio.detach().exp()
+    within = (ratio >= ratio_low) & (ratio <= ratio_high)
+    return decided(tokens, within, {"ratio bounds": ~within})
 
 
 def ipo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
     kl_tau: float,
@@ -398,47 +377,32 @@ def ipo(
     """IPO: keep iff |pi - mu| <= delta; minus kl_tau (log rho)^2 at every token, which also pulls masked ones back.
 
     Raises:
-        ValueError: delta <= 0, kl_tau < 0, or as in `tokens.tokens`.
+        ValueError: delta <= 0, kl_tau < 0.
     """
     positive("delta", delta)
     non_negative("kl_tau", kl_tau)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    shift = (batch.logp.detach().exp() - _rollout(batch, rollout_logp).exp()).abs()
-    output = _kept(batch, shift <= delta, "probability shift")
-    return output._replace(objective=output.objective - kl_tau * batch.log_ratio.square())
+    within = (tokens.logp.detach().exp() - tokens.rollout_logp.exp()).abs() <= delta
+    output = decided(tokens, within, {"probability shift": ~within})
+    return output._replace(objective=output.objective - kl_tau * tokens.log_ratio.square())
 
 
 def kpop(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
 ) -> RuleOutput:
     """KPop: keep iff the binary KL is at most delta in both directions.
 
     Raises:
-        ValueError: delta <= 0, or as in `tokens.tokens`.
+        ValueError: delta <= 0.
     """
     positive("delta", delta)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    forth = back = torch.zeros_like(batch.logp.detach())
-    for pi, mu in zip(_cells(batch.logp.detach()), _cells(_rollout(batch, rollout_logp)), strict=True):
+    forth = back = torch.zeros_like(tokens.logp.detach())
+    for pi, mu in zip(_cells(tokens.logp.detach()), _cells(tokens.rollout_logp), strict=True):
         log_ratio = pi.log() - mu.log()
         forth, back = forth + pi * log_ratio, back - mu * log_ratio
-    return _kept(batch, torch.maximum(forth, back) <= delta, "binary KL")
-
-
-def _kept(batch: Tokens, within: Tensor, test: str) -> RuleOutput:
-    keep = (batch.valid & within).to(batch.logp.dtype)
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), {test: ~within})
-
-
-def _rollout(batch: Tokens, rollout_logp: Tensor) -> Tensor:
-    """log mu(y_t) without gradient, 0 at padding."""
-    return torch.where(batch.valid, rollout_logp.detach().to(batch.logp.dtype), 0.0)
+    within = torch.maximum(forth, back) <= delta
+    return decided(tokens, within, {"binary KL": ~within})
 
 
 def _cells(logp: Tensor) -> tuple[Tensor, Tensor]:
@@ -487,8 +451,7 @@ class BudgetTerms(NamedTuple):
 
 @torch.no_grad()
 def budget_terms(
-    divergence: Tensor,
-    valid: Tensor,
+    tokens: Tokens,
     *,
     delta: float,
     delta_b: float,
@@ -499,15 +462,12 @@ def budget_terms(
     delta_b_scale: float = SCALE,
     span: int | None = None,
     reverse: bool = False,
-    permutation: Tensor | None = None,
 ) -> BudgetTerms:
-    """The terms of `masks.cppo` with the same constants, for `divergence` [B, T] of the tokens `valid` [B, T].
-
-    Raises ValueError for a constant out of range.
-    """
+    """The terms of `cppo` with the same arguments. Raises ValueError for a constant out of range."""
+    divergence, valid = tokens.required_divergence, tokens.valid
     weight = position_weights(valid, w_min, span, reverse=reverse, dtype=divergence.dtype)
-    if permutation is not None:
-        weight = shuffled_weights(weight, valid, permutation)
+    if tokens.permutation is not None:
+        weight = shuffled_weights(weight, valid, tokens.permutation)
     rate = effective_delta_b(
         divergence, valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )

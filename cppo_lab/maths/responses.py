@@ -18,27 +18,23 @@ import math
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.clips import check_clips, clip
-from cppo_lab.maths.masks import objective_and_stats
+from cppo_lab.errors import NotFinite
+from cppo_lab.maths.clips import check_clips, clip, clipped_surrogate
+from cppo_lab.maths.masks import truncated
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    common_stats,
-    importance_objective,
+    decided,
     non_negative,
     positive,
     ratio_bounds,
     row_counts,
-    tokens,
+    weight_of,
 )
 
 
 def trm_max(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta_max: float,
     ratio_cap: float | None = None,
@@ -47,20 +43,15 @@ def trm_max(
     """Keep a response iff its largest divergence is at most delta_max.
 
     Raises:
-        ValueError: delta_max <= 0, no divergence, or as in `tokens.tokens`.
+        ValueError: delta_max <= 0, no divergence.
     """
     positive("delta_max", delta_max)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    fails = {"largest divergence": _largest(batch.required_divergence("trm_max")) > delta_max}
-    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+    fails = {"largest divergence": _largest(tokens.required_divergence) > delta_max}
+    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
 
 
 def trm_avg(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta_avg: float,
     ratio_cap: float | None = None,
@@ -69,20 +60,15 @@ def trm_avg(
     """Keep a response iff its mean divergence is at most delta_avg.
 
     Raises:
-        ValueError: delta_avg <= 0, no divergence, or as in `tokens.tokens`.
+        ValueError: delta_avg <= 0, no divergence.
     """
     positive("delta_avg", delta_avg)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    fails = {"mean divergence": _mean(batch.required_divergence("trm_avg"), batch.valid) > delta_avg}
-    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+    fails = {"mean divergence": _mean(tokens.required_divergence, tokens.valid) > delta_avg}
+    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
 
 
 def trm_max_avg(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta_max: float,
     delta_avg: float,
@@ -92,17 +78,16 @@ def trm_max_avg(
     """Keep a response iff both its largest and its mean divergence are within their limits.
 
     Raises:
-        ValueError: delta_max or delta_avg <= 0, no divergence, or as in `tokens.tokens`.
+        ValueError: delta_max or delta_avg <= 0, no divergence.
     """
     positive("delta_max", delta_max)
     positive("delta_avg", delta_avg)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    d = batch.required_divergence("trm_max_avg")
+    d = tokens.required_divergence
     fails = {
         "largest divergence": _largest(d) > delta_max,
-        "mean divergence": _mean(d, batch.valid) > delta_avg,
+        "mean divergence": _mean(d, tokens.valid) > delta_avg,
     }
-    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
+    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
 
 
 def _largest(divergence: Tensor) -> Tensor:
@@ -116,14 +101,13 @@ def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
 
 
 def _responses(
-    batch: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
+    tokens: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
 ) -> RuleOutput:
     """`fails` holds [B] bool for each test of a response."""
     # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
-    tests = {name: failed[:, None].expand_as(batch.valid) for name, failed in fails.items()}
-    keep = (batch.valid & ~torch.stack(list(fails.values())).any(0)[:, None]).to(batch.logp.dtype)
-    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
-    return RuleOutput(objective, keep, common_stats(batch, keep) | truncated, tests)
+    tests = {name: failed[:, None].expand_as(tokens.valid) for name, failed in fails.items()}
+    keep = ~torch.stack(list(fails.values())).any(0)[:, None] & tokens.valid
+    return truncated(tokens, keep, tests, ratio_cap, log_ratio_clamp)
 
 
 # Rules on the geometric mean of a response's token ratios.
@@ -144,11 +128,7 @@ def _responses(
 
 
 def gspo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     clip_low: float,
     clip_high: float,
@@ -159,28 +139,17 @@ def gspo(
     ratio.
 
     Raises:
-        ValueError: clip_low outside [0, 1], clip_high < 0, or as in `tokens.tokens`.
+        ValueError: clip_low outside [0, 1], clip_high < 0.
     """
-    non_negative("clip_high", clip_high)
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    mean = _mean_log_ratio(batch.log_ratio.detach(), batch.valid)
-    ratio = mean.exp()
-    above = (batch.advantages > 0) & (ratio > 1 + clip_high)
-    below = (batch.advantages < 0) & (ratio < 1 - clip_low)
-    keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
-    bound = torch.full_like(ratio, 1 - clip_low).masked_fill(above, 1 + clip_high)
-    kept = importance_objective(_with_log_ratio(batch, mean), keep)
-    return _output(batch, torch.where(above | below, bound * batch.advantages, kept), keep, "mean ratio clip")
+    check_clips(clip_low, clip_high)
+    mean = _mean_log_ratio(tokens.log_ratio.detach(), tokens.valid)
+    clipped, bound = clip(tokens, clip_low, clip_high, ratio=mean.exp())
+    tests = {"mean ratio clip": clipped}
+    return clipped_surrogate(tokens, ~clipped, clipped, bound, tests, _own_gradient(tokens, mean))
 
 
 def geo_mean(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     log_clip_low: float,
     log_clip_high: float,
@@ -193,20 +162,20 @@ def geo_mean(
         log_clip_low, log_clip_high: clips of log rho, in nats: rho is held in [e^-low, e^high].
 
     Raises:
-        ValueError: a clip that is negative or not finite, or as in `tokens.tokens`.
+        ValueError: a clip that is negative or not finite.
     """
     non_negative("log_clip_low", log_clip_low)
     non_negative("log_clip_high", log_clip_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    log_ratio = batch.log_ratio.detach()
-    above = (batch.advantages > 0) & (log_ratio > log_clip_high)
-    below = (batch.advantages < 0) & (log_ratio < -log_clip_low)
+    log_ratio = tokens.log_ratio.detach()
+    above = (tokens.advantages > 0) & (log_ratio > log_clip_high)
+    below = (tokens.advantages < 0) & (log_ratio < -log_clip_low)
     mean = _mean_log_ratio(
-        log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low), batch.valid
+        log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low), tokens.valid
     )
-    keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
-    kept = importance_objective(_with_log_ratio(batch, mean), keep)
-    return _output(batch, torch.where(above | below, mean.exp() * batch.advantages, kept), keep, "ratio clip")
+    clipped = above | below
+    return clipped_surrogate(
+        tokens, ~clipped, clipped, mean.exp(), {"ratio clip": clipped}, _own_gradient(tokens, mean)
+    )
 
 
 def _mean_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
@@ -215,15 +184,9 @@ def _mean_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
     return mean.expand_as(log_ratio)
 
 
-def _with_log_ratio(batch: Tokens, value: Tensor) -> Tokens:
-    """The batch with log-ratios of this value, and the gradient of each token's own log pi."""
-    return batch._replace(log_ratio=value + (batch.logp - batch.logp.detach()))
-
-
-def _output(batch: Tokens, objective: Tensor, keep: Tensor, test: str) -> RuleOutput:
-    clipped = keep == 0
-    count = (batch.valid & clipped).sum().to(keep.dtype)
-    return RuleOutput(objective, keep, common_stats(batch, keep) | {"clipped": count}, {test: clipped})
+def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
+    """`log_ratio` with the gradient of each token's own log pi."""
+    return log_ratio + (tokens.logp - tokens.logp.detach())
 
 
 # Rules that weight log pi by one number per response.
@@ -252,35 +215,25 @@ LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
 
 
 def seq_tis(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     ratio_high: float,
 ) -> RuleOutput:
     """Seq-TIS: the response's ratio, truncated at ratio_high, as a constant weight of its policy gradient.
 
     Raises:
-        ValueError: ratio_high < 1, a weight that overflows, or as in `tokens.tokens`.
+        ValueError: ratio_high < 1, a weight that overflows.
     """
     ratio_bounds(0.0, ratio_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weight = _log_weight(batch).exp()
-    keep = batch.valid.to(batch.logp.dtype)
-    clipped = batch.active & (weight > ratio_high)
-    output = _weighted(batch, weight.clamp_max(ratio_high), keep, {"response ratio": clipped})
-    output.stats["clipped"] = row_counts(clipped).sum().to(keep.dtype)
-    return output
+    weight = _log_weight(tokens).exp()
+    clipped = tokens.active & (weight > ratio_high)
+    return _weighted(
+        tokens, weight.clamp_max(ratio_high), tokens.valid, {"response ratio": clipped}, clipped=clipped
+    )
 
 
 def seq_mis(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     ratio_low: float,
     ratio_high: float,
@@ -288,22 +241,16 @@ def seq_mis(
     """Seq-MIS: the response's ratio as a constant weight; the response is dropped if that is outside the bounds.
 
     Raises:
-        ValueError: bounds that do not enclose 1, a weight that overflows, or as in `tokens.tokens`.
+        ValueError: bounds that do not enclose 1, a weight that overflows.
     """
     ratio_bounds(ratio_low, ratio_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weight = _log_weight(batch)
-    keep = (batch.valid & _within(weight, ratio_low, ratio_high)).to(batch.logp.dtype)
-    tests = {"response ratio": keep == 0}
-    return _weighted(batch, torch.where(keep > 0, weight, -math.inf).exp(), keep, tests)
+    weight = _log_weight(tokens)
+    keep = tokens.valid & _within(weight, ratio_low, ratio_high)
+    return _weighted(tokens, torch.where(keep, weight, -math.inf).exp(), keep, {"response ratio": ~keep})
 
 
 def geo_mask(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     ratio_low: float,
     ratio_high: float,
@@ -311,21 +258,16 @@ def geo_mask(
     """Geo-Mask: the plain policy gradient of the responses whose geometric-mean ratio is within the bounds.
 
     Raises:
-        ValueError: bounds that do not enclose 1, or as in `tokens.tokens`.
+        ValueError: bounds that do not enclose 1.
     """
     ratio_bounds(ratio_low, ratio_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    mean = _log_weight(batch) / row_counts(batch.valid).clamp_min(1)[:, None]
-    keep = (batch.valid & _within(mean, ratio_low, ratio_high)).to(batch.logp.dtype)
-    return _weighted(batch, keep, keep, {"mean ratio": keep == 0})
+    mean = _log_weight(tokens) / row_counts(tokens.valid).clamp_min(1)[:, None]
+    keep = tokens.valid & _within(mean, ratio_low, ratio_high)
+    return _weighted(tokens, weight_of(tokens, keep), keep, {"mean ratio": ~keep})
 
 
 def vespo(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     k_positive: float,
     lambda_positive: float,
@@ -337,26 +279,25 @@ def vespo(
     `masked` statistics are sums of the removed weight 1 - keep.
 
     Raises:
-        ValueError: k < 0, lambda <= 0, or as in `tokens.tokens`.
+        ValueError: k < 0, lambda <= 0.
     """
     non_negative("k_positive", k_positive)
     non_negative("k_negative", k_negative)
     positive("lambda_positive", lambda_positive)
     positive("lambda_negative", lambda_negative)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    held = batch.log_ratio.detach().clamp(-LARGEST_LOG, LARGEST_LOG)
+    held = tokens.log_ratio.detach().clamp(-LARGEST_LOG, LARGEST_LOG)
     log_w = held.sum(1, keepdim=True).clamp(LEAST_LOG_W, LARGEST_LOG).expand_as(held)
-    negative = batch.advantages < 0
+    negative = tokens.advantages < 0
     k = torch.full_like(held, k_positive).masked_fill(negative, k_negative)
     rate = torch.full_like(held, lambda_positive).masked_fill(negative, lambda_negative)
     kernel = (k * log_w - rate * log_w.expm1()).exp()
-    keep = torch.where(batch.active, kernel.clamp_max(1), 1.0) * batch.valid
-    return _weighted(batch, kernel, keep, {"response ratio": keep < 1})
+    keep = torch.where(tokens.active, kernel.clamp_max(1), 1.0) * tokens.valid
+    return _weighted(tokens, kernel, keep, {"response ratio": keep < 1})
 
 
-def _log_weight(batch: Tokens) -> Tensor:
+def _log_weight(tokens: Tokens) -> Tensor:
     """log w at every token, [B, T]; 0 for an empty response."""
-    return batch.log_ratio.detach().sum(1, keepdim=True).expand_as(batch.log_ratio)
+    return tokens.log_ratio.detach().sum(1, keepdim=True).expand_as(tokens.log_ratio)
 
 
 def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
@@ -364,17 +305,19 @@ def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
     return (log_ratio >= (math.log(low) if low else -math.inf)) & (log_ratio <= math.log(high))
 
 
-def _weighted(batch: Tokens, weight: Tensor, keep: Tensor, tests: dict[str, Tensor]) -> RuleOutput:
-    """stopgrad(weight) A log pi. Raises ValueError if the weight of a token with A != 0 overflows."""
-    coefficient = torch.where(batch.active, weight, 0.0) * batch.advantages
+def _weighted(
+    tokens: Tokens, weight: Tensor, keep: Tensor, tests: dict[str, Tensor], clipped: Tensor | None = None
+) -> RuleOutput:
+    """stopgrad(weight) A log pi. Raises NotFinite if the weight of a token with A != 0 overflows."""
+    coefficient = torch.where(tokens.active, weight, 0.0) * tokens.advantages
     if bool((bad := ~coefficient.isfinite()).any()):
         row = int(bad.nonzero()[0, 0])
-        total = float(batch.log_ratio.detach()[row].sum())
-        raise ValueError(
+        total = float(tokens.log_ratio.detach()[row].sum())
+        raise NotFinite(
             f"the weight of response {row} overflows (its log-ratios add up to {total:g}): see logp and rollout_logp "
             "there, or pass constants that bound it"
         )
-    return RuleOutput(coefficient * batch.logp, keep, common_stats(batch, keep), tests)
+    return decided(tokens, keep, tests, coefficient * tokens.logp, clipped=clipped)
 
 
 # M2PO: a bound on the second moment of a whole minibatch.
@@ -390,16 +333,12 @@ def _weighted(batch: Tokens, weight: Tensor, keep: Tensor, tests: dict[str, Tens
 # Source: M2PO, arXiv 2510.01161, m2 = 0.04; H as in the authors' code (github.com/Infini-AI-Lab/M2PO,
 # `verl/trainer/ppo/core_algos.py`). Public implementations bound different means: the authors' code bounds the mean of
 # min(v, tau^2) over all of H and clips at tau; AReaL `trainer/ppo/actor.py` drops until the mean of the rest is within
-# the limit, as here, but H has all tokens, whatever A is. Both use one micro-batch. The rule needs no divergence; one
+# the limit, as here, but H has all tokens, whatever A is. Both use one micro-tokens. The rule needs no divergence; one
 # that is passed only enters the statistics.
 
 
 def m2po(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     m2: float,
 ) -> RuleOutput:
@@ -409,14 +348,11 @@ def m2po(
         m2: largest mean of (log rho)^2 over the kept tokens that move away; math.inf drops none.
 
     Raises:
-        ValueError: m2 <= 0, or as in `tokens.tokens`.
+        ValueError: m2 <= 0.
     """
     positive("m2", m2, allow_inf=True)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    dropped = _outliers(batch.log_ratio.detach().square(), batch.moves_away, m2)
-    keep = (batch.valid & ~dropped).to(batch.logp.dtype)
-    tests = {"second moment": dropped}
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), tests)
+    dropped = _outliers(tokens.log_ratio.detach().square(), tokens.moves_away, m2)
+    return decided(tokens, ~dropped, {"second moment": dropped})
 
 
 def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
@@ -445,11 +381,7 @@ def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
 
 
 def vaco(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
 ) -> RuleOutput:
@@ -457,16 +389,12 @@ def vaco(
     nothing.
 
     Raises:
-        ValueError: delta <= 0, or as in `tokens.tokens`.
+        ValueError: delta <= 0.
     """
     positive("delta", delta, allow_inf=True)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    distance = batch.log_ratio.detach().expm1().abs().sum(1) / row_counts(batch.valid).clamp_min(1)
-    masked = batch.moves_away & (distance > delta)[:, None]
-    keep = (batch.valid & ~masked).to(batch.logp.dtype)
-    return RuleOutput(
-        importance_objective(batch, keep), keep, common_stats(batch, keep), {"mean distance": masked}
-    )
+    distance = tokens.log_ratio.detach().expm1().abs().sum(1) / row_counts(tokens.valid).clamp_min(1)
+    masked = tokens.moves_away & (distance > delta)[:, None]
+    return decided(tokens, ~masked, {"mean distance": masked})
 
 
 # The off-policy sequence mask of DeepSeek-V3.2 on GRPO's clip.
@@ -484,11 +412,7 @@ def vaco(
 
 
 def opsm(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
+    tokens: Tokens,
     *,
     delta: float,
     clip_low: float,
@@ -500,16 +424,13 @@ def opsm(
     responses.
 
     Raises:
-        ValueError: delta <= 0, clip_low outside [0, 1], clip_high < 0, or as in `tokens.tokens`.
+        ValueError: delta <= 0, clip_low outside [0, 1], clip_high < 0.
     """
     positive("delta", delta, allow_inf=True)
     check_clips(clip_low, clip_high)
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    drift = -batch.log_ratio.detach().sum(1) / row_counts(batch.valid).clamp_min(1)
-    dropped = (batch.advantages < 0) & (drift > delta)[:, None]
-    clipped, bound = clip(batch, clip_low, clip_high)
+    drift = -tokens.log_ratio.detach().sum(1) / row_counts(tokens.valid).clamp_min(1)
+    dropped = (tokens.advantages < 0) & (drift > delta)[:, None]
+    clipped, bound = clip(tokens, clip_low, clip_high)
     clipped = clipped & ~dropped
-    keep = (batch.valid & ~clipped & ~dropped).to(batch.logp.dtype)
-    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
-    return RuleOutput(objective, keep, stats, {"mean log-ratio": dropped, "ratio clip": clipped})
+    tests = {"mean log-ratio": dropped, "ratio clip": clipped}
+    return clipped_surrogate(tokens, ~clipped & ~dropped, clipped, bound, tests)

@@ -1,7 +1,6 @@
 """The rules as functions: name -> function, from the records in `cppo_lab.rules`.
 
-Every rule is `fn(logp, rollout_logp, advantages, valid, divergence=None, *, <constants>) -> RuleOutput`, with
-all tensors [B, T]; the constants are plain keyword scalars.
+Every rule is `fn(tokens: Tokens, *, <constants>) -> RuleOutput`; the constants are plain keyword scalars.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every rule takes and returns: the checked token batch and RuleOutput; and checks of arguments.
+"""What every rule takes and returns, `Tokens` and `RuleOutput`; and checks of arguments.
 
 Every message names the value, what is valid, and the remedy.
 
@@ -7,6 +7,7 @@ Shapes: B = responses, T = padded response length; tokens are right-padded.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cppo_lab.errors import NotFinite
 from cppo_lab.rules import is_w_min
 
 
@@ -103,7 +105,7 @@ def compute_dtype(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-# What every rule takes and returns: the checked token batch and RuleOutput.
+# What every rule takes and returns.
 #
 # Shapes: B = responses, T = padded length; tensors are [B, T], right-padded. Values at padding are ignored.
 
@@ -128,55 +130,115 @@ class RuleOutput(NamedTuple):
     tests: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Tokens(NamedTuple):
-    """Checked arguments of a rule; every tensor is 0 (False) at padding, so that padding cannot overflow.
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The sampled tokens of a batch, the one argument of a rule beside its constants. Checked here, once.
 
-    logp, log_ratio: [B, T] log pi(y_t) and log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp.
-    advantages, divergence: [B, T] without gradient; divergence is None if the caller passed none.
-    valid, active: [B, T] bool: response tokens, and those of them with A != 0.
-    overflows: whether rho of some token, kept or not, overflows its dtype.
+    logp: [B, T] log pi(y_t), the only field with a gradient; float64, or else float32 from here on.
+    rollout_logp: [B, T] log mu(y_t), of the policy that sampled the tokens.
+    advantages: [B, T].
+    valid: [B, T] bool or 0/1: the response tokens; right-padded.
+    divergence: [B, T] D_t >= 0 (maths/divergence.py), or None.
+    permutation: [B, T] integers, an order of each response's own positions (`weights.shuffled_weights`), or None.
+    topk_ids, topk_logp: [B, T, K] mu's most likely tokens and log mu of them, as they are, or None.
+
+    From these: log_ratio, log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp; active, the response tokens
+    with A != 0; overflows: whether rho of some token, kept or not, overflows its dtype.
+
+    Every tensor but the last three fields is 0 (False) at padding, so that padding cannot overflow.
+
+    Raises:
+        ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of
+            valid tokens that are NaN or infinite, or a negative divergence.
     """
 
     logp: Tensor
-    log_ratio: Tensor
+    rollout_logp: Tensor
     advantages: Tensor
-    divergence: Tensor | None
     valid: Tensor
-    active: Tensor
-    overflows: bool
+    divergence: Tensor | None = None
+    permutation: Tensor | None = None
+    topk_ids: Tensor | None = None
+    topk_logp: Tensor | None = None
+    log_ratio: Tensor = field(init=False)
+    active: Tensor = field(init=False)
+    overflows: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        mask = token_mask(self.valid)
+        names = ("logp", "rollout_logp", "advantages", "divergence")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        same_shape(mask.shape, **given)
+        logp = torch.where(mask, compute_dtype(self.logp), 0.0)
+        cleared = {
+            name: torch.where(mask, value.detach().to(logp.dtype), 0.0)
+            for name, value in given.items()
+            if name != "logp"
+        }
+        log_ratio = logp - cleared["rollout_logp"]
+        overflows = _check_values(
+            mask, log_ratio.detach(), cleared["advantages"], cleared.get("divergence"), given
+        )
+        active = cleared["advantages"] != 0
+        values = cleared | {
+            "logp": logp,
+            "valid": mask,
+            "log_ratio": log_ratio,
+            "active": active,
+            "overflows": overflows,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def packed(cls, cu_lengths: Tensor, **values: Tensor) -> "Tokens":
+        """From responses without padding: [N] in place of [B, T], N = T_1 + ... + T_B, differentiable.
+
+        `cu_lengths` [B + 1] holds 0, T_1, T_1 + T_2, ..., N, as flash attention takes it. The result has B times the
+        longest length places; `output.keep[tokens.valid]` packs a rule's output again.
+
+        Raises:
+            ValueError: `cu_lengths` that do not fit, or as the class does.
+        """
+        if cu_lengths.ndim != 1 or not len(cu_lengths) or cu_lengths.is_floating_point():
+            raise ValueError(
+                f"cu_lengths has shape {list(cu_lengths.shape)} and dtype {cu_lengths.dtype}, expected integers "
+                "[B + 1]: pass 0 and the running sum of the lengths"
+            )
+        lengths = cu_lengths.diff()
+        first, last, least = (
+            int(cu_lengths[0]),
+            int(cu_lengths[-1]),
+            int(lengths.amin()) if len(lengths) else 0,
+        )
+        if first != 0 or least < 0:
+            raise ValueError(
+                f"cu_lengths runs from {first} to {last}, least step {least}; expected steps >= 0 from 0 to N: pass 0 "
+                "and the running sum of the lengths"
+            )
+        for name, value in values.items():
+            same_shape((last, *value.shape[1:]), **{name: value})
+        width = int(lengths.amax()) if len(lengths) else 0
+        valid = torch.arange(width, device=cu_lengths.device) < lengths[:, None]
+        padded = {
+            name: value.new_zeros((*valid.shape, *value.shape[1:])).index_put(
+                valid.nonzero(as_tuple=True), value
+            )
+            for name, value in values.items()
+        }
+        return cls(**padded, valid=valid)
 
     @property
     def moves_away(self) -> Tensor:
         """[B, T] bool: A (rho - 1) > 0, i.e. the update would move pi further from mu. False where A = 0."""
         return self.advantages * self.log_ratio.detach() > 0
 
-    def required_divergence(self, rule: str) -> Tensor:
+    @property
+    def required_divergence(self) -> Tensor:
         """The divergence; raises ValueError if it is None."""
         if self.divergence is None:
-            raise ValueError(f"divergence=None: rule {rule!r} needs D_t [B, T], see maths/divergence.py")
+            raise ValueError("divergence=None: the rule needs D_t [B, T], see maths/divergence.py")
         return self.divergence
-
-
-def tokens(
-    logp: Tensor, rollout_logp: Tensor, advantages: Tensor, valid: Tensor, divergence: Tensor | None = None
-) -> Tokens:
-    """Check a rule's arguments and zero the padding.
-
-    Raises:
-        ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of
-            valid tokens that are NaN or infinite, or a negative divergence.
-    """
-    mask = token_mask(valid)
-    given = {"logp": logp, "rollout_logp": rollout_logp, "advantages": advantages}
-    if divergence is not None:
-        given["divergence"] = divergence
-    same_shape(mask.shape, **given)
-    current = torch.where(mask, compute_dtype(logp), 0.0)
-    advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)
-    cleared = None if divergence is None else torch.where(mask, divergence.detach().to(current.dtype), 0.0)
-    log_ratio = torch.where(mask, current - rollout_logp.detach().to(current.dtype), 0.0)
-    overflows = _check_values(mask, log_ratio.detach(), advantage, cleared, given)
-    return Tokens(current, log_ratio, advantage, cleared, mask, advantage != 0, overflows)
 
 
 def _check_values(
@@ -201,18 +263,19 @@ def _check_values(
     return not bool(largest.exp().isfinite())
 
 
-def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
-    """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A.
+def importance_objective(tokens: Tokens, keep: Tensor, log_ratio: Tensor | None = None) -> Tensor:
+    """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A. `log_ratio`: in place of each token's own.
 
     Raises:
-        ValueError: rho of a kept token overflows its dtype, which would make the loss infinite.
+        NotFinite: rho of a kept token overflows its dtype, which would make the loss infinite.
     """
-    objective: Tensor = _ImportanceObjective.apply(batch.log_ratio, keep, batch.advantages)
-    if batch.overflows and bool((bad := ~objective.detach().isfinite()).any()):
+    log_ratio = tokens.log_ratio if log_ratio is None else log_ratio
+    objective: Tensor = _ImportanceObjective.apply(log_ratio, keep, tokens.advantages)
+    if tokens.overflows and bool((bad := ~objective.detach().isfinite()).any()):
         row, column = bad.nonzero()[0].tolist()
-        raise ValueError(
+        raise NotFinite(
             f"the probability ratio of kept token [{row}, {column}] overflows (log_ratio "
-            f"{batch.log_ratio[row, column].item():g}): see logp and rollout_logp there, or mask such tokens"
+            f"{log_ratio[row, column].item():g}): see logp and rollout_logp there, or mask such tokens"
         )
     return objective
 
@@ -234,19 +297,47 @@ class _ImportanceObjective(torch.autograd.Function):
         return grad * value, None, None
 
 
-def common_stats(batch: Tokens, keep: Tensor) -> dict[str, Tensor]:
+def common_stats(tokens: Tokens, keep: Tensor) -> dict[str, Tensor]:
     """Sums that every rule reports: tokens, responses, masked, ratio and, where given, divergence."""
     counts = keep.dtype
-    lengths = row_counts(batch.valid)
+    lengths = row_counts(tokens.valid)
     stats = {
         "tokens": lengths.sum().to(counts),
         "responses": (lengths > 0).sum().to(counts),
-        "active_tokens": row_counts(batch.active).sum().to(counts),
-        "masked": torch.where(batch.active, keep, 1.0).neg_().add_(1).sum(),
+        "active_tokens": row_counts(tokens.active).sum().to(counts),
+        "masked": torch.where(tokens.active, keep, 1.0).neg_().add_(1).sum(),
         # rho - 1 is 0 at padding and loses no digits near rho = 1.
-        "ratio": batch.log_ratio.detach().clamp_max(LARGEST_EXPONENT).expm1_().sum() + lengths.sum(),
+        "ratio": tokens.log_ratio.detach().clamp_max(LARGEST_EXPONENT).expm1_().sum() + lengths.sum(),
     }
-    if batch.divergence is not None:
-        stats["divergence"] = batch.divergence.sum()
-        stats["divergence_max"] = batch.divergence.amax() if batch.divergence.numel() else stats["divergence"]
+    if tokens.divergence is not None:
+        stats["divergence"] = tokens.divergence.sum()
+        stats["divergence_max"] = (
+            tokens.divergence.amax() if tokens.divergence.numel() else stats["divergence"]
+        )
     return stats
+
+
+def decided(
+    tokens: Tokens,
+    keep: Tensor,
+    tests: Mapping[str, Tensor],
+    objective: Tensor | None = None,
+    *,
+    clipped: Tensor | None = None,
+) -> RuleOutput:
+    """A rule's output for `keep` [B, T] of `tests`, bool or a weight; the objective is keep * rho * A unless given.
+
+    `clipped` [B, T] bool: the tokens whose bound entered the objective, for the statistics.
+    """
+    keep = weight_of(tokens, keep)
+    stats = common_stats(tokens, keep)
+    if clipped is not None:
+        stats["clipped"] = row_counts(clipped).sum().to(keep.dtype)
+    return RuleOutput(
+        importance_objective(tokens, keep) if objective is None else objective, keep, stats, tests
+    )
+
+
+def weight_of(tokens: Tokens, keep: Tensor) -> Tensor:
+    """`keep` as a weight that is 0 at padding, in the dtype of the computation."""
+    return (keep & tokens.valid).to(tokens.logp.dtype) if keep.dtype == torch.bool else keep

@@ -39,7 +39,7 @@ from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_scor
 from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.tokens import RuleOutput, common_stats, importance_objective, tokens
+from cppo_lab.maths.tokens import RuleOutput, Tokens, decided
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 
 # What numpy and zipfile raise on files that are cut short, damaged, encrypted, or hold pickled objects.
@@ -214,18 +214,15 @@ def capped(name: str) -> tuple[str, float] | None:
     return (match[1], float(match[2])) if match else None
 
 
-def unmasked(*arguments: Tensor) -> RuleOutput:
-    """rho A without a trust region: the objective that every mask multiplies. Arguments as a rule's."""
-    batch = tokens(*arguments)
-    keep = batch.valid.to(batch.logp.dtype)
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep))
+def unmasked(tokens: Tokens) -> RuleOutput:
+    """rho A without a trust region: the objective that every mask multiplies."""
+    return decided(tokens, tokens.valid, {})
 
 
-def capped_logp(output: RuleOutput, cap: float, *arguments: Tensor) -> RuleOutput:
-    """stopgrad(min(rho, cap) keep) A log pi with the `keep` of a rule's output. Arguments as a rule's."""
-    batch = tokens(*arguments)
-    coefficient = batch.log_ratio.detach().exp().clamp_max(cap) * output.keep
-    return output._replace(objective=coefficient * batch.advantages * batch.logp)
+def capped_logp(output: RuleOutput, cap: float, tokens: Tokens) -> RuleOutput:
+    """stopgrad(min(rho, cap) keep) A log pi with the `keep` of a rule's output."""
+    coefficient = tokens.log_ratio.detach().exp().clamp_max(cap) * output.keep
+    return output._replace(objective=coefficient * tokens.advantages * tokens.logp)
 
 
 class Recomputation:
@@ -261,18 +258,19 @@ class Recomputation:
             return None
         rule, divergence, constants = found
         parameters = dict(constants(lambda name: self.vectors.constant(case, name)))
-        if method in SHUFFLED:
-            parameters["permutation"] = self.vectors.tensor(f"{case}/in/perm")
-        logp, *rest = self.given(case, "logp", "rollout_logp", "advantage", "valid", divergence)
+        permutation = self.vectors.tensor(f"{case}/in/perm") if method in SHUFFLED else None
+        given = self.given(case, "logp", "rollout_logp", "advantage", "valid", divergence)
         function = unmasked if rule == UNMASKED else get_rule(rule)
-        return function(logp.requires_grad_(), *rest, **parameters), logp
+        given[0].requires_grad_()
+        tokens = Tokens(*given) if permutation is None else Tokens(*given, permutation)
+        return function(tokens, **parameters), given[0]
 
     def _capped(self, case: str, method: str, cap: float) -> tuple[RuleOutput, Tensor] | None:
         masking = self.output(case, method)
         if masking is None:
             return None
         logp, *rest = self.given(case, "logp", "rollout_logp", "advantage", "valid")
-        return capped_logp(masking[0], cap, logp.requires_grad_(), *rest), logp
+        return capped_logp(masking[0], cap, Tokens(logp.requires_grad_(), *rest)), logp
 
 
 THEORY_INPUTS = {f"theory/mdp/{name}" for name in ("prefixes", "mu", "pi", "sequences", "reward")}
@@ -591,7 +589,7 @@ def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
     counts = []
     for row in range(len(failing)):
         one = [tensor[row : row + 1] for tensor in inputs]
-        stats = get_rule("cppo")(*one, **hp, **rate, delta_b_mode=mode).stats
+        stats = get_rule("cppo")(Tokens(*one), **hp, **rate, delta_b_mode=mode).stats
         counts.append(torch.stack([stats["masked"], stats["masked_by_prefix"], failing[row].to(ours.dtype)]))
     return torch.stack(counts)
 

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab.maths import packed
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.maths.tokens import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import DIVERGENCE, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 
@@ -205,29 +204,22 @@ class RuleTests:
             _same(summarise(merge([part.stats for part in parts[1:]])), summarise(whole.stats))
 
     def test_packed_is_padded(self) -> None:
-        """`packed.rule` gives the same numbers, including gradients."""
-        if MINIBATCH in self.rule.needs:
-            return
+        """`Tokens.packed` gives the same numbers, including gradients."""
         for seed in SEEDS:
             batch = random_batch(seed)
             drawn = self._drawn(batch)
             plain, gradient = self._differentiated(batch, **drawn)
-            logp, ends = packed.pack(batch.logp, batch.valid)
-            logp.requires_grad_()
             mask = batch.valid
-            output = packed.rule(
-                self.rule.load,
-                logp,
-                batch.rollout_logp[mask],
-                batch.advantages[mask],
-                ends,
-                batch.divergence[mask],
-                **self.constants,
-                **{key: value[mask] for key, value in drawn.items()},
-            )
-            (found,) = torch.autograd.grad(output.objective.sum(), logp)
-            torch.testing.assert_close(output.keep, plain.keep[mask], rtol=1e-13, atol=0)
-            torch.testing.assert_close(output.objective, plain.objective[mask], **CLOSE)
+            ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
+            values = {
+                name: value[mask] for name, value in (batch._asdict() | drawn).items() if name != "valid"
+            }
+            values["logp"].requires_grad_()
+            tokens = Tokens.packed(ends, **values)
+            output = self.rule.load(tokens, **self.constants)
+            (found,) = torch.autograd.grad(output.objective.sum(), values["logp"])
+            torch.testing.assert_close(output.keep[tokens.valid], plain.keep[mask], rtol=1e-13, atol=0)
+            torch.testing.assert_close(output.objective[tokens.valid], plain.objective[mask], **CLOSE)
             torch.testing.assert_close(found, gradient[mask], **CLOSE)
             _same(summarise(output.stats), summarise(plain.stats))
 
@@ -238,7 +230,7 @@ class RuleTests:
         batch = random_batch(7)
         refused = False
         try:
-            self.rule.load(*batch[:4], **self.constants, **self._drawn(batch))
+            self.rule.load(Tokens(*batch[:4], **self._drawn(batch)), **self.constants)
         except ValueError:
             refused = True
         declared = DIVERGENCE in self.rule.needs
@@ -269,7 +261,8 @@ class RuleTests:
         return {PERMUTATION: random_permutation(batch.valid, 0)} if PERMUTATION in self.rule.needs else {}
 
     def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:
-        output: RuleOutput = self.rule.load(*batch, **self.constants, **(drawn or self._drawn(batch)))
+        tokens = Tokens(*batch, **(drawn or self._drawn(batch)))
+        output: RuleOutput = self.rule.load(tokens, **self.constants)
         return output
 
     def _differentiated(self, batch: TokenBatch, **drawn: Tensor) -> tuple[RuleOutput, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from cppo_lab.answers.replay import FROM_SAMPLED, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.errors import UserError
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, RULES
 from tests.answers import made
 from tests.maths.maths_batches import CONSTANTS
@@ -34,9 +35,8 @@ def on_tensors(
     """What the rule keeps of the padded tensors, [N]."""
     valid = padded(np.ones(sum(LENGTHS))).bool()
     advantages = torch.from_numpy(one.advantage.copy())[:, None].expand(valid.shape)
-    output = RULES[name].load(
-        padded(one.logp), padded(one.rollout_logp), advantages, valid, divergence, **CONSTANTS[name], **drawn
-    )
+    tokens = Tokens(padded(one.logp), padded(one.rollout_logp), advantages, valid, divergence, **drawn)
+    output = RULES[name].load(tokens, **CONSTANTS[name])
     return output.keep[valid]
 
 

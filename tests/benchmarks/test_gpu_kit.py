@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.gpu_kit import gather, parity, running, update
 from benchmarks.gpu_kit.record import Record
 from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.tokens import Tokens
 from tests.waiting import CEILING_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
@@ -212,8 +213,8 @@ class TestParity:
         assert self.figures(tmp_path)["float32_dppo_masks_differ_elsewhere"] == 0
         right = RULES["dppo"]
 
-        def wrong(logp: torch.Tensor, *rest: Any, delta: float) -> Any:
-            return right(logp, *rest, delta=delta * (1.2 if logp.dtype == torch.float32 else 1.0))
+        def wrong(tokens: Tokens, *, delta: float) -> Any:
+            return right(tokens, delta=delta * (1.2 if tokens.logp.dtype == torch.float32 else 1.0))
 
         monkeypatch.setitem(parity.RULES, "dppo", wrong)
         assert self.figures(tmp_path)["float32_dppo_masks_differ_elsewhere"] > 0
@@ -221,9 +222,9 @@ class TestParity:
     def test_a_gradient_that_is_off_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         right = RULES["cispo"]
 
-        def wrong(logp: torch.Tensor, *rest: Any, **constants: Any) -> Any:
-            output = right(logp, *rest, **constants)
-            off = 1.01 if logp.dtype == torch.float32 else 1.0
+        def wrong(tokens: Tokens, **constants: Any) -> Any:
+            output = right(tokens, **constants)
+            off = 1.01 if tokens.logp.dtype == torch.float32 else 1.0
             return output._replace(objective=output.objective * off)
 
         monkeypatch.setitem(parity.RULES, "cispo", wrong)

@@ -12,7 +12,6 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.exact import trainer as trainer_module
 from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
@@ -26,7 +25,7 @@ from cppo_lab.cores.exact.process import (
 )
 from cppo_lab.cores.exact.trainer import ExactTrainer, histories_together, train
 from cppo_lab.cores.rule_loss import Recorded
-from cppo_lab.errors import UserError
+from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.divergence import exact
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import ExactRun

@@ -11,17 +11,18 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources
 from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer, train
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
+from tests.maths.maths_batches import apply
 
 MAKER = "torch on cpu"
 LONGER = [*TINY, "training.t_stop=8"]
@@ -294,6 +295,25 @@ class TestCollapse:
         with pytest.raises(NotFinite, match="log-probabilities are not finite"):
             trainer.update(batch)
 
+    def test_a_ratio_that_overflows_is_a_collapse(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = compose([*TINY, "training.t_stop=20", "rule=grpo"]).run
+        real, steps = Trainer.collect, [0]
+
+        def far(trainer: Trainer) -> Any:
+            batch, steps[0] = real(trainer), steps[0] + 1
+            if steps[0] == 3:
+                batch.rollout.logp.sub_(200)  # e^200 is no float32
+                batch.advantages.fill_(-1.0)  # GRPO clips such a token only where it is rewarded
+                batch.keep.fill_(True)
+            return batch
+
+        monkeypatch.setattr(Trainer, "collect", far)
+        sink, outcome = run(spec, tmp_path, tmp_path / "run")
+        assert (outcome.status, sink.rows[-1][0]) == (schema.COLLAPSED, 2)
+        assert "the probability ratio of kept token" in outcome.reason and "at step 3" in outcome.reason
+
 
 class TestDrift:
     def drift(self, tmp_path: Path, *overrides: str) -> list[float]:
@@ -375,7 +395,8 @@ def test_the_kept_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: s
     real = trainer.diagnostics.see
 
     def watch(step: int, seen: ObservedTokens, text: Any) -> None:
-        output = get_rule(rule)(
+        output = apply(
+            rule,
             seen.logp,
             seen.rollout_logp,
             seen.advantages,

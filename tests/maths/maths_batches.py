@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, RULES
 from cppo_lab.testing import TokenBatch, random_batch, random_permutation
 
-__all__ = ["TokenBatch", "constants", "distributions", "random_batch", "random_permutation"]
+__all__ = ["TokenBatch", "apply", "constants", "distributions", "random_batch", "random_permutation"]
 
 # Constants with which each rule drops, clips or weakens some tokens of `random_batch`.
 CONSTANTS = {
@@ -82,6 +84,13 @@ STATISTICS: dict[str, set[str]] = {
     "vespo": set(),
     "vaco": set(),
 }
+
+
+def apply(
+    name: str, *tensors: Tensor, permutation: Tensor | None = None, path: str | None = None, **constants
+) -> RuleOutput:
+    """A rule on log pi, log mu, advantages, valid and, if given, D."""
+    return get_rule(name, path)(Tokens(*tensors, permutation=permutation), **constants)
 
 
 def constants(name: str, batch: TokenBatch) -> dict:

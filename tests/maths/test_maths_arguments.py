@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate, group_advantages
 from cppo_lab.maths.masks import sapo
@@ -14,7 +15,7 @@ from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, shuffled_weights
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
-from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE, random_batch
+from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE, apply, random_batch
 from tests.maths.maths_cases import check_all
 
 NAN, INF = math.nan, math.inf
@@ -83,7 +84,7 @@ CONSTANT_ERRORS = [
 )
 def test_constant_is_refused(name: str, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        get_rule(name)(*random_batch(0), **{**CONSTANTS[name], **change})
+        apply(name, *random_batch(0), **{**CONSTANTS[name], **change})
 
 
 def with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -121,7 +122,7 @@ def test_tensor_is_refused(name: str) -> None:
 
     def refused(message: str, change: dict) -> None:
         with pytest.raises(ValueError, match=message):
-            get_rule(name)(*BATCH._replace(**change), **parameters)
+            apply(name, *BATCH._replace(**change), **parameters)
 
     check_all(refused, [(message, change) for change, message in TENSOR_ERRORS])
 
@@ -140,8 +141,8 @@ def test_a_ratio_that_overflows_is_named_or_has_no_part_in_the_objective(name: s
         ),  # towards the rollout policy: most rules keep the token
     )
     try:
-        output = get_rule(name)(*far, **parameters)
-    except ValueError as error:
+        output = apply(name, *far, **parameters)
+    except NotFinite as error:
         assert re.fullmatch(
             r"the probability ratio of kept token \[0, \d+\] overflows \(log_ratio \d+.*\): see .*",
             str(error),
@@ -158,7 +159,7 @@ def test_log_probabilities_whose_difference_overflows() -> None:
     with pytest.raises(
         ValueError, match=r"log_ratio is NaN or infinite at 1 valid places, first at \[0, 2\]"
     ):
-        get_rule("grpo")(*BATCH._replace(**far), **CONSTANTS["grpo"])
+        apply("grpo", *BATCH._replace(**far), **CONSTANTS["grpo"])
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if n not in WITHOUT_DIVERGENCE])
@@ -167,7 +168,7 @@ def test_a_missing_divergence_is_refused(name: str) -> None:
     if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = torch.arange(12).expand(5, 12)
     with pytest.raises(ValueError, match=rf"divergence=None: rule '{name}' needs"):
-        get_rule(name)(*BATCH[:4], **parameters)
+        apply(name, *BATCH[:4], **parameters)
 
 
 ONES = torch.ones(2, 3)

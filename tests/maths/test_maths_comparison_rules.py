@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.rules import RULES
 from cppo_lab.sweep.compose import compose
-from tests.maths.maths_batches import TokenBatch, constants, random_batch
+from tests.maths.maths_batches import TokenBatch, apply, constants, random_batch
 from tests.oracles import comparison
 
 LOOPS = {"gspo": comparison.gspo, "geo_mean": comparison.geo_mean, "sapo": comparison.sapo}
@@ -27,7 +27,7 @@ def hand(ratio: list[list[float]], advantages: list[float]) -> tuple[torch.Tenso
 
 def gradient(name: str, arguments: tuple[torch.Tensor, ...], parameters: dict) -> torch.Tensor:
     logp = arguments[0].clone().requires_grad_()
-    result = get_rule(name)(logp, *arguments[1:], **parameters)
+    result = apply(name, logp, *arguments[1:], **parameters)
     return torch.autograd.grad(result.objective.sum(), logp)[0]
 
 
@@ -35,7 +35,7 @@ def test_gspo_by_hand() -> None:
     # geometric means: sqrt(4 * 1) = 2; sqrt(1.21 * 1) = 1.1; sqrt(0.25 * 1) = 0.5
     arguments = hand([[4, 1, 9], [1.21, 1, 9], [0.25, 1, 9], [4, 1, 9]], [1.0, 1.0, -1.0, -3.0])
     parameters = {"clip_low": 0.2, "clip_high": 0.2}
-    result = get_rule("gspo")(*arguments, **parameters)
+    result = apply("gspo", *arguments, **parameters)
     expected = torch.tensor([[1.2, 1.2, 0], [1.1, 1.1, 0], [-0.8, -0.8, 0], [-6, -6, 0]]).double()
     torch.testing.assert_close(result.objective, expected, rtol=1e-7, atol=0)
     assert result.keep.tolist() == [[0, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 0]]
@@ -47,7 +47,7 @@ def test_geo_mean_by_hand() -> None:
     # clips 1/2 and 2, one-sided: rho = 8 is cut for A > 0 only, rho = 1/8 for A < 0 only
     arguments = hand([[8, 0.5, 9], [8, 0.5, 9], [0.125, 2, 9], [0.125, 2, 9]], [1.0, -1.0, 1.0, -1.0])
     parameters = {"log_clip_low": math.log(2), "log_clip_high": math.log(2)}
-    result = get_rule("geo_mean")(*arguments, **parameters)
+    result = apply("geo_mean", *arguments, **parameters)
     expected = torch.tensor([[1, 1, 0], [-2, -2, 0], [0.5, 0.5, 0], [-1, -1, 0]]).double()
     torch.testing.assert_close(result.objective, expected)
     assert result.keep.tolist() == [[0, 1, 0], [1, 1, 0], [1, 1, 0], [0, 1, 0]]
@@ -56,7 +56,7 @@ def test_geo_mean_by_hand() -> None:
 
 def test_sapo_by_hand() -> None:
     arguments = hand([[1 + math.log(3), 1, 9], [1 + math.log(3), 1, 9], [5, 5, 9]], [1.0, -1.0, 0.0])
-    result = get_rule("sapo")(*arguments, tau_positive=1.0, tau_negative=2.0)
+    result = apply("sapo", *arguments, tau_positive=1.0, tau_negative=2.0)
     expected = torch.tensor([[3, 2, 0], [-1.8, -1, 0], [0, 0, 0]]).double()  # sigmoid(log 3) = 3/4
     torch.testing.assert_close(result.objective, expected)
     torch.testing.assert_close(
@@ -71,7 +71,7 @@ def test_sapo_by_hand() -> None:
 def test_rule_agrees_with_the_loop(name: str, seed: int) -> None:
     batch = random_batch(seed)
     parameters = constants(name, batch)
-    objective = get_rule(name)(*batch, **parameters).objective
+    objective = apply(name, *batch, **parameters).objective
     grad = gradient(name, batch, parameters)
     for row, length in enumerate(batch.valid.sum(1).tolist()):
         if length == 0:
@@ -104,7 +104,7 @@ def test_the_token_form_has_the_value_and_gradient_of_the_response(name: str, se
     parameters = constants(name, batch)
     logp = batch.logp.clone().requires_grad_()
     tokens = aggregate(
-        get_rule(name)(logp, *batch[1:], **parameters).objective, batch.valid, "seq-mean-token-mean"
+        apply(name, logp, *batch[1:], **parameters).objective, batch.valid, "seq-mean-token-mean"
     )
     present = batch.valid.any(1)
     direct = of_the_response(name, logp, batch, parameters)[present].mean()
@@ -118,7 +118,7 @@ def test_the_token_form_has_the_value_and_gradient_of_the_response(name: str, se
 def test_gspo_on_single_tokens_is_ppo(seed: int) -> None:
     batch = random_batch(seed, rows=40, width=1)
     parameters = {"clip_low": 0.2, "clip_high": 0.3}
-    mine, ppo = get_rule("gspo")(*batch, **parameters), get_rule("ppo")(*batch, **parameters)
+    mine, ppo = apply("gspo", *batch, **parameters), apply("ppo", *batch, **parameters)
     assert torch.equal(mine.keep, ppo.keep) and torch.equal(mine.objective, ppo.objective)
     assert torch.equal(gradient("gspo", batch, parameters), gradient("ppo", batch, parameters))
 
@@ -128,7 +128,7 @@ def test_geo_mean_on_single_tokens_is_ppo(seed: int) -> None:
     batch = random_batch(seed, rows=40, width=1)
     logs = {"log_clip_low": 0.4, "log_clip_high": 0.4}
     clips = {"clip_low": 1 - math.exp(-0.4), "clip_high": math.exp(0.4) - 1}
-    mine, ppo = get_rule("geo_mean")(*batch, **logs), get_rule("ppo")(*batch, **clips)
+    mine, ppo = apply("geo_mean", *batch, **logs), apply("ppo", *batch, **clips)
     assert torch.equal(mine.keep, ppo.keep)
     torch.testing.assert_close(mine.objective, ppo.objective, rtol=1e-14, atol=0)
     torch.testing.assert_close(gradient("geo_mean", batch, logs), gradient("ppo", batch, clips))
@@ -141,14 +141,14 @@ def test_a_tie_keeps_the_response_with_its_whole_gradient(name: str, advantage: 
     arguments = zeros, zeros, torch.full((1, 3), advantage), torch.ones(1, 3)
     names = ("clip_low", "clip_high") if name == "gspo" else ("log_clip_low", "log_clip_high")
     parameters = dict.fromkeys(names, 0.0)
-    assert get_rule(name)(*arguments, **parameters).keep.tolist() == [[1, 1, 1]]
+    assert apply(name, *arguments, **parameters).keep.tolist() == [[1, 1, 1]]
     assert gradient(name, arguments, parameters).tolist() == [[advantage] * 3]
 
 
 def test_sapo_with_a_ratio_that_overflows_has_no_gradient_and_no_nan() -> None:
     logp = torch.tensor([[200.0, -200.0, 0.0], [200.0, -200.0, 0.0]])
     arguments = logp, torch.zeros(2, 3), torch.tensor([[1.0], [-1.0]]).expand(2, 3), torch.ones(2, 3)
-    result = get_rule("sapo")(*arguments, **SAPO)
+    result = apply("sapo", *arguments, **SAPO)
     grad = gradient("sapo", arguments, SAPO)
     assert bool(torch.isfinite(result.objective).all())
     assert grad[0].tolist() == [0, 0, 1] and grad[1].tolist() == [0, 0, -1]
@@ -160,7 +160,7 @@ def test_dr_grpo_brings_its_companion_settings_and_they_can_be_overridden() -> N
     assert (
         compose(["rule=dr_grpo", "training.aggregation=token-mean"]).run.training.aggregation == "token-mean"
     )
-    assert get_rule("dr_grpo") is get_rule("ppo")
+    assert RULES["dr_grpo"].function == RULES["ppo"].function
     assert run.rule.parameters() == compose(["rule=ppo"]).run.rule.parameters()
 
 

@@ -5,8 +5,8 @@ import torch
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
-from cppo_lab.maths.rules import RULES, get_rule
-from tests.maths.maths_batches import PULL_BACK, constants, random_batch
+from cppo_lab.maths.rules import RULES
+from tests.maths.maths_batches import PULL_BACK, apply, constants, random_batch
 
 DETACHED_COEFFICIENT = ("cispo", "minpro")  # their gradient is not the derivative of their value
 TOKEN_FORM = ("gspo", "geo_mean")  # nor is it here: the response's value, the token's own gradient
@@ -23,7 +23,7 @@ def gradient(name: str, batch, **changes: torch.Tensor) -> torch.Tensor:
     """d sum(objective) / d logp, [B, T]."""
     batch = batch._replace(**changes)
     logp = batch.logp.clone().requires_grad_()
-    result = get_rule(name)(logp, *batch[1:], **constants(name, batch))
+    result = apply(name, logp, *batch[1:], **constants(name, batch))
     (grad,) = torch.autograd.grad(result.objective.sum(), logp)
     return grad
 
@@ -35,9 +35,9 @@ def test_gradcheck_off_policy(name: str) -> None:
     logp = batch.logp.clone().requires_grad_()
 
     def objective(logp: torch.Tensor) -> torch.Tensor:
-        return get_rule(name)(logp, *batch[1:], **parameters).objective
+        return apply(name, logp, *batch[1:], **parameters).objective
 
-    keep = get_rule(name)(*batch, **parameters).keep
+    keep = apply(name, *batch, **parameters).keep
     assert 0 < float(keep.sum()) < float(batch.valid.sum()), "the point must have kept and dropped tokens"
     assert torch.autograd.gradcheck(objective, logp, eps=1e-6, atol=1e-8)
 
@@ -45,7 +45,7 @@ def test_gradcheck_off_policy(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DIFFERENTIATED if name not in PULL_BACK])
 def test_gradient_is_keep_times_ratio_times_advantage(name: str) -> None:
     batch = random_batch(2)
-    keep = get_rule(name)(*batch, **constants(name, batch)).keep
+    keep = apply(name, *batch, **constants(name, batch)).keep
     expected = keep * (batch.logp - batch.rollout_logp).exp() * batch.advantages
     torch.testing.assert_close(gradient(name, batch), expected, rtol=1e-12, atol=1e-12)
 
@@ -74,7 +74,7 @@ def test_a_dropped_token_may_overflow(name: str) -> None:
     batch.advantages[:] = 1.0
     batch.rollout_logp[0, 1] = -200.0  # rho = exp(200) is infinite in float32
     batch.divergence[0, 1] = 1.0
-    result = get_rule(name)(*batch, **constants(name, batch))
+    result = apply(name, *batch, **constants(name, batch))
     assert result.keep[0, 1] == 0
     assert bool(torch.isfinite(result.objective).all() and torch.isfinite(gradient(name, batch)).all())
 

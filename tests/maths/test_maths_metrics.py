@@ -8,8 +8,8 @@ import torch
 
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.rules import RULES, get_rule
-from tests.maths.maths_batches import STATISTICS, WITHOUT_DIVERGENCE, constants, random_batch
+from cppo_lab.maths.rules import RULES
+from tests.maths.maths_batches import STATISTICS, WITHOUT_DIVERGENCE, apply, constants, random_batch
 from tests.maths.maths_cases import check_all
 
 EVERY_RULE = {"masked_fraction", "ratio_mean"}
@@ -19,7 +19,7 @@ WITH_DIVERGENCE = {"divergence_mean", "divergence_max"}
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
     batch = random_batch(0)
-    result = get_rule(name)(*batch, **constants(name, batch))
+    result = apply(name, *batch, **constants(name, batch))
     assert summarise(result.stats).keys() == EVERY_RULE | WITH_DIVERGENCE | STATISTICS[name]
     assert all(value.ndim == 0 for value in result.stats.values())
 
@@ -28,8 +28,8 @@ def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
 def test_the_divergence_is_optional_where_it_decides_nothing(name: str) -> None:
     batch = random_batch(0)
     parameters = constants(name, batch)
-    with_divergence = get_rule(name)(*batch, **parameters)
-    result = get_rule(name)(*batch[:4], **parameters)
+    with_divergence = apply(name, *batch, **parameters)
+    result = apply(name, *batch[:4], **parameters)
     assert torch.equal(result.objective, with_divergence.objective)
     assert summarise(result.stats).keys() == EVERY_RULE | STATISTICS[name]
 
@@ -41,7 +41,8 @@ def test_cppo_by_hand() -> None:
     divergence = torch.tensor([[0.25, 0.125, 0.5, 0.0, 0.125, 9.0], [0.5, 0.5, 0.5, 9.0, 9.0, 9.0]])
     advantages = torch.tensor([[1.0], [0.0]]).expand(2, 6)
     valid = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]])
-    result = get_rule("cppo")(
+    result = apply(
+        "cppo",
         ratio.log(),
         torch.zeros_like(ratio),
         advantages,
@@ -79,7 +80,7 @@ def empty_batch_gives_zeros_and_no_nan(name: str, shape: tuple[int, int]) -> Non
     )
     batch = batch._replace(valid=torch.zeros(shape, dtype=torch.bool))
     logp = batch.logp.requires_grad_()
-    result = get_rule(name)(*batch, **constants(name, batch))
+    result = apply(name, *batch, **constants(name, batch))
     assert all(value == 0 for value in summarise(result.stats).values())
     for mode in MODES:
         loss = aggregate(result.objective, batch.valid, mode)
@@ -92,7 +93,7 @@ def test_the_mean_ratio_of_a_broken_policy_is_a_number(dtype: torch.dtype) -> No
     logp = torch.tensor([[-1.0, 0.0]], dtype=dtype)
     rollout_logp = torch.tensor([[-1.0, -1000.0]], dtype=dtype)
     ones = torch.ones_like(logp)
-    result = get_rule("dppo")(logp, rollout_logp, -ones, ones.bool(), 0 * ones, delta=0.1, ratio_cap=20.0)
+    result = apply("dppo", logp, rollout_logp, -ones, ones.bool(), 0 * ones, delta=0.1, ratio_cap=20.0)
     assert result.objective.isfinite().all()
     assert summarise(result.stats)["ratio_mean"] == pytest.approx((1 + math.exp(20)) / 2)
 
@@ -155,7 +156,7 @@ def test_grpo_by_hand() -> None:
     ratio = torch.tensor([[20.0, 1.2, 0.1], [20.0, 4.0, 0.1]], dtype=torch.float64)
     advantages = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 3)
     arguments = ratio.log(), torch.zeros_like(ratio), advantages, torch.ones(2, 3)
-    result = get_rule("grpo")(*arguments, clip_low=0.2, clip_high=0.28, dual_clip=10.0)
+    result = apply("grpo", *arguments, clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     expected = torch.tensor([[1.28, 1.2, 0.1], [-10.0, -4.0, -0.8]], dtype=torch.float64)
     torch.testing.assert_close(result.objective, expected, rtol=1e-12, atol=0)
     assert result.keep.tolist() == [[0, 1, 1], [0, 1, 0]]
@@ -166,7 +167,7 @@ def test_grpo_by_hand() -> None:
 def test_grpo_keeps_a_tie_with_its_whole_gradient(advantage: float) -> None:
     logp = torch.zeros(1, 1, requires_grad=True)
     arguments = torch.zeros(1, 1), torch.full((1, 1), advantage), torch.ones(1, 1)
-    result = get_rule("grpo")(logp, *arguments, clip_low=0.0, clip_high=0.0)
+    result = apply("grpo", logp, *arguments, clip_low=0.0, clip_high=0.0)
     (grad,) = torch.autograd.grad(result.objective.sum(), logp)
     assert float(result.keep) == 1 and float(grad) == advantage
 
@@ -175,6 +176,6 @@ def test_a_rejected_response_without_advantage_counts_as_nothing_masked() -> Non
     divergence = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
     advantages = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     zeros = torch.zeros(2, 2)
-    result = get_rule("trm_max")(zeros, zeros, advantages, torch.ones(2, 2), divergence, delta_max=0.1)
+    result = apply("trm_max", zeros, zeros, advantages, torch.ones(2, 2), divergence, delta_max=0.1)
     assert summarise(result.stats)["masked_fraction"] == 1.0
     assert float(result.stats["masked"]) == 2.0

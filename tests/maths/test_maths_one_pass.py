@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from cppo_lab.maths.tokens import row_counts, tokens
+from cppo_lab.maths.tokens import Tokens, row_counts
 from cppo_lab.maths.weights import masked_quantile
 from tests.maths.maths_batches import random_batch
 from tests.maths.maths_cases import check_all
@@ -35,7 +35,7 @@ def test_row_counts_count() -> None:
 def test_finite_values_whose_sum_overflows_are_accepted() -> None:
     batch = random_batch(0, dtype=torch.float32)
     batch.advantages[:] = LARGEST
-    assert bool((tokens(*batch).advantages[batch.valid] == LARGEST).all())
+    assert bool((Tokens(*batch).advantages[batch.valid] == LARGEST).all())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
@@ -43,8 +43,8 @@ def test_values_at_padding_are_ignored(value: float) -> None:
     batch = random_batch(0)
     changed = {f: getattr(batch, f).masked_fill(~batch.valid, value) for f in batch._fields if f != "valid"}
     logp = changed.pop("logp").requires_grad_()
-    checked = tokens(logp, **changed, valid=batch.valid)
-    tensors = [tensor for tensor in checked if isinstance(tensor, torch.Tensor)]
-    assert len(tensors) == 6 and not any(tensor[~batch.valid].any() for tensor in tensors)
+    checked = Tokens(logp, **changed, valid=batch.valid)
+    tensors = [tensor for tensor in vars(checked).values() if isinstance(tensor, torch.Tensor)]
+    assert len(tensors) == 7 and not any(tensor[~batch.valid].any() for tensor in tensors)
     (gradient,) = torch.autograd.grad(checked.log_ratio.sum(), logp)
     assert torch.equal(gradient, batch.valid.double())

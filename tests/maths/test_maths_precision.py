@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
-from tests.maths.maths_batches import TokenBatch
+from tests.maths.maths_batches import TokenBatch, apply
 
 LENGTH, ROWS = 16384, 8
 MARGIN = 1e-6
@@ -161,8 +160,8 @@ def test_masks_of_16k_tokens_differ_by_rounding_only(
     narrow = cast(wide, dtype)
     if dtype == torch.bfloat16:
         wide = cast(narrow, torch.float64)  # the reference sees the same rounded inputs
-    keep = get_rule(name)(*wide, **constants).keep
-    differs = get_rule(name)(*narrow, **constants).keep != keep
+    keep = apply(name, *wide, **constants).keep
+    differs = apply(name, *narrow, **constants).keep != keep
     # A token whose log-ratio rounds to the other sign changes sides; away from that, the threshold decides.
     sided = (wide.logp - wide.rollout_logp).abs() > MARGIN
     decided = sided & (distance(wide) > MARGIN + allowance(wide, constants))
@@ -218,8 +217,8 @@ def test_two_running_sums_lose_much_more_than_one(record_property: Callable[[str
 def test_soft_weights_of_16k_tokens_hold_in_float32(record_property: Callable[[str, object], None]) -> None:
     batch = long_batch(DELTA_B, W_MIN)
     parameters = CPPO | {"delta_b_mode": "fixed"}
-    wide = get_rule("cppo_soft")(*batch, **parameters).keep
-    error = float((get_rule("cppo_soft")(*cast(batch, torch.float32), **parameters).keep - wide).abs().max())
+    wide = apply("cppo_soft", *batch, **parameters).keep
+    error = float((apply("cppo_soft", *cast(batch, torch.float32), **parameters).keep - wide).abs().max())
     record_property("largest error of a soft weight", error)
     print(f"\nlargest error of a soft weight {error:.2e}")
     assert error < 1e-4

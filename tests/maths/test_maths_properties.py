@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate
-from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.weights import effective_delta_b
-from tests.maths.maths_batches import distributions, random_batch
+from tests.maths.maths_batches import apply, distributions, random_batch
 from tests.oracles import loops
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -72,7 +71,7 @@ def test_cppo_agrees_with_the_loop(
 ) -> None:
     batch = random_batch(seed)
     mode = "adaptive" if adaptive else "fixed"
-    result = get_rule("cppo")(*batch, delta=delta, delta_b=delta_b, w_min=w_min, delta_b_mode=mode)
+    result = apply("cppo", *batch, delta=delta, delta_b=delta_b, w_min=w_min, delta_b_mode=mode)
     by_token = by_prefix = 0
     for row, length in enumerate(batch.valid.sum(1).tolist()):
         mask, token, prefix = loops.cppo_response(
@@ -96,7 +95,7 @@ def test_cppo_agrees_with_the_loop(
 def test_reversed_weights_agree_with_the_loop(seed: int, delta: float, w_min: float, padded: bool) -> None:
     batch = random_batch(seed)
     span = batch.valid.shape[1] if padded else None
-    result = get_rule("cppo_no_prefix_budget_reversed")(*batch, delta=delta, w_min=w_min, span=span)
+    result = apply("cppo_no_prefix_budget_reversed", *batch, delta=delta, w_min=w_min, span=span)
     for row, length in enumerate(batch.valid.sum(1).tolist()):
         mask = loops.reversed_weights_response(
             (batch.logp - batch.rollout_logp)[row, :length].tolist(),
@@ -126,9 +125,9 @@ def test_the_adaptive_budget_is_a_clamped_percentile(seed: int, delta_b: float) 
 def test_soft_weights_agree_with_the_hard_mask(seed: int) -> None:
     batch = random_batch(seed)
     parameters = {"delta": 0.1, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}
-    hard = get_rule("cppo")(*batch, **parameters)
+    hard = apply("cppo", *batch, **parameters)
     for gate in ("inverse", "sapo_admissible"):
-        soft = get_rule("cppo_soft")(*batch, **parameters, gate=gate)
+        soft = apply("cppo_soft", *batch, **parameters, gate=gate)
         assert torch.equal(soft.keep == 1, hard.keep == 1) or gate == "sapo_admissible"
         assert bool((soft.keep >= hard.keep).all() and (soft.keep <= batch.valid).all())
         assert bool((soft.keep[batch.valid] > 0).all())

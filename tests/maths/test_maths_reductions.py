@@ -7,9 +7,9 @@ import torch
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.metrics import summarise
-from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
-from tests.maths.maths_batches import CONSTANTS, distributions, random_batch, random_permutation
+from tests.maths.maths_batches import CONSTANTS, apply, distributions, random_batch, random_permutation
 from tests.maths.maths_cases import check_all
 
 INF = math.inf
@@ -85,7 +85,7 @@ def rule_reduces(name: str, seed: int) -> None:
     outputs = []
     for rule, parameters in REDUCTIONS[name]:
         values = {k: v(batch.valid) if k == "permutation" else v for k, v in parameters.items()}
-        outputs.append(get_rule(rule)(*batch, **values))
+        outputs.append(apply(rule, *batch, **values))
     assert torch.equal(outputs[0].keep, outputs[1].keep)
     assert torch.equal(outputs[0].objective, outputs[1].objective)
 
@@ -94,13 +94,13 @@ def test_minpro_on_single_tokens_is_cispo() -> None:
     batch = random_batch(0, width=1)
     parameters = {"clip_high": 0.3, "clip_low": 0.2}
     assert torch.equal(
-        get_rule("minpro")(*batch, **parameters).objective, get_rule("cispo")(*batch, **parameters).objective
+        apply("minpro", *batch, **parameters).objective, apply("cispo", *batch, **parameters).objective
     )
 
 
 @pytest.mark.parametrize("name", ["cppo", "cppo_soft"])
 def test_an_unlimited_budget_leaves_no_nan(name: str) -> None:
-    result = get_rule(name)(*random_batch(0), **{**CPPO, "delta_b": INF})
+    result = apply(name, *random_batch(0), **{**CPPO, "delta_b": INF})
     summary = summarise(result.stats)
     assert "delta_b_mean" not in summary
     assert all(math.isfinite(value) for value in summary.values())
@@ -150,7 +150,7 @@ def test_a_zero_of_pi_gives_a_large_finite_kl() -> None:
 def test_bfloat16_is_computed_in_float32(name: str) -> None:
     narrow = random_batch(1, dtype=torch.bfloat16)
     wide = narrow._replace(**{f: getattr(narrow, f).float() for f in narrow._fields if f != "valid"})
-    first, second = (get_rule(name)(*batch, **CONSTANTS[name]) for batch in (narrow, wide))
+    first, second = (apply(name, *batch, **CONSTANTS[name]) for batch in (narrow, wide))
     assert torch.equal(first.objective, second.objective) and torch.equal(first.keep, second.keep)
 
 

@@ -12,12 +12,11 @@ from cppo_lab.maths import weights as budget
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import summarise
-from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.compose import compose
-from tests.maths.maths_batches import CONSTANTS, constants, random_batch
+from tests.maths.maths_batches import CONSTANTS, apply, constants, random_batch
 from tests.oracles.authors import AuthorsLoss, authors_loss, quantile
 
 WIDTH = 24
@@ -83,7 +82,7 @@ def ours(
     logp, rollout_logp = padded(now).requires_grad_(), padded(then)
     spread = torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(logp)
     d = binary(logp.detach(), rollout_logp, run.divergence.measure)
-    output = RULES[run.rule.name](logp, rollout_logp, spread, valid, d, **run.rule.arguments(WIDTH))
+    output = apply(run.rule.name, logp, rollout_logp, spread, valid, d, **run.rule.arguments(WIDTH))
     loss = -aggregate(output.objective, valid, run.training.aggregation, horizon=WIDTH)
     loss.backward()
     assert logp.grad is not None
@@ -154,7 +153,7 @@ def output_of(name: str, seed: int, **own: Any) -> tuple[Tensor, Tensor, dict[st
     """Gradient, mask and statistics of a rule on a random batch."""
     batch = random_batch(seed)
     logp = batch.logp.clone().requires_grad_()
-    output = RULES[name](logp, *batch[1:], **constants(name, batch), **own)
+    output = apply(name, logp, *batch[1:], **constants(name, batch), **own)
     output.objective.sum().backward()
     assert logp.grad is not None
     return logp.grad, output.keep, summarise(output.stats)
@@ -165,8 +164,8 @@ def test_infinite_limits_are_no_limits(name: str) -> None:
     for seed in range(5):
         batch = random_batch(seed)
         own = constants(name, batch)
-        plain = RULES[name](*batch, **own)
-        infinite = RULES[name](*batch, **own, ratio_cap=math.inf, log_ratio_clamp=math.inf)
+        plain = apply(name, *batch, **own)
+        infinite = apply(name, *batch, **own, ratio_cap=math.inf, log_ratio_clamp=math.inf)
         torch.testing.assert_close(infinite.objective, plain.objective, rtol=0, atol=0)
         assert infinite.stats.keys() == plain.stats.keys()
 
@@ -210,26 +209,26 @@ def test_a_clamp_bounds_the_ratio_on_both_sides(name: str) -> None:
 )
 def test_limits_out_of_range(own: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RULES["dppo"](*random_batch(0), **CONSTANTS["dppo"], **own)
+        apply("dppo", *random_batch(0), **CONSTANTS["dppo"], **own)
 
 
 def test_a_ratio_that_overflows_behind_a_wide_clamp() -> None:
     logp, rollout_logp = torch.tensor([[-1.0]]), torch.tensor([[-900.0]])
     batch = (logp, rollout_logp, torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1))
     with pytest.raises(ValueError, match=r"overflows: lower log_ratio_clamp=500"):
-        RULES["dppo"](*batch, delta=0.1, log_ratio_clamp=500.0)
-    assert float(RULES["dppo"](*batch, delta=0.1, log_ratio_clamp=500.0, ratio_cap=20.0).objective) == -20.0
+        apply("dppo", *batch, delta=0.1, log_ratio_clamp=500.0)
+    assert float(apply("dppo", *batch, delta=0.1, log_ratio_clamp=500.0, ratio_cap=20.0).objective) == -20.0
 
 
 @pytest.mark.parametrize("name", SPANNED)
 def test_the_padded_span_is_the_own_length_of_full_responses(name: str) -> None:
     batch = random_batch(4)._replace(valid=torch.ones(5, 12, dtype=torch.bool))
     own = {**constants(name, batch), "w_min": 0.2}
-    plain, wide = RULES[name](*batch, **own), RULES[name](*batch, **own, span=12)
+    plain, wide = apply(name, *batch, **own), apply(name, *batch, **own, span=12)
     torch.testing.assert_close(wide.objective, plain.objective, rtol=0, atol=0)
     assert wide.stats == plain.stats
     others = [random_batch(seed)._replace(valid=batch.valid) for seed in range(8)]
-    assert any((RULES[name](*o, **own, span=99).keep != RULES[name](*o, **own).keep).any() for o in others)
+    assert any((apply(name, *o, **own, span=99).keep != apply(name, *o, **own).keep).any() for o in others)
 
 
 def test_the_padded_weights_of_a_quarter_of_the_width() -> None:

@@ -25,8 +25,8 @@ def of_dppo(change):
     """DPPO's record with its output changed."""
     plain = RULES["dppo"].load
 
-    def changed(logp, rollout_logp, advantages, valid, divergence=None, *, delta):
-        return change(plain(logp, rollout_logp, advantages, valid, divergence, delta=delta), logp, valid)
+    def changed(tokens, *, delta):
+        return change(plain(tokens, delta=delta), tokens.logp, tokens.valid)
 
     return Rule(name="changed", function=changed, needs=frozenset({DIVERGENCE}))
 

@@ -212,6 +212,27 @@ def test_a_rule_that_is_none() -> None:
 DPPO = rules.RULES["dppo"]
 
 
+def of_release_0_1(logp, rollout_logp, advantages, valid, divergence=None, *, delta):
+    raise AssertionError("is not called")
+
+
+def positional_constant(tokens, delta):
+    raise AssertionError("is not called")
+
+
+@pytest.mark.parametrize("name", ["of_release_0_1", "positional_constant"])
+def test_a_signature_of_another_release_is_refused_with_what_changed(name: str) -> None:
+    rule = rules.rule_of(name, f"tests.rules.test_foreign_rules:{name}")
+    with pytest.raises(UserError) as caught:
+        rule.check({"delta": 0.1}, "tv")
+    text = str(caught.value)
+    assert text.startswith(
+        f"rule {name!r} takes ({'logp, rollout_logp' if '0_1' in name else 'tokens, delta'}"
+    )
+    assert "since cppo-lab 0.2.0 a rule takes one record" in text and "fn(tokens, *, delta, ...)" in text
+    assert "docs/rules.md" in text and "\n" not in text
+
+
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rules.VARIABLE, "a.b:one, c:two")
     assert rules.from_environment("two") == "c:two"

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.adamw import AdamW
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.exact.process import BRANCH, PolicyTables, Process, starting_parameters, student
 from cppo_lab.cores.rule_loss import (
@@ -21,8 +20,10 @@ from cppo_lab.cores.rule_loss import (
     own_permutation,
     recorded_tokens,
 )
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import ExactRun
 
 
@@ -156,10 +157,9 @@ class Learner:
         divergence = self._divergence(log_pi.detach(), rollout.mu, places)
         valid = torch.ones_like(places, dtype=torch.bool)
         permutation = None if rollout.permutation is None else rollout.permutation[rows]
-        advantages = rollout.advantages[rows]
-        loss, output = self.loss(logp, rollout_logp, advantages, valid, divergence, permutation)
+        spread = rollout.advantages[rows][:, None].expand_as(seen)
+        loss, output = self.loss(Tokens(logp, rollout_logp, spread, valid, divergence, permutation))
         if watched is not None:
-            spread = advantages[:, None].expand_as(seen)
             view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, rollout.tokens[rows])
             self.diagnostics.see(watched, view, token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)

@@ -17,11 +17,12 @@ from torch import Tensor
 from cppo_lab import schema
 from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.checkpoint import same_form
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import Array, PolicyPair, compare, returns_by_start, sample
 from cppo_lab.cores.loop import Course, run
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths import bounds
 from cppo_lab.maths.divergence import exact
 from cppo_lab.schema import Outcome

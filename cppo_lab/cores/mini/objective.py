@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.mismatch import LogRatios, log_ratios
-from cppo_lab.maths.tokens import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.spec import MiniRun
 
 
@@ -67,7 +67,17 @@ class Objective:
             raise NotFinite("log-probabilities are not finite")
         assert rollout.logp is not None
         divergence = self.divergence(pi_logp, logp, rollout)
-        loss, output = self.rule(logp, rollout.logp, advantages, valid, divergence, permutation)
+        tokens = Tokens(
+            logp,
+            rollout.logp,
+            advantages[:, None].expand_as(logp),
+            valid,
+            divergence,
+            None if permutation is None else permutation[:, : valid.shape[1]],
+            rollout.topk_ids,
+            rollout.topk_logp,
+        )
+        loss, output = self.rule(tokens)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
         return ObjectiveResult(

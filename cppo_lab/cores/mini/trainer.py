@@ -16,7 +16,6 @@ from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import MetricSink, Resources
 from cppo_lab.cores.checkpoint import same_form
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.cores.loop import run
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
@@ -27,6 +26,7 @@ from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, 
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths import mismatch
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.maths.metrics import merge, summarise

@@ -17,16 +17,15 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab import schema
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.kept_responses import Decided, places_of
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import aggregation, divergence, mismatch
 from cppo_lab.maths.divergence import CONVENTIONS, ESTIMATES
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from cppo_lab.maths.tokens import RuleOutput, common_stats, compute_dtype, tokens
+from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats, compute_dtype
 from cppo_lab.rules import MINIBATCH, PERMUTATION, RULES, Rule, rule_of
 
 if TYPE_CHECKING:
@@ -120,9 +119,8 @@ def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
             "spreads over ranks: choose another rule, or core=mini"
         )
     single = torch.zeros(1, 1)
-    extra = {PERMUTATION: single.long()} if PERMUTATION in rule.needs else {}
     try:  # the rule itself validates its constants
-        rule.load(single, single, single, single.bool(), single, **constants, **extra)
+        rule.load(Tokens(single, single, single, single.bool(), single, single.long()), **constants)
     except (ValueError, TypeError) as error:
         raise UserError(f"policy_loss.constants of rule {rule.name!r}: {error}") from error
 
@@ -332,7 +330,7 @@ def trust_region_loss(
             keep(Decided(places, seen, responses.permutation, output))
     else:
         loss, metrics = _verl_loss(config, model_output, data, dp_group, totals)
-        batch = tokens(responses.logp.detach(), *responses[1:4], d)
+        batch = Tokens(responses.logp.detach(), *responses[1:4], d)
         # verl's losses apply their masks and report them.
         stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
@@ -366,14 +364,10 @@ def evaluate(
     """
     _check_actor(config, mode)
     loss_config = config.policy_loss
-    extra = {}
-    if loss_config.needs_permutation:
-        if responses.permutation is None:
-            raise UserError(
-                f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout"
-            )
-        extra = {PERMUTATION: responses.permutation}
-    output = loss_config.record.load(*responses[:4], d, **loss_config.constants, **extra)
+    if loss_config.needs_permutation and responses.permutation is None:
+        raise UserError(f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout")
+    shuffled = responses.permutation if loss_config.needs_permutation else None
+    output = loss_config.record.load(Tokens(*responses[:4], d, shuffled), **loss_config.constants)
     denominator = totals.tokens if mode == "token-mean" else totals.responses
     if denominator is None:
         raise UserError(

@@ -29,7 +29,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
 from cppo_lab.cores import phases
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
@@ -39,6 +39,7 @@ from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.staged import stage
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
+from cppo_lab.errors import NotFinite
 from cppo_lab.files import replace_file
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of

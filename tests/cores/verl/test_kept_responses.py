@@ -11,10 +11,17 @@ pytest.importorskip("verl")
 from cppo_lab import rules as records
 from cppo_lab.cores.verl.kept_responses import PLACE, Decided, KeptResponse, in_places, kept_responses
 from cppo_lab.cores.verl.loss import trust_region_loss
-from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.maths.rules import RULES
 from cppo_lab.rules import MINIBATCH
 from tests.cores.verl.recorded import actor, micro_batch, nested, packed_output
-from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_batch, random_permutation
+from tests.maths.maths_batches import (
+    CONSTANTS,
+    TokenBatch,
+    apply,
+    constants,
+    random_batch,
+    random_permutation,
+)
 from tests.oracles.loops import cppo_response
 
 pytestmark = pytest.mark.verl
@@ -72,7 +79,7 @@ def kept(name: str, batch: TokenBatch, marked: dict[int, int] | None = None) -> 
 @pytest.mark.parametrize("name", OF_RESPONSES)
 def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
     batch = responses()
-    whole = get_rule(name)(*batch, **constants(name, batch))
+    whole = apply(name, *batch, **constants(name, batch))
     found = kept(name, batch)
     assert [one.place for one in found] == [0, 1, 2, 3]
     for row, one in zip(KEPT, found, strict=True):

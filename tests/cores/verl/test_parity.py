@@ -18,11 +18,18 @@ from cppo_lab.cores.verl.loss import rule_metrics, trust_region_loss
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.rules import MINIBATCH
 from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
-from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_batch, random_permutation
+from tests.maths.maths_batches import (
+    CONSTANTS,
+    TokenBatch,
+    apply,
+    constants,
+    random_batch,
+    random_permutation,
+)
 
 pytestmark = pytest.mark.verl
 # A rule over the whole minibatch is refused here.
@@ -46,7 +53,7 @@ def mini(
     """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them."""
     logp = batch.logp.clone().requires_grad_()
     own = FOREIGN if path else constants(name, batch)
-    output = get_rule(name, path)(logp, *batch[1:], **own)
+    output = apply(name, logp, *batch[1:], path=path, **own)
     horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
     loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
     loss.backward()
@@ -183,7 +190,7 @@ class TestVerlsOwnLosses:
             else:
                 measure = "kl" if loss_mode == "dppo_kl" else "tv"
                 d = binary(logp, batch.rollout_logp, measure) if rule == "dppo" else None
-                output = get_rule(rule)(logp, batch.rollout_logp, batch.advantages, valid, d, **own)
+                output = apply(rule, logp, batch.rollout_logp, batch.advantages, valid, d, **own)
                 loss = -aggregate(output.objective, valid, mode)
             loss.backward()
             found.append((float(loss.detach()), logp.grad))
@@ -299,7 +306,7 @@ def test_verls_rollout_correction_has_the_same_policy_gradient(
     """
     batch = responses(seed)
     logp = batch.logp.clone().requires_grad_()
-    get_rule(rule)(logp, *batch[1:], **constants).objective.sum().backward()
+    apply(rule, logp, *batch[1:], **constants).objective.sum().backward()
     assert logp.grad is not None
     log_ratio, mask = (batch.logp - batch.rollout_logp) * batch.valid, batch.valid.double()
     weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else mask

@@ -14,7 +14,6 @@ from verl.utils.metric import AggregationType
 from verl.workers.utils.losses import ppo_loss
 
 from cppo_lab import schema
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl.loss import (
     TrustRegionLossConfig,
@@ -22,14 +21,13 @@ from cppo_lab.cores.verl.loss import (
     summarise_mismatch,
     trust_region_loss,
 )
-from cppo_lab.errors import UserError
+from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.mismatch import MismatchSums, log_ratios, metrics, mismatch_sums
-from cppo_lab.maths.rules import get_rule
 from cppo_lab.rules import MINIBATCH, RULES
 from tests.cores.verl.recorded import actor, by_minibatch, micro_batch, packed_output, plain_actor, reduced
-from tests.maths.maths_batches import CONSTANTS, TokenBatch, random_batch
+from tests.maths.maths_batches import CONSTANTS, TokenBatch, apply, random_batch
 
 pytestmark = pytest.mark.verl
 CPPO = CONSTANTS["cppo"]
@@ -135,7 +133,7 @@ class TestSecondPhase:
             d = divergence.binary(batch.logp, batch.rollout_logp, measure)
         else:
             d = getattr(divergence, measure)(batch.logp, batch.rollout_logp)
-        output = get_rule("dppo")(*batch[:4], d, delta=0.01)
+        output = apply("dppo", *batch[:4], d, delta=0.01)
         assert bool((output.keep[batch.valid] == 0).any())
         assert float(loss) == pytest.approx(-float(aggregate(output.objective, batch.valid, "token-mean")))
         assert metrics["rule_sums/divergence"].values == pytest.approx([float(d[batch.valid].sum())])
@@ -177,6 +175,12 @@ class TestSecondPhase:
         batch.logp[0, 3] = value
         with pytest.raises(NotFinite):
             call(actor("grpo", CONSTANTS["grpo"]), batch, measured=False)
+
+    def test_a_ratio_that_overflows(self) -> None:
+        batch = responses()
+        batch.rollout_logp[0, 3], batch.advantages[0] = -1000.0, -1.0
+        with pytest.raises(NotFinite, match="probability ratio of kept token"):
+            call(actor("ppo", CONSTANTS["ppo"]), batch, measured=False)
 
     def test_padding_may_hold_anything(self) -> None:
         batch = responses()

@@ -16,13 +16,13 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from cppo_lab import schema
-from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import Chosen
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
 from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
 from cppo_lab.cores.verl.worker import WATCHED_STEP
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
@@ -377,11 +377,11 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, norm: float)
 def all_sums() -> dict[str, float]:
     """Sums as verl reduces them, of a batch in which nothing is masked."""
     from cppo_lab.cores.verl.loss import diagnostic_sums
-    from cppo_lab.maths.tokens import common_stats, tokens
+    from cppo_lab.maths.tokens import Tokens, common_stats
 
     one = torch.full((1, 4), -0.5)
     valid = torch.ones(1, 4, dtype=torch.bool)
-    batch = tokens(one, one - 0.1, torch.ones(1, 4), valid, torch.full((1, 4), 0.01))
+    batch = Tokens(one, one - 0.1, torch.ones(1, 4), valid, torch.full((1, 4), 0.01))
     sums = common_stats(batch, torch.ones(1, 4)) | diagnostic_sums(one, one - 0.1, valid, None)
     return {name: float(value) for name, value in sums.items()} | {"loss": 0.5, "updates": 1.0}
 
@@ -390,7 +390,7 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ray hands the worker's error on: an exception that is both RayTaskError and NotFinite."""
-    trace = "Traceback:\n  ...\ncppo_lab.cores.collapse.NotFinite: log-probabilities are not finite"
+    trace = "Traceback:\n  ...\ncppo_lab.errors.NotFinite: log-probabilities are not finite"
     error = RayTaskError(
         "update_actor", trace, NotFinite("log-probabilities are not finite")
     ).as_instanceof_cause()
