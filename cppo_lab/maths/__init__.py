@@ -2,10 +2,12 @@
 
 Guarantees of this package:
 
-- Every rule has the same signature, takes tensors [B, T] and returns a `RuleOutput` (`tokens.py`); `rules.py` finds it.
-- Values at padding change nothing; wrong shapes, NaN and infinite values are a ValueError (`tokens.py`).
+- A rule is a function of one record, `Tokens`, and its constants, and returns a `RuleOutput` (`tokens.py`); `rules.py`
+  finds it.
+- The record checks its tensors once: wrong shapes, NaN and infinite values are a ValueError. Values at padding change
+  nothing.
 - Only `logp` gets a gradient from a rule's objective: masks, weights and divergences are constants (`divergence.py`).
-- Each formula stands once. `packed.py` runs the same rules on responses without padding.
+- Each formula stands once. `Tokens.packed` takes responses without padding.
 - Nothing here knows a trainer, a configuration or a file.
 
 Begin with `tokens.py`, `masks.py` (CPPO and DPPO) and `weights.py`. docs/rules.md lists all rules with their sources;

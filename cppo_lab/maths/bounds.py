@@ -29,7 +29,7 @@ Every function raises ValueError for a value out of range, naming the value, the
 import math
 from collections.abc import Sequence
 
-from cppo_lab.rules import AT_MOST, position_weight
+from cppo_lab.rules import AT_MOST
 
 LONGEST = 10**9  # far above any response length; keeps every constant finite
 
@@ -143,25 +143,6 @@ def weighted_ratio(delta: float, delta_b: float, w_min: float) -> float:
     """C_impl / C_uniform = delta_b / (delta w_min) with position weights; below 1: tighter than DPPO."""
     _within("w_min", w_min, AT_MOST)
     return uniform_ratio(delta, delta_b) / w_min
-
-
-def linear_weight(t: int, horizon: int, w_min: float) -> float:
-    """The position weight w_t for t = 1..T, T = `horizon`, with checked arguments."""
-    whole_horizon(horizon)
-    _within("w_min", w_min, AT_MOST)
-    if not 1 <= t <= horizon:
-        raise ValueError(f"t={t!r} must lie in 1..{horizon}: positions count from 1")
-    return position_weight(t, horizon, w_min)
-
-
-def schedule(t: int, horizon: int, w_min: float) -> float:
-    """g_t = (T - t) / w_t, the later tokens per unit of weighted divergence spent at t. Falls with t."""
-    return (horizon - t) / linear_weight(t, horizon, w_min)
-
-
-def schedule_drop(t: int, horizon: int, w_min: float) -> float:
-    """g_t - g_{t+1} = w_min / (w_t w_{t+1}) > 0 for t = 1..T-1, without the cancellation of the difference."""
-    return w_min / (linear_weight(t, horizon, w_min) * linear_weight(t + 1, horizon, w_min))
 
 
 def _pairs(horizon: int, xi: float) -> float:

@@ -259,11 +259,11 @@ class Recomputation:
         rule, divergence, constants = found
         parameters = dict(constants(lambda name: self.vectors.constant(case, name)))
         permutation = self.vectors.tensor(f"{case}/in/perm") if method in SHUFFLED else None
-        given = self.given(case, "logp", "rollout_logp", "advantage", "valid", divergence)
+        names = "logp", "rollout_logp", "advantage", "valid", divergence
+        logp, rollout_logp, advantage, valid, d = self.given(case, *names)
         function = unmasked if rule == UNMASKED else get_rule(rule)
-        given[0].requires_grad_()
-        tokens = Tokens(*given) if permutation is None else Tokens(*given, permutation)
-        return function(tokens, **parameters), given[0]
+        tokens = Tokens(logp.requires_grad_(), rollout_logp, advantage, valid, d, permutation)
+        return function(tokens, **parameters), logp
 
     def _capped(self, case: str, method: str, cap: float) -> tuple[RuleOutput, Tensor] | None:
         masking = self.output(case, method)

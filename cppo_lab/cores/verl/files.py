@@ -118,7 +118,8 @@ def planned_files(
 def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     """Make sure that the files exist; models and tasks of the product are created.
 
-    Raises UserError for prepared data or a downloaded model that is missing.
+    Raises UserError for prepared data or a downloaded model that is missing, and for too few problems for one batch,
+    of which verl would make none.
     """
     if not isinstance(spec.model, HubModel):
         from cppo_lab.cores.verl.export_hf import make_model, write_task
@@ -131,6 +132,12 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
             raise UserError(
                 f"{path} does not exist: run `cppo data prepare --out {path.parent}`, or set paths.data"
             )
+    prepared = _prepared(files.train)
+    if prepared and int(prepared[1]["problems"]) < spec.batch.prompts:
+        raise UserError(
+            f"{files.train} has {prepared[1]['problems']} problems, fewer than batch.prompts={spec.batch.prompts}: "
+            "prepare a larger training set (`cppo data prepare --from hub`), or lower batch.prompts"
+        )
     from_hub = files.model == spec.model.repository
     if from_hub and spec.model.revision != "main":
         raise UserError(

@@ -15,6 +15,7 @@ from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_task
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.data.manifest import read_rows
+from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from cppo_lab.spec import TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
@@ -198,6 +199,29 @@ def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:
     Path(files.model).mkdir(parents=True)
     (Path(files.model) / "config.json").touch()
     require_files(spec, files, tmp_path)
+
+
+def test_a_training_set_smaller_than_a_batch_is_refused(tmp_path: Path) -> None:
+    prepare("sample", tmp_path / "data")  # 8 problems
+    for prompts, fits in ((16, False), (8, True)):
+        found = compose(
+            [
+                *(
+                    "core=verl",
+                    "model=qwen3_1_7b_base",
+                    f"paths.data={tmp_path / 'data'}",
+                    f"paths.models={tmp_path}",
+                ),
+                *(f"batch.prompts={prompts}", "batch.minibatch_prompts=8"),
+            ]
+        )
+        assert isinstance(found.run, VerlRun)
+        files = planned_files(found.run, found.paths, tmp_path, tmp_path / "run")
+        expected = (
+            r"holds no model" if fits else r"train\.parquet has 8 problems, fewer than batch\.prompts=16"
+        )
+        with pytest.raises(UserError, match=expected):
+            require_files(found.run, files, tmp_path)
 
 
 def test_a_pinned_revision_is_not_taken_from_the_hub_in_silence(tmp_path: Path) -> None:
