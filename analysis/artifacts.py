@@ -2,7 +2,7 @@
 
 `diagnostics/positions.json` has the gap between the policies at each token position, `diagnostics/window.json` one
 response under CPPO's two tests. Both are validated: a malformed file is an error. `search.json` is returned as text
-(`search_file` parses it).
+(`search` parses it).
 
 """
 

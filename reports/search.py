@@ -1,4 +1,4 @@
-"""The report of a hyper-parameter search: figures, tables, its sentences, and its page."""
+"""The report of a hyper-parameter search: its sentences, tables and page."""
 
 import re
 import shlex
@@ -6,33 +6,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial
+
+from cppo_lab.analysis.audit import percent
 from cppo_lab.analysis.search import (
-    FAILED,
+    STATES,
     SearchResult,
     SeedValues,
-    TrialResult,
+    Space,
     Value,
-    complete_trials,
-    counts,
-    front_of,
     neighbours,
-    ranking,
+    read_search,
     read_seed_values,
+    scaled,
     separation,
-    value_of,
 )
-from cppo_lab.analysis.search_file import read_search
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.reports.build import Contents
+from cppo_lab.reports.escapes import csv_text
 from cppo_lab.reports.figures.drawing import USUAL_STYLE, Style
-from cppo_lab.reports.figures.search_figures import search_figures
-from cppo_lab.reports.names import objective_name, value_text
+from cppo_lab.reports.figures.search import search_figures
+from cppo_lab.reports.names import ABSENT, objective_name, origin, value_text
 from cppo_lab.reports.record import About
-from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.table_texts import table_files
+from cppo_lab.reports.tables import TextRow, TextTable
 
+EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # words that Hydra does not parse as text
+NAMES = {state: name for name, state in STATES.items()}
 
 
 def percent_text(fraction: float) -> str:
@@ -40,28 +45,29 @@ def percent_text(fraction: float) -> str:
     return f"{100 * fraction:.1f}\u00a0%"
 
 
-def settings_text(trial: TrialResult) -> str:
+def settings_text(trial: FrozenTrial) -> str:
     """`rule.delta_b=0.012, rule.w_min=0.75`, for display."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
 
 
-def values_text(result: SearchResult, trial: TrialResult) -> str:
+def values_text(result: SearchResult, trial: FrozenTrial) -> str:
     """`final score 61.3 %, stability 90.0 %`."""
     return ", ".join(
-        f"{objective_name(name)} {percent_text(value_of(trial, index))}"
+        f"{objective_name(name)} {percent_text(trial.values[index])}"
         for index, name in enumerate(result.objectives)
     )
 
 
 def states_text(result: SearchResult) -> str:
     """`24 trials: 18 complete, 5 pruned, 1 failed`."""
-    found = ", ".join(f"{number} {state}" for state, number in counts(result).items())
-    return f"{_counted(len(result.trials), 'trial')}: {found}" if found else "no trial yet"
+    counts = {name: sum(trial.state is state for trial in result.trials) for name, state in STATES.items()}
+    listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    return f"{_counted(len(result.trials), 'trial')}: {listed}" if listed else "no trial yet"
 
 
 def finding(result: SearchResult) -> tuple[str, ...]:
     """The best trial, or the front, in sentences."""
-    ranked = ranking(result)
+    ranked = result.ranking
     if not ranked:
         return ("No trial is complete: there is no best one yet.",)
     total = _counted(len(result.trials), "trial")
@@ -76,7 +82,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
         same = f" {_trials(ties).capitalize()} reached the same value." if ties else ""
         text = f"{settings_text(best)}: {values_text(result, best)}"
         return (f"The best of {total} is trial {best.number}: {text}.{same}",)
-    front = front_of(result)
+    front = result.front
     names = [objective_name(name) for name in result.objectives]
     are = "is" if len(front) == 1 else "are"
     sentences = [
@@ -84,7 +90,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
         "every one and better in one."
     ]
     for index, name in enumerate(names):
-        best = max(ranked, key=lambda trial: (value_of(trial, index), -trial.number))
+        best = max(ranked, key=lambda trial: (trial.values[index], -trial.number))
         sentences.append(
             f"The highest {name} is that of trial {best.number} ({settings_text(best)}): {values_text(result, best)}."
         )
@@ -93,9 +99,9 @@ def finding(result: SearchResult) -> tuple[str, ...]:
 
 def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
     """The limits of the finding: selection bias, noise, and the values of the best trial's neighbours."""
-    ranked = ranking(result)
+    ranked = result.ranking
     complete = len(ranked)
-    if not ranked or (complete > 1 and len({trial.values for trial in ranked}) == 1):
+    if not ranked or (complete > 1 and len({*map(str, (trial.values for trial in ranked))}) == 1):
         return ()
     sentences = []
     if complete > 1:
@@ -107,7 +113,7 @@ def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, .
     sentences += _noise(result, seeds)
     near = neighbours(result, ranked[0])
     if len(result.objectives) == 1 and near:
-        low, high = (percent_text(end(value_of(trial, 0) for trial in near)) for end in (min, max))
+        low, high = (percent_text(end(trial.values[0] for trial in near)) for end in (min, max))
         between = low if low == high else f"{low} to {high}"
         sentences.append(
             f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) reached "
@@ -129,7 +135,7 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
                 f"{_trials(found.differ).capitalize()}: the {objective_name(found.objective)} in the search's file is "
                 "not that of the validation curves of the training runs."
             )
-    unknown = len(complete_trials(result)) - (len(seeds[0].values) if seeds else 0)
+    unknown = len(result.complete) - (len(seeds[0].values) if seeds else 0)
     if unknown:
         sentences.append(
             f"The training runs of {_counted(unknown, 'complete trial')} are not all in the store: their scatter over "
@@ -138,11 +144,11 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     apart = separation(result, seeds)
     if apart is None:
         return sentences
-    ahead = f"trial {ranking(result)[0].number} leads by {100 * apart.second:.1f} points"
+    ahead = f"trial {result.ranking[0].number} leads by {100 * apart.second:.1f} points"
     points = f"{100 * apart.error:.1f} points"
     if apart.close:
         verdict = (
-            f"{_trials(trial.number for trial in apart.close)} {'is' if len(apart.close) == 1 else 'are'} within two "
+            f"{_trials(apart.close)} {'is' if len(apart.close) == 1 else 'are'} within two "
             "standard errors of it: the search cannot tell these apart."
         )
     else:
@@ -162,11 +168,8 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
 
 def override(name: str, value: Value) -> str:
     """`key=value` in Hydra's grammar with full precision, quoted for the shell."""
-    if value is None or isinstance(value, (bool, int, float)):
-        written = value_text(value) if value is None or isinstance(value, bool) else repr(value)
-    elif _BARE.fullmatch(value) and value.lower() not in _WORDS:
-        written = value
-    else:
+    written = _exact(value)
+    if isinstance(value, str) and (not _BARE.fullmatch(value) or value.lower() in _WORDS):
         # Hydra treats a backslash before a quote, and at the end, as an escape.
         inner = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
         written = f"'{inner}'"
@@ -181,8 +184,8 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
     """
     if chosen is None:
         return ()
-    front = set(front_of(result))
-    ranked = ranking(result)
+    front = result.front
+    ranked = result.ranking
     single = len(result.objectives) == 1
     best = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
     first = max(result.seeds) + 1
@@ -195,16 +198,6 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
         settings = [override(name, value) for name, value in trial.params.items()]
         lines.append(" ".join(["cppo launch main", *core, *chosen, *settings, f"seed={fresh}"]))
     return tuple(lines)
-
-
-def tune_command(result: SearchResult) -> str:
-    """The command that continues the search."""
-    words = ["cppo", "tune", result.name]
-    if result.core != DEFAULT_CORE:
-        words.append(f"core={result.core}")
-    if result.study != f"{result.name}-{result.model}":
-        words += ["--study", result.study]
-    return shlex.join(words)
 
 
 def _trials(numbers: Iterable[int]) -> str:
@@ -220,21 +213,136 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def in_order(result: SearchResult) -> list[FrozenTrial]:
+    """The complete trials by rank, then the running, the pruned and the failed ones by number."""
+    others = [trial for state in [*STATES.values()][1:] for trial in result.trials if trial.state is state]
+    return [*result.ranking, *others]
+
+
+def trials_frame(result: SearchResult, seeds: Sequence[SeedValues]) -> pd.DataFrame:
+    """A row for each trial in the order of the table: settings with every digit, values in percent."""
+    several = [each for each in seeds if each.values]
+    rows = [
+        (
+            *(trial.number, NAMES[trial.state]),
+            *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
+            *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
+            *(
+                " ".join(str(percent(value)) for value in each.values.get(trial.number, ()))
+                for each in several
+            ),
+            *(trial.user_attrs["seconds"], max(trial.intermediate_values, default="")),
+            *(
+                " ".join(trial.user_attrs["run_ids"]),
+                trial.user_attrs["mlflow_id"],
+                trial.user_attrs["reason"],
+                result.core,
+            ),
+        )
+        for trial in in_order(result)
+    ]
+    by_seed = [f"{each.objective}_by_seed" for each in several]
+    names = ("trial", "state", *result.spaces, *result.objectives, *by_seed)
+    more = ("seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core")
+    return pd.DataFrame(rows, columns=[*names, *more], dtype=object)
+
+
+def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
+    """The table of trials, without ids."""
+    rows = []
+    for trial in in_order(result):
+        params = [
+            value_text(trial.params[name]) if name in trial.params else ABSENT for name in result.spaces
+        ]
+        values = [ABSENT] * len(result.objectives)
+        for place, value in enumerate(trial.values or ()):
+            of_seeds = seeds[place].values.get(trial.number, ()) if seeds else ()
+            values[place] = f"{100 * value:.1f}" + (
+                f" ± {100 * np.std(of_seeds, ddof=1):.1f}" if of_seeds else ""
+            )
+        seconds = trial.user_attrs["seconds"]
+        minutes = ABSENT if seconds is None else f"{seconds / 60:.1f}"
+        rows.append(
+            TextRow(
+                str(trial.number),
+                trial.number in result.front,
+                (_state(result, trial), *params, *values, minutes),
+            )
+        )
+    several = len(result.objectives) > 1
+    notes = [
+        f"Source: {origin(result.core)}.",
+        "Values in percent, higher is better. "
+        + ("Shaded: on the Pareto front, which comes first." if several else "Shaded: the best."),
+    ]
+    if any(each.values for each in seeds):
+        notes.append(f"Mean ± standard deviation over {len(result.seeds)} seeds.")
+    if any(trial.state is STATES["pruned"] for trial in result.trials):
+        notes.append("pruned: ended early because others did better at the same step.")
+    headings = ("state", *result.spaces, *map(objective_name, result.objectives), "minutes")
+    return TextTable(f"Trials of {result.study}", result.core, "trial", headings, tuple(rows), tuple(notes))
+
+
+def _state(result: SearchResult, trial: FrozenTrial) -> str:
+    """The state of a trial, with the training step (and the seed if there are several) at which it ended early."""
+    name, last = NAMES[trial.state], trial.last_step
+    if name != "pruned" or last is None:
+        return name
+    seed = min(max(0, last - 1) // result.t_stop, len(result.seeds) - 1) if result.t_stop else 0
+    at = f"{name} at step {last - seed * result.t_stop}"
+    return at if len(result.seeds) == 1 else f"{at} of seed {result.seeds[seed]}"
+
+
+def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
+    """The search space, the default settings of the configuration, and the values of the best trial."""
+    best = result.ranking[0].params if result.complete and len(result.objectives) == 1 else None
+    known = any(name in shipped for name in result.spaces)
+    rows, edges = [], False
+    for name, space in result.spaces.items():
+        cells = [space_text(space)]
+        if known:
+            cells.append(value_text(shipped[name]) if name in shipped else ABSENT)
+        if best:
+            at_edge = isinstance(space, FloatDistribution) and not EDGE < scaled(space, best[name]) < 1 - EDGE
+            cells.append(value_text(best[name]) + (" (at the edge)" if at_edge else ""))
+            edges |= at_edge
+        rows.append(TextRow(name, False, tuple(cells)))
+    headings = ("searched", *(["as shipped"] if known else []), *(["best trial"] if best else []))
+    notes = [f"Sampler {result.sampler}, pruner {result.pruner}, seeds {', '.join(map(str, result.seeds))}."]
+    if edges:
+        notes.append(
+            "at the edge: the best value lies at an end of the interval; a better one may lie beyond it."
+        )
+    return TextTable("Space searched", result.core, "parameter", headings, tuple(rows), tuple(notes))
+
+
+def space_text(space: Space) -> str:
+    """`0.002 to 0.05, log scale`, `0.4 to 1 in steps of 0.05`, `0.02, 0.05 or 0.15`."""
+    if isinstance(space, CategoricalDistribution):
+        *words, last = map(value_text, space.choices)
+        return f"{', '.join(words)} or {last}" if words else last
+    step = "" if space.step is None else f" in steps of {space.step:g}"
+    return f"{space.low:g} to {space.high:g}{step}{', log scale' if space.log else ''}"
+
+
+def _exact(value: Value) -> str:
+    return value_text(value) if value is None or isinstance(value, (bool, str)) else repr(value)
+
+
 @dataclass(frozen=True)
 class SearchRequest:
     """What to report: `study` in `experiment` of the store at `uri`, into folder `out`.
 
-    `command` is what rebuilds the report, `tune` what continues the search (by default, what its file suggests).
-    `shipped`: the default settings of the configuration, by key; those that the search tunes are marked in figures and
-    tables. `chosen`: see `launch_commands`.
+    `command` is what rebuilds the report, `tune` what continues the search.
+    `shipped`: the default settings of the configuration, by key. `chosen`: see `launch_commands`.
     """
 
     uri: str
     experiment: str
     study: str
     out: Path
-    command: str = ""
-    tune: str = ""
+    command: str
+    tune: str
     style: Style = USUAL_STYLE
     shipped: Mapping[str, Value] = field(default_factory=dict)
     chosen: tuple[str, ...] | None = ()
@@ -242,44 +350,42 @@ class SearchRequest:
     def contents(self) -> Contents:
         """Raises UserError as `read_search`."""
         result = read_search(self.uri, self.experiment, self.study)
-        return search_contents(self, result, read_seed_values(self.uri, self.experiment, result))
-
-
-def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequence[SeedValues]) -> Contents:
-    """The report of a search."""
-    space, trials = space_table(result, request.shipped), trial_table(result, seeds)
-    texts = table_files({"table_trials": trials_text(trials), "table_space": space})
-    return Contents(
-        about=About(
-            kind="search",
-            name=request.study,
-            title=result.name,
-            question=result.question,
-            experiment=request.experiment,
-            core=result.core,
-            command=request.command or f"cppo report {result.name}",
-        ),
-        texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
-        pictures=search_figures(result, request.shipped),
-        boards={},
-        template="search.html.j2",
-        page={
-            "title": result.title,
-            "mlflow_id": result.mlflow_id,
-            "model": result.model,
-            "states": states_text(result),
-            "finding": finding(result),
-            "certainty": certainty(result, seeds),
-            "space": space,
-            "trials": trials,
-            "failures": [
-                (trial.number, trial.reason or "no reason was recorded")
-                for trial in result.trials
-                if trial.state == FAILED
-            ],
-            "launches": launch_commands(result, request.chosen),
-            "not_in_main": request.chosen is None and bool(ranking(result)),
-            "tune": request.tune or tune_command(result),
-            "trial_count": len(result.trials),
-        },
-    )
+        seeds = read_seed_values(self.uri, self.experiment, result)
+        space, trials = space_table(result, self.shipped), trials_table(result, seeds)
+        frame = trials_frame(result, seeds)
+        texts = table_files({"table_trials": trials, "table_space": space})
+        return Contents(
+            about=About(
+                kind="search",
+                name=self.study,
+                title=result.name,
+                question=result.question,
+                experiment=self.experiment,
+                core=result.core,
+                command=self.command,
+            ),
+            texts=texts | {"table_trials.csv": csv_text([*frame], frame.to_numpy())},
+            pictures=search_figures(result),
+            boards={},
+            template="search.html.j2",
+            page={
+                "result": result,
+                "states": states_text(result),
+                "finding": finding(result),
+                "certainty": certainty(result, seeds),
+                "space": space,
+                "trials": trials,
+                "ids": [
+                    (trial.user_attrs["run_ids"], trial.user_attrs["mlflow_id"]) for trial in in_order(result)
+                ],
+                "failures": [
+                    (trial.number, trial.user_attrs["reason"] or "no reason was recorded")
+                    for trial in result.trials
+                    if trial.state is STATES["failed"]
+                ],
+                "launches": launch_commands(result, self.chosen),
+                "not_in_main": self.chosen is None and bool(result.complete),
+                "tune": self.tune,
+                "trial_count": len(result.trials),
+            },
+        )

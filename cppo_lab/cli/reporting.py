@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, passing
 from cppo_lab.cli.parser import CommandParser, add_sweep
+from cppo_lab.cli.searching import load_any
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
@@ -108,7 +109,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     """Make the report and return its page; unless `quiet`, say what is done and where it is."""
     import shlex
 
-    from cppo_lab.sweep.file import Search, load_sweep
+    from cppo_lab.sweep.file import Search
 
     out: Path = options.out or BUILT / Path(options.sweep).stem
     options.about_figures = _about_figures(options)
@@ -117,7 +118,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     if options.source == "paper":
         page = _report_runs(options, _paper_request(options, out, command))
-    elif isinstance(declared := load_sweep(options.sweep), Search):
+    elif isinstance(declared := load_any(options), Search):
         page = _search_report(declared, options, out)
     elif options.study is not None:
         raise UserError(

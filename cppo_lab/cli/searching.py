@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, together
 from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.sweep.paths import runs_folder
@@ -15,7 +15,26 @@ from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.file import Search
+    from cppo_lab.sweep.file import Search, Study, Sweep
+
+
+def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":
+    """`load_checked`, whose error has of a search file also the mistakes that only `resolve` finds."""
+    from cppo_lab.sweep.file import Search, SweepFaults
+    from cppo_lab.sweep.plan import load_checked
+
+    try:
+        return load_checked(options.sweep, options.overrides)
+    except SweepFaults as error:
+        from cppo_lab.search.space import resolve
+
+        faults = [str(error)]
+        try:
+            if isinstance(error.sound, Search):
+                resolve(error.sound, options.overrides)
+        except UserError as more:
+            faults.append(str(more))
+        raise together(faults, f"search {options.sweep}: ") from None
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -24,10 +43,10 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.tune import tune as carry_out
-    from cppo_lab.sweep.file import Search, load_sweep
+    from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.ui import where_to_look
 
-    declared = load_sweep(options.sweep)
+    declared = load_any(options)
     if not isinstance(declared, Search):
         raise UserError(
             f"{options.sweep} has no key `search`: it is not a search: cppo launch {options.sweep}"
@@ -36,20 +55,18 @@ def tune(options: argparse.Namespace) -> int:
     url = storage_url(options.storage)
     uri = address.tracking_uri(tuning.base.tracking.uri)
     if options.dry_run:
-        return _show_search(tuning, url, options)
+        return _outline(tuning, url, options, {"storage": redacted(url), "dry_run": True, "text": ""})
     require_machine([tuning.base], uri)
     interrupt_on_termination()
-    result = carry_out(tuning, uri, url, runs_folder())
+    text, over = carry_out(tuning, uri, url, runs_folder())
     if options.json:
-        values = {"search": _values(tuning, url), "storage": redacted(url)}
-        answer(options, {**values, "dry_run": False, "text": result.text})
+        _outline(tuning, url, options, {"storage": redacted(url), "dry_run": False, "text": text})
     else:
-        print(result.text)
-        print(f"\nStudy {tuning.study} in {redacted(url)}")
-        print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
         study = ["--study", options.study] if options.study else []
+        print(f"{text}\n\nStudy {tuning.study} in {redacted(url)}")
+        print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
         print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
-    return Exit.DONE if result.over else Exit.NO
+    return Exit.DONE if over else Exit.NO
 
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
@@ -57,46 +74,31 @@ def plan_search(search: "Search", options: argparse.Namespace) -> int:
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
 
-    tuning, url = resolve(search, options.overrides), storage_url()
-    if options.json:
-        values = {"sweep": search.name, "core": tuning.core, "search": _values(tuning, url)}
-        answer(options, values)
-        return Exit.DONE
-    return _print_outline(tuning, url)
+    tuning = resolve(search, options.overrides)
+    return _outline(tuning, storage_url(), options, {"sweep": search.name, "core": tuning.core})
 
 
-def _show_search(tuning: "Tuning", url: str, options: argparse.Namespace) -> int:
-    """What `tune` would go on with. Trains nothing."""
-    if options.json:
-        values = {"search": _values(tuning, url), "storage": redacted(url), "dry_run": True, "text": ""}
-        answer(options, values)
-        return Exit.DONE
-    return _print_outline(tuning, url)
-
-
-def _print_outline(tuning: "Tuning", url: str) -> int:
-    from cppo_lab.search.results import summary_text
-    from cppo_lab.search.study import find_trials
-
-    print(summary_text(tuning, find_trials(tuning, url)))
-    return Exit.DONE
-
-
-def _values(tuning: "Tuning", url: str) -> dict[str, object]:
-    """A search for JSON."""
-    from cppo_lab.search.results import counts
+def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict[str, object]) -> int:
+    """What `tune` would go on with, as text or, with `more`, as JSON. Trains nothing."""
+    from cppo_lab.search.results import counts, summary_text
     from cppo_lab.search.space import describe
     from cppo_lab.search.study import find_trials
 
-    return {
+    trials = find_trials(tuning, url)
+    if not options.json:
+        print(summary_text(tuning, trials))
+        return Exit.DONE
+    values = {
         "study": tuning.study,
         "model": tuning.model,
         "seeds": list(tuning.seeds),
         "objectives": list(tuning.search.search.objectives),
         "parameters": {key: describe(parameter) for key, parameter in tuning.space.items()},
         "trials": tuning.trials,
-        "states": counts(tuning, find_trials(tuning, url)),
+        "states": counts(tuning, trials),
     }
+    answer(options, {"search": values, **more})
+    return Exit.DONE
 
 
 def tune_arguments(command: CommandParser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, coloured, known_store, passing, width
 from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within, parse_states
-from cppo_lab.cli.searching import plan_search
+from cppo_lab.cli.searching import load_any, plan_search
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.files import redacted
@@ -48,9 +48,8 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.file import Search
-    from cppo_lab.sweep.plan import load_checked
 
-    declared = load_checked(options.sweep, options.overrides)
+    declared = load_any(options)
     question = _power_question(options)
     if isinstance(declared, Search):
         if question is not None:

@@ -7,6 +7,6 @@
 - `results.py`: the state of a search as text and as the file that reports read.
 - `tune.py`: starts workers through a launcher, and says what has become of the search.
 
-Begin with `study.py`, then `worker.py`. docs/search.md describes the files. Only this package imports Optuna. Passwords
-of a storage are never printed or written.
+Begin with `study.py`, then `worker.py`. docs/search.md describes the files. Besides this package,
+only the report of a search imports Optuna (`analysis/search.py`). Passwords of a storage are never printed or written.
 """

@@ -2,11 +2,12 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, cast
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, together
 from cppo_lab.files import redacted
 from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
@@ -51,6 +52,11 @@ class Tuning:
         """Training steps of one run."""
         return self.base.run.training.t_stop
 
+    @property
+    def every(self) -> int:
+        """Training steps between two validations."""
+        return self.base.run.validation.every
+
     def is_whole(self, key: str) -> bool:
         """Whether the values of a parameter are integers, according to its type in the configuration."""
         value: Any = self.base.run
@@ -86,97 +92,156 @@ def resolve(
     """Validate a search in full: names, bounds, and the configurations at the ends of every interval.
 
     Overrides `model=` and `seed=0,1` replace the file's choice; all others apply to every run.
-    Raises UserError naming the file, the key, the value and the remedy.
+    Raises UserError for all mistakes together, each naming the file, the key, the value and the remedy.
     """
     overrides = with_core(search, overrides)
-    core = core_of(overrides)
-    space = search.parameters_of(core)
-    model, seeds, rest = _chosen(search, core, overrides)
-    name = f"{search.name}-{model}" if study is None else study
-    if not NAME.fullmatch(name):
+    core, where = core_of(overrides), f"search {search.source}"
+    if study is not None and not NAME.fullmatch(study):
         raise UserError(
-            f"--study {name!r}: use letters, digits, `_`, `-` and `.`, beginning with a letter or digit"
+            f"--study {study!r}: use letters, digits, `_`, `-` and `.`, beginning with a letter or digit"
         )
     if trials is not None and not 1 <= trials <= MAX_TRIALS:
         raise UserError(f"--trials {trials}: must be in [1, {MAX_TRIALS}]")
-    _check_keys(search, space, rest)
-    given = {read(text).key for text in rest}
+    faults = dict(_key_faults(search))
+    space: dict[str, Parameter] = {}
+    for key in search.search.parameters:
+        try:
+            parameter = search.parameter_of(key, core)
+        except UserError as error:
+            faults.setdefault(key, str(error))
+        else:
+            space |= {key: parameter} if key not in faults else {}
+    model, seeds, rest = _chosen(search, core, overrides, faults)
+    for text in rest:
+        if (key := read(text).key) in search.search.parameters:
+            faults[text] = f"override {text!r}: {where} tunes {key!r} itself; remove the override"
+    given = {read(text).key for text in rest} | faults.keys()
     settings = [override_text(key, value) for key, value in search.settings.items() if key not in given]
-    fixed = (f"model={quote(model)}", *settings, *rest)
-    base = _check_ends(search, space, fixed, seeds[0])
-    return Tuning(search, name, core, model, seeds, trials or search.search.trials, space, fixed, base)
+    fixed = [f"model={quote(model)}"] * bool(model) + settings + [text for text in rest if text not in faults]
+    texts = {key: override_text(key, parameter.ends[0]) for key, parameter in space.items()}
+    sound = _sound([*fixed, *texts.values()], seeds[0], where, faults)
+    fixed = [text for text in fixed if text in sound]
+    space = {key: parameter for key, parameter in space.items() if texts[key] in sound}
+    base = _check_ends(space, fixed, seeds[0], where, faults)
+    if faults or base is None:
+        raise together(faults.values(), f"{where}: ")
+    name = f"{search.name}-{model}" if study is None else study
+    return Tuning(search, name, core, model, seeds, trials or search.search.trials, space, tuple(fixed), base)
 
 
-def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, tuple[int, ...], list[str]]:
+def _chosen(
+    search: Search, core: str, overrides: Sequence[str], faults: dict[str, str]
+) -> tuple[str, tuple[int, ...], list[str]]:
     """The model, the seeds, and the remaining overrides."""
     model, seeds, rest = "", search.seeds, []
     for given in map(read, overrides):
         if given.right is None or given.sets(""):
-            raise UserError(f"override {given.text!r} is not of the form key=value")
-        if given.sets("model"):
+            faults[given.text] = f"override {given.text!r} is not of the form key=value"
+        elif given.sets("model"):
             model = given.right
-        elif given.sets("seed"):
-            if not re.fullmatch(r"\d+(,\d+)*", given.right):
-                raise UserError(f"override {given.text!r}: seeds are whole numbers: seed=0,1")
+        elif given.sets("seed") and re.fullmatch(r"\d+(,\d+)*", given.right):
             seeds = tuple(dict.fromkeys(map(int, given.names)))
+        elif given.sets("seed"):
+            faults[given.text] = f"override {given.text!r}: seeds are whole numbers: seed=0,1"
         else:
             rest.append(given.text)
     if "," in model:
-        raise UserError(f"override model={model!r}: a search tunes for one model; name one of them")
-    return model or search.model_of(core), seeds, rest
+        faults["model"] = f"override model={model!r}: a search tunes for one model; name one of them"
+        model = ""
+    try:
+        return model or search.model_of(core), seeds, rest
+    except UserError as error:
+        faults["model"] = str(error)
+        return "", seeds, rest
 
 
-def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[str]) -> None:
-    """Check that each key has one source, and that a search does not declare how runs are started or tracked."""
+def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
+    """The keys of a search that it must not set, as it does not declare how runs are started or tracked, and why."""
     where = f"search {search.source}"
-    if RULE_PATH in search.settings:
-        raise UserError(f"{where}: settings.{RULE_PATH}={search.settings[RULE_PATH]!r}: {PATH_REMEDY}")
-    for key in space:
+    for key in search.search.parameters:
         if key == RULE_PATH:
-            raise UserError(f"{where}: search.parameters.{key}: {PATH_REMEDY}")
-        if key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
-            raise UserError(f"{where}: search.parameters.{key}: this key cannot be tuned; remove it")
-    for key in search.settings:
-        if key in _CHOSEN:
-            raise UserError(
-                f"{where}: settings.{key}={search.settings[key]!r}: use models and seeds, or {key}= on the command line"
-            )
-        if key.partition(".")[0] in ELSEWHERE:
-            raise UserError(
-                f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
-            )
-    for text in rest:
-        if (key := read(text).key) in space:
-            raise UserError(f"override {text!r}: {where} tunes {key!r} itself; remove the override")
+            yield key, f"{where}: search.parameters.{key}: {PATH_REMEDY}"
+        elif key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
+            yield key, f"{where}: search.parameters.{key}: this key cannot be tuned; remove it"
+    for key, value in search.settings.items():
+        if key == RULE_PATH:
+            yield key, f"{where}: settings.{key}={value!r}: {PATH_REMEDY}"
+        elif key in _CHOSEN:
+            remedy = f"use models and seeds, or {key}= on the command line"
+            yield key, f"{where}: settings.{key}={value!r}: {remedy}"
+        elif key.partition(".")[0] in ELSEWHERE:
+            yield key, f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
 
 
-def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int) -> Composed:
+def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) -> list[str]:
+    """The overrides that compose together; each of the others is a fault. Whatever needs another one waits for it."""
+
+    def fault(chosen: Sequence[str]) -> str:
+        try:
+            compose([*chosen, f"seed={seed}"])
+        except UserError as error:
+            return f"{where}: {error}"
+        return ""
+
+    if not (first := fault(texts)):
+        return [*texts]
+    sound = [text for text in texts if read(text).sets("model") or read(text).sets("core")]
+    if wrong := fault(sound):
+        faults["model"] = wrong
+        sound = [text for text in sound if read(text).sets("core")]
+        if fault(sound):
+            return []
+    waiting = [text for text in texts if text not in sound and not (wrong and read(text).sets("model"))]
+    while True:
+        errors = {}
+        for text in waiting:
+            if error := fault([*sound, text]):
+                errors[text] = error
+            else:
+                sound.append(text)
+        if len(errors) == len(waiting):  # two may need each other
+            pairs = combinations(errors, 2)
+            if (pair := next((pair for pair in pairs if not fault([*sound, *pair])), None)) is None:
+                faults |= errors or ({} if wrong else {"": first})
+                return sound
+            sound += pair
+        waiting = [text for text in errors if text not in sound]
+
+
+def _check_ends(
+    space: Mapping[str, Parameter], fixed: Sequence[str], seed: int, where: str, faults: dict[str, str]
+) -> Composed | None:
     """Compose the low ends, each other end and choice by itself, and the high ends together; return the first."""
-    where = f"search {search.source}"
+    lows = {key: parameter.ends[0] for key, parameter in space.items()}
 
-    def at(place: str, /, **point: Scalar) -> Composed:
+    def at(place: str, point: Mapping[str, Scalar]) -> Composed | None:
         try:
             return _at(fixed, {**lows, **point}, seed)
         except UserError as error:
-            raise UserError(f"{place}: {error}") from None
+            faults.setdefault(place, f"{where}{place}: {error}")
+            return None
 
-    lows = {key: parameter.ends[0] for key, parameter in space.items()}
-    base = at(where)
+    if (base := at("", {})) is None:
+        return None
+    before = len(faults)
     for key, parameter in space.items():
         seen = {base.run.run_id}
         for end in parameter.ends[1:]:
-            place = f"{where}: search.parameters.{key} at {end!r}"
-            run = at(place, **{key: end}).run
+            place = f": search.parameters.{key} at {end!r}"
+            if (composed := at(place, {key: end})) is None:
+                continue
+            run = composed.run
             if run.run_id in seen:
-                raise UserError(f"{place}: the runs do not depend on {key!r}; remove it")
-            seen.add(run.run_id)
-            if (run.training.t_stop, run.validation) != (base.run.training.t_stop, base.run.validation):
-                raise UserError(
-                    f"{place}: trials would differ in training.t_stop or validation, and their scores could not be "
-                    f"compared; remove {key!r}"
+                faults[key] = f"{where}{place}: the runs do not depend on {key!r}; remove it"
+            elif (run.training.t_stop, run.validation) != (base.run.training.t_stop, base.run.validation):
+                faults[key] = (
+                    f"{where}{place}: trials would differ in training.t_stop or validation, and their scores could not "
+                    f"be compared; remove {key!r}"
                 )
-    highs = {key: parameter.ends[-1] for key, parameter in space.items()}
-    at(f"{where}: search.parameters, all at their high ends", **highs)
+            seen.add(run.run_id)
+    if len(faults) == before:
+        highs = {key: parameter.ends[-1] for key, parameter in space.items()}
+        at(": search.parameters, all at their high ends", highs)
     return base
 
 

@@ -11,11 +11,11 @@ import hashlib
 import json
 import os
 import re
+import socket
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -155,14 +155,6 @@ class Lost(Exception):
     """Another worker has the trial, because this one was taken for dead."""
 
 
-@dataclass(frozen=True)
-class TrialClaim:
-    """A trial that is claimed by this process. Optuna counts repetitions: `trial.number` is not `number`."""
-
-    trial: Trial
-    number: int
-
-
 class SearchStudy:
     """A worker's access to the study of a search. `folder` has the search's file and logs, on this machine."""
 
@@ -171,9 +163,8 @@ class SearchStudy:
 
         Raises UserError if a study of that name has a different definition, or the storage cannot be used.
         """
-        self.tuning, self.url = tuning, url
+        self.tuning, self.url, self.storage = tuning, url, open_storage(url)
         self.folder = search_folder(runs, tuning)
-        self.storage = open_storage(url)
         self.folder.mkdir(parents=True, exist_ok=True)
         with exclusive(url), deferred_for(url):
             self.study = optuna.create_study(
@@ -194,26 +185,26 @@ class SearchStudy:
             return numbered(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
 
     @contextlib.contextmanager
-    def claim(self, worker: str = "") -> Iterator[TrialClaim | None]:
-        """Claim the first trial that waits, for `worker`; None if there is none. An exception gives the trial back."""
-        claim = self._take(worker)
+    def claim(self) -> Iterator[tuple[Trial, int] | None]:
+        """Claim the first trial that waits, with its number; None if there is none. An exception gives it back."""
+        claim = self._take()
         if claim is None:
             yield None
             return
         ended = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(claim.trial.number, ended), daemon=True)
+        beating = threading.Thread(target=self._beat, args=(claim[0].number, ended), daemon=True)
         beating.start()
         try:
             yield claim
         except BaseException:
             with contextlib.suppress(Exception):  # an unreachable storage gives it back by the silence
-                self.give_back(claim.trial.number)
+                self.give_back(claim[0].number)
             raise
         finally:
             ended.set()
             beating.join()
 
-    def _take(self, worker: str) -> TrialClaim | None:
+    def _take(self) -> tuple[Trial, int] | None:
         """The next trial. All trials of the budget are created in advance, so that their number limits the claims."""
         with exclusive(self.url), deferred_for(self.url):
             self._repeat_lost()
@@ -221,20 +212,20 @@ class SearchStudy:
                 self.study.add_trial(create_trial(state=TrialState.WAITING))
             trials = _newest(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
             for number, trial in enumerate(trials):
-                if trial.state is not TrialState.WAITING:
-                    continue
-                trial_id = self._id(trial.number)
-                with contextlib.suppress(
-                    UpdateFinishedTrialError
-                ):  # another machine was first, and has ended it
-                    self._sign(
-                        trial.number
-                    )  # before the claim: a worker that is killed right behind it is silent
-                    if self.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
-                        self.storage.set_trial_user_attr(trial_id, WORKER, worker)
+                # Another machine may be first, and even have ended it.
+                with contextlib.suppress(UpdateFinishedTrialError):
+                    if trial.state is TrialState.WAITING and self._claims(trial.number):
                         self.study.sampler = make_sampler(self.tuning, number)
-                        return TrialClaim(Trial(self.study, trial_id), number)
+                        return Trial(self.study, self._id(trial.number)), number
         return None
+
+    def _claims(self, number: int) -> bool:
+        self._sign(number)  # before the claim: a worker that is killed right behind it is silent
+        claimed = self.storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
+        if claimed:
+            worker = f"{socket.gethostname()} {os.getpid()}"
+            self.storage.set_trial_user_attr(self._id(number), WORKER, worker)
+        return claimed
 
     def _id(self, number: int) -> int:
         study_id = self.storage.get_study_id_from_name(self.tuning.study)
@@ -242,11 +233,10 @@ class SearchStudy:
 
     def _sign(self, number: int) -> None:
         """Say that the worker of a trial lives."""
-        trial_id = self._id(number)
         if isinstance(self.storage, RDBStorage):
-            self.storage.record_heartbeat(trial_id)
+            self.storage.record_heartbeat(self._id(number))
         else:
-            self.storage.set_trial_user_attr(trial_id, _BEAT, time.time())
+            self.storage.set_trial_user_attr(self._id(number), _BEAT, time.time())
 
     def _beat(self, number: int, ended: threading.Event) -> None:
         while not ended.wait(BEAT_SECONDS):
@@ -255,12 +245,11 @@ class SearchStudy:
 
     def _is_silent(self, trial: FrozenTrial) -> bool:
         """Whether the worker of a running trial is dead, where Optuna does not know it."""
-        if isinstance(self.storage, RDBStorage) and (
-            _OWNER not in trial.user_attrs or WORKER in trial.user_attrs
-        ):
+        about = trial.user_attrs
+        if isinstance(self.storage, RDBStorage) and (_OWNER not in about or WORKER in about):
             return False
         begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-        return time.time() - float(trial.user_attrs.get(_BEAT, begun)) > SILENT_SECONDS
+        return time.time() - float(about.get(_BEAT, begun)) > SILENT_SECONDS
 
     def _repeat_lost(self) -> None:
         """Let trials wait again that their workers have lost. A process killed in here leaves the work to the next."""
@@ -281,56 +270,36 @@ class SearchStudy:
             self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
             self._repeat_lost()
 
-    def running(self, worker: str) -> list[FrozenTrial]:
-        """The running trials of `worker`, with Optuna's numbers."""
-        with deferred_for(self.url):
-            trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [trial for trial in trials if trial.user_attrs.get(WORKER) == worker]
-
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """To read from and write to a trial that this worker has. Raises Lost."""
         try:
             with deferred_for(self.url):
                 yield
         except UpdateFinishedTrialError:
             raise Lost from None
 
-    def note(self, trial: Trial, key: str, value: object) -> None:
-        """Set a user attribute of the trial. Raises Lost."""
-        with self._writing():
-            trial.set_user_attr(key, value)
-
     def draw(self, trial: Trial) -> dict[str, Scalar]:
         """The trial's point; values that are not drawn yet are drawn now. Raises Lost."""
-        with self._writing():
-            return {
-                key: tidy(suggest(trial, key, parameter, self.tuning.is_whole(key)))
-                for key, parameter in self.tuning.space.items()
-            }
+        point: dict[str, Scalar] = {}
+        with self.writing():
+            for key, parameter in self.tuning.space.items():
+                point[key] = tidy(suggest(trial, key, parameter, self.tuning.is_whole(key)))
+        return point
 
     def score(self, trial: Trial, step: int, value: float) -> None:
         """Record a point of the curve that is used for pruning. Raises Lost."""
-        with self._writing():
+        with self.writing():
             if len(self.study.directions) == 1:
                 trial.report(value, step)
             else:  # `report` refuses it; the report page still draws the curve
                 self.storage.set_trial_intermediate_value(self._id(trial.number), step, value)
 
-    def curve(self, trial: Trial) -> dict[int, float]:
-        """The points recorded so far."""
-        with deferred_for(self.url):
-            return dict(self.study.get_trials(deepcopy=False)[trial.number].intermediate_values)
-
-    def should_prune(self, trial: Trial) -> bool:
-        """Whether the pruner gives the trial up at its last point."""
-        with deferred_for(self.url):
-            return trial.should_prune()
-
     def end(
         self, trial: Trial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""
     ) -> None:
         """End the trial: with the values of its objectives, or with the reason why it has none. Raises Lost."""
-        with self._writing():
+        with self.writing():
             if reason:
                 trial.set_user_attr(REASON, reason)
             if self.study.tell(trial, values, state, skip_if_finished=True).state is not state:

@@ -1,10 +1,9 @@
 """Runs a search: its workers through a launcher, then its result."""
 
 import os
-import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from optuna.trial import TrialState
@@ -14,61 +13,45 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
-from cppo_lab.launch.queues import repair
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.machine import code_version
-from cppo_lab.search.results import Watch, is_over, numbers_of, result_text, say
+from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_text, say
 from cppo_lab.search.space import Tuning
-from cppo_lab.search.study import MLFLOW_ID, RUN_IDS, VARIABLE, SearchStudy
+from cppo_lab.search.study import VARIABLE, SearchStudy
 from cppo_lab.search.worker import SearchState, Worker
 from cppo_lab.sweep.paths import require_folder
 from cppo_lab.tracking import address
-from cppo_lab.tracking.search_record import TrialRecord
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 
 
-@dataclass(frozen=True)
-class TuneResult:
-    """The result of a search when its workers have ended."""
-
-    text: str
-    over: bool
-
-
-def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
-    """Work on the search until no trial is left. Other commands may work on it at the same time.
+def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
+    """Work on the search until no trial is left; what has become of it, and whether it is over. Other commands may work
+    on it at the same time.
 
     Raises UserError if the study has another definition, or a store cannot be used.
     """
     require_folder(runs)
-    launcher = tuning.base.launcher
     # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
     state = SearchState(study, uri)
     base = tuning.base
-    training = Attempt(
+    run = Attempt(
         base.run,
         runs,
         tags={schema.TAG_CODE_VERSION: code_version()},
         layout=base.layout,
         paths=base.paths,
         resources=base.resources,
-        threads=launcher.threads,
+        threads=base.launcher.threads,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         mismatch=base.tracking.mismatch,
         answers=base.tracking.answers,
     )
-    first = Worker(tuning, TrainingJob((training,), uri), command=f"{socket.gethostname()} {os.getpid()}")
-    left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
-    if left:
-        try:
-            with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
-                _work(first, left, study)
-        finally:  # also after an interrupt: a worker may have been terminated before it could record its end
-            if not launcher_of(launcher.name).queue:
-                _release(study, state, first)
+    if left := tuning.trials - ended(study.trials()):
+        with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
+            _work(Worker(tuning, TrainingJob((run,), uri)), left, study)
     state.publish()
     trials = study.trials()
     lines = [result_text(tuning, trials)]
@@ -77,16 +60,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
     over = is_over(tuning, trials)
     if not over:
         lines.append(f"run the same command to continue; workers' logs: {study.folder / 'attempts'}")
-    return TuneResult("\n".join(lines), over)
-
-
-def _release(study: SearchStudy, state: SearchState, first: Worker) -> None:
-    """Give back the trials of this command's workers, which have all ended, and their records in MLflow."""
-    for trial in study.running(first.command):
-        study.give_back(trial.number)
-        if MLFLOW_ID in trial.user_attrs:
-            TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
-        repair(first.runs, trial.user_attrs.get(RUN_IDS, []), state.uri)
+    return "\n".join(lines), over
 
 
 def _work(first: Worker, left: int, study: SearchStudy) -> None:

@@ -1,6 +1,6 @@
 """A worker of a search: claims a trial, trains its seeds, reports to the study, and claims the next."""
 
-import fcntl
+import contextlib
 import json
 import math
 import multiprocessing
@@ -8,22 +8,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.files import mask_output, open_append, open_lock, replace_file
+from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_status
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.search import study as studies
-from cppo_lab.search.results import Watch, is_over, note, numbers_of, running_mean, say, summarise, values_of
+from cppo_lab.search.results import Watch, is_over, note, numbers_of, say, summarise, values_of
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import (
     MLFLOW_ID,
@@ -32,7 +34,6 @@ from cppo_lab.search.study import (
     SEARCH_RUN,
     Lost,
     SearchStudy,
-    TrialClaim,
     exclusive,
     file_of,
     search_folder,
@@ -45,14 +46,17 @@ from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_clien
 from cppo_lab.tracking.search_record import (
     Point,
     TrialRecord,
+    filled,
     finished_curve,
     give_reason,
     live_curve,
     missing_tags,
     open_search,
-    score_metric,
     update_search,
 )
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 FILE = "search.json"
 POLL_SECONDS = 0.25
@@ -71,12 +75,21 @@ class TrainingFailed(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A training run of a search: how to train it, and how to read its curve."""
+    """A training run of a search. A finished attempt at it gets the `tags` that it lacks."""
 
     attempt: Attempt
+    client: "MlflowClient"
     uri: str
-    finished: Callable[[], list[Point] | None]  # the recorded curve; None while it is not done
-    live: Callable[[], list[Point]]  # what it has written so far
+    tags: Mapping[str, str]
+
+    def finished(self) -> list[Point] | None:
+        """The recorded curve; None while it is not done."""
+        with deferred_for(self.uri):
+            return finished_curve(self.client, self.attempt.spec, self.tags)
+
+    def live(self) -> list[Point]:
+        """What it has written so far."""
+        return live_curve(self.attempt.folder, self.attempt.spec)
 
 
 def train(run: Run, see: See) -> list[Point]:
@@ -107,7 +120,7 @@ def train(run: Run, see: See) -> list[Point]:
 def _train_here(run: Run, see: See) -> str | None:
     """Train in a child process. Returns None if it succeeded, or how it ended without a reason of its own."""
     # The child does not load Ray or verl, and does not inherit this process's locks.
-    job = TrainingJob((run.attempt,), run.uri)
+    folder, job = run.attempt.folder, TrainingJob((run.attempt,), run.uri)
     child = multiprocessing.get_context("spawn").Process(target=_child, args=(job,))
     with blocked(signal.SIGHUP):  # the child is ended below
         child.start()
@@ -123,22 +136,22 @@ def _train_here(run: Run, see: See) -> str | None:
             if child.is_alive():
                 child.kill()
                 child.join()
-    code, status = child.exitcode or 0, read_status(job.folder)
+    code, status = child.exitcode or 0, read_status(folder)
     if code > 0 and status.get("status") == schema.FAILED:
         raise TrainingFailed(status["reason"])
     if code > 0:
-        return f"exit code {code}, see {_log(job)}"
+        return f"exit code {code}, see {_log(folder)}"
     return f"signal {-code}" if code else None
 
 
-def _log(job: TrainingJob) -> Path:
-    return job.folder / "attempts" / "search_log.out"
+def _log(folder: Path) -> Path:
+    return folder / "attempts" / "search_log.out"
 
 
 def _child(job: TrainingJob) -> None:
     """Runs in the child: train. Output goes to a file of the run, and so does the reason of a failure."""
-    _log(job).parent.mkdir(parents=True, exist_ok=True)
-    with open_append(_log(job)) as log:
+    _log(job.folder).parent.mkdir(parents=True, exist_ok=True)
+    with open_append(_log(job.folder)) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     mask_output()
@@ -157,37 +170,39 @@ class SearchState:
         self.experiment = ensure_experiment(
             self.client, uri, schema.experiment_name(core), core_of(core).note
         )
-        with exclusive(study.url), deferred_for(uri):
+        with exclusive(study.url), self.writing():
             before = study.study.user_attrs.get(SEARCH_RUN)
             text = note(self.tuning, study.trials())
             self.mlflow_id = open_search(self.client, self.experiment, self.tuning.study, text, before)
             if self.mlflow_id != before:
                 study.study.set_user_attr(SEARCH_RUN, self.mlflow_id)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """To read from and write to the study and MLflow. Raises Lost."""
+        with deferred_for(self.uri), self.study.writing():
+            yield
+
     def publish(self) -> None:
         """Write the file again, locally and to MLflow. Only one worker at a time does so, from the current study."""
         path = self.study.folder / FILE
-        with open_lock(path.with_name("publish.lock")) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with deferred_for(self.study.url), deferred_for(self.uri):
-                trials = self.study.trials()
-                content = summarise(self.tuning, self.study.study, trials)
-                replace_file(path, json.dumps(content, indent=1) + "\n")
-                ended = is_over(self.tuning, trials)
-                update_search(self.client, self.mlflow_id, note(self.tuning, trials), path, ended)
+        with exclusive(self.study.url), self.writing():
+            trials = self.study.trials()
+            replace_file(path, json.dumps(summarise(self.tuning, trials), indent=1) + "\n")
+            ended = is_over(self.tuning, trials)
+            update_search(self.client, self.mlflow_id, note(self.tuning, trials), path, ended)
 
 
 @dataclass(frozen=True)
 class Worker:
     """A job for a launcher. Its file has no passwords: the URL of the storage is in the environment (study.VARIABLE).
 
-    `training`: a representative run. `command`: the machine and process of the `cppo tune` that started the worker.
+    `training`: a representative run, which takes as much of a machine as each of the search's runs.
     """
 
     tuning: Tuning
     training: TrainingJob
     number: int = 0
-    command: str = ""
 
     @property
     def name(self) -> str:
@@ -195,14 +210,9 @@ class Worker:
         return f"{self.tuning.study}-worker-{self.number}"
 
     @property
-    def runs(self) -> Path:
-        """The folder of all runs."""
-        return self.training.attempts[0].runs
-
-    @property
     def folder(self) -> Path:
         """The search's folder; the launcher's logs are below it."""
-        return search_folder(self.runs, self.tuning)
+        return search_folder(self.training.attempts[0].runs, self.tuning)
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -238,21 +248,19 @@ class Worker:
         """Work until no trial is left. An interrupt ends the training cleanly, and the trial is then free."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
-        study = SearchStudy(self.tuning, storage_url(), self.runs)
+        study = SearchStudy(self.tuning, storage_url(), self.training.attempts[0].runs)
         state = SearchState(study, self.training.uri)
         watch = Watch(self.tuning, study.trials)
         state.publish()
         leave_at = math.inf
         while time.monotonic() < leave_at:
-            with study.claim(self.command) as claim:
+            with study.claim() as claim:
                 if claim is not None:
                     watch.look()
                     try:
-                        _Work(self, study, state, claim).do()
+                        _Work(self, state, *claim).do()
                     except Lost:
-                        say(
-                            f"trial {claim.number}: another worker has it, since this one gave no sign of life"
-                        )
+                        say(f"trial {claim[1]}: another worker has it, since this one gave no sign of life")
             if claim is not None:
                 leave_at = math.inf
                 state.publish()
@@ -280,31 +288,29 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 class _Work:
     """One worker on one trial."""
 
-    def __init__(self, worker: Worker, study: SearchStudy, state: SearchState, claim: TrialClaim) -> None:
-        self.worker, self.study, self.trial, self.number = worker, study, claim.trial, claim.number
-        self.tuning, self.client = worker.tuning, state.client
-        search = (self.tuning.study, state.mlflow_id)
-        before = claim.trial.user_attrs.get(MLFLOW_ID)
-        with deferred_for(worker.training.uri):
-            self.record = TrialRecord.open(self.client, state.experiment, search, claim.number, before)
-            study.note(self.trial, MLFLOW_ID, self.record.mlflow_id)
-        self.curve = study.curve(self.trial)
+    def __init__(self, worker: Worker, state: SearchState, trial: Trial, number: int) -> None:
+        self.worker, self.state, self.trial, self.number = worker, state, trial, number
+        self.tuning, self.study, self.client = worker.tuning, state.study, state.client
+        with state.writing():
+            search = (self.tuning.study, state.mlflow_id)
+            self.record = TrialRecord.open(self.client, state.experiment, search, number)
+            trial.set_user_attr(MLFLOW_ID, self.record.mlflow_id)
+            self.curve = dict(self.study.trials()[number].intermediate_values)
 
     def do(self) -> None:
         """Draw the point, train, and record the result. Raises Lost."""
+        objectives = self.tuning.search.search.objectives
         try:
             point = self.study.draw(self.trial)
-            with deferred_for(self.worker.training.uri):
+            with self.state.writing():
                 runs = [self._run(point, seed) for seed in self.tuning.seeds]
                 run_ids = [run.attempt.spec.run_id for run in runs]
-                self.study.note(self.trial, RUN_IDS, run_ids)
+                self.trial.set_user_attr(RUN_IDS, run_ids)
                 self.record.describe(point, run_ids)
             curves: list[list[Point]] = []
             for run in runs:
                 curves.append(self._train(run, curves))
-            names, run_spec = self.tuning.search.search.objectives, self.tuning.base.run
-            pairs = [[(point.step, point.score) for point in curve] for curve in curves]
-            values = values_of(names, pairs, self.tuning.t_stop, run_spec.validation.every)
+            values = values_of(objectives, curves, self.tuning.t_stop, self.tuning.every)
             if not all(map(math.isfinite, values)):
                 raise TrainingFailed(f"its score is {values}")
             self._end(TrialState.COMPLETE, schema.DONE, values)
@@ -320,32 +326,26 @@ class _Work:
             raise
 
     def _end(self, state: TrialState, status: str, values: list[float] | None, reason: str = "") -> None:
-        names = self.tuning.search.search.objectives
-        with deferred_for(self.worker.training.uri):
-            self.record.finish(status, dict(zip(names, values or (), strict=values is not None)), reason)
+        with self.state.writing():
+            names = self.tuning.search.search.objectives if values else ()
+            self.record.finish(status, dict(zip(names, values or (), strict=True)), reason)
             self.study.end(self.trial, state, values, reason)
 
     def _run(self, point: dict[str, Scalar], seed: int) -> Run:
         """The training run of one seed, as a launch would start it."""
-        spec, job = self.tuning.at(point, seed).run, self.worker.training
-        metric = score_metric(spec)
+        spec, template = self.tuning.at(point, seed).run, self.worker.training.attempts[0]
         tags = {
             schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
             schema.TAG_PARENT: self.record.mlflow_id,
             **figure_tag(self.tuning.search.feeds),
         }
-        attempt = replace(
-            job.attempts[0],
-            spec=spec,
-            tags={**missing_tags(self.client, spec, tags), **job.attempts[0].tags},
-            created=time.time(),
+        tagged = {**missing_tags(self.client, spec, tags), **template.tags}
+        return Run(
+            replace(template, spec=spec, tags=tagged, created=time.time()),
+            self.client,
+            self.worker.training.uri,
+            tags,
         )
-
-        def finished() -> list[Point] | None:
-            with deferred_for(job.uri):
-                return finished_curve(self.client, spec, metric, tags)
-
-        return Run(attempt, job.uri, finished, lambda: live_curve(attempt.folder, metric))
 
     def _train(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
         """The curve of the next seed. Raises Pruned."""
@@ -358,8 +358,9 @@ class _Work:
             if not prunes or not may_end or ending or (asked and not new):
                 return
             asked = True
-            if self.curve and self.study.should_prune(self.trial):
-                raise Pruned(f"{PRUNED_AT} {max(self.curve)}")
+            with deferred_for(self.study.url):
+                if self.curve and self.trial.should_prune():
+                    raise Pruned(f"{PRUNED_AT} {max(self.curve)}")
 
         try:
             return train(run, see)
@@ -371,20 +372,21 @@ class _Work:
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
         """Send new points to the study and MLflow. Returns whether there were any.
 
-        The steps of seed i follow those of the seeds before it. The score before training is included once.
+        Their scores are means over the seeds so far. The steps of seed i follow those of the seeds before it. The
+        score before training is included once.
         """
-        every, t_stop = self.tuning.base.run.validation.every, self.tuning.t_stop
-        curves = [[(point.step, point.score) for point in curve] for curve in earlier]
+        every, t_stop = self.tuning.every, self.tuning.t_stop
+        before, scores = len(earlier) * t_stop, [filled(curve, t_stop, every) for curve in earlier]
         new = [
             Point(
-                len(earlier) * t_stop + point.step,
-                running_mean(curves, point.step, point.score, t_stop, every),
+                before + point.step,
+                fmean([point.score, *(seed[point.step // every] for seed in scores)]),
                 point.time_ms,
             )
             for point in points
-            if len(earlier) * t_stop + point.step not in self.curve and not (earlier and point.step == 0)
+            if before + point.step not in self.curve and not (earlier and point.step == 0)
         ]
-        with deferred_for(self.worker.training.uri):
+        with self.state.writing():
             if new:
                 self.record.scores(new)
             for point in new:

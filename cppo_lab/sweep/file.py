@@ -483,15 +483,12 @@ class Search(Declared):
             )
         return model
 
-    def parameters_of(self, core: str) -> dict[str, Parameter]:
-        """The search space with `core`: configuration key -> interval or choices.
+    def parameter_of(self, key: str, core: str) -> Parameter:
+        """The interval or choices of a tuned key with `core`.
 
-        Raises UserError for a parameter that is neither an interval nor choices, or has no bounds for the core.
+        Raises UserError for a parameter that is neither, or has no bounds for the core.
         """
-        return {key: self._parameter(key, values, core) for key, values in self.search.parameters.items()}
-
-    def _parameter(self, key: str, values: dict[str, Any], core: str) -> Parameter:
-        place = f"search {self.source}: search.parameters.{key}"
+        place, values = f"search {self.source}: search.parameters.{key}", self.search.parameters[key]
         if values and values.keys() <= set(core_names()):
             for name, inner in values.items():
                 if not isinstance(inner, dict):
@@ -792,7 +789,7 @@ def load_sweep(name: str) -> Sweep | Study | Search:
     try:
         declared = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
     except UserError as error:
-        raise SweepFaults(str(error), _sound(values, error, name) if kind is Sweep else None) from None
+        raise SweepFaults(str(error), None if kind is Study else _sound(values, error, name)) from None
     if isinstance(declared, Study) and folder is not None:
         parts = tuple(str(folder / part) if is_path(part) else part for part in declared.sweeps)
         declared = declared.model_copy(update={"sweeps": parts})
@@ -801,34 +798,50 @@ def load_sweep(name: str) -> Sweep | Study | Search:
 
 
 class SweepFaults(UserError):
-    """The mistakes in the form of a sweep file; `sound`: the sweep without what has them, if there is any."""
+    """The mistakes in the form of a sweep or search file; `sound`: it without what has them, if there is any."""
 
-    def __init__(self, text: str, sound: Sweep | None) -> None:
+    def __init__(self, text: str, sound: Sweep | Search | None) -> None:
         super().__init__(text)
         self.sound = sound
 
 
-def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | None:
-    """A sweep file without its faulty entries; None if others refer to a faulty entry."""
+def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | Search | None:
+    """A file without its faulty entries; None if others refer to a faulty entry."""
     cause = error.__cause__
     places = [fault["loc"] for fault in cause.errors()] if isinstance(cause, ValidationError) else []
     faulty = {str(place[0]) for place in places if place}
     if not faulty or faulty & {"models", "variants", "axes"}:
         return None
+    section, kind = ("search", Search) if "search" in values else ("hypotheses", Sweep)
     remaining = {key: value for key, value in values.items() if key not in faulty}
-    if isinstance(claims := values.get("hypotheses"), dict) and "hypotheses" in faulty:
-        wrong = {str(place[1]) for place in places if place[0] == "hypotheses" and len(place) > 1}
-        remaining["hypotheses"] = {
+    if isinstance(entries := values.get(section), dict) and section in faulty:
+        wrong = {str(place[1]) for place in places if place[0] == section and len(place) > 1}
+        remaining[section] = {key: entry for key, entry in entries.items() if key not in wrong}
+    if kind is Sweep and section in faulty:
+        remaining[section] = {
             key: {name: value for name, value in claim.items() if name != "after"}
-            for key, claim in claims.items()
-            if key not in wrong and isinstance(claim, dict)
+            for key, claim in remaining.get(section, {}).items()
+            if isinstance(claim, dict)
+        }
+    elif kind is Search and isinstance(values["search"], dict):
+        parameters = values["search"].get("parameters")
+        tuned = (
+            {key: each for key, each in parameters.items() if isinstance(each, dict)}
+            if isinstance(parameters, dict)
+            else {}
+        )
+        remaining["search"] = {
+            "trials": 1,
+            "objectives": ["final_score"],
+            **remaining.get("search", {}),
+            "parameters": tuned,
         }
     try:
-        sweep = Sweep.model_validate_json(json.dumps({"title": "", "name": "sweep", **remaining}))
+        declared = kind.model_validate_json(json.dumps({"title": "", "name": "sweep", **remaining}))
     except (ValidationError, ValueError, TypeError):
         return None
-    sweep._source = source
-    return sweep
+    declared._source = source
+    return declared
 
 
 def _kind(values: Mapping[str, Any]) -> type[Sweep] | type[Study] | type[Search]:

@@ -71,6 +71,8 @@ def load_checked(name: str, overrides: Sequence[str] = ()) -> "Sweep | Study | S
     try:
         return load_sweep(name)
     except SweepFaults as error:
+        if error.sound is not None and not isinstance(error.sound, Sweep):
+            raise  # a search: `search/space.py` finds the others
         faults = [str(error)]
         try:
             if error.sound is not None:

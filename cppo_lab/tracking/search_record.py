@@ -5,9 +5,12 @@ Runs of a search have no `cppo.run_id`, so that readers of training runs skip th
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from mlflow import MlflowClient
@@ -20,6 +23,8 @@ from cppo_lab.tracking.client import STORE_FAULTS, fault_line
 from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import attempts_at, is_active, metric_history
 
+LAST = 3  # validations in the final score
+
 
 class Point(NamedTuple):
     """One validation: training step, score as a fraction, and when it was measured."""
@@ -29,44 +34,56 @@ class Point(NamedTuple):
     time_ms: int
 
 
+OBJECTIVES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "final_score": lambda scores: fmean(scores[-LAST:]),
+    "best_score": max,
+    "mean_score": fmean,  # the area under the curve per step
+    # 1 minus the largest drop of the score below its best so far
+    "stability": lambda scores: 1.0 - max(map(sub, accumulate(scores, max), scores)),
+}
+
+
+def filled(curve: Sequence[tuple[Any, ...]], t_stop: int, every: int) -> list[float]:
+    """The scores of a curve up to `t_stop`, validated every `every` steps; the last score fills in for missing ones.
+
+    A point has a step and a score. A collapsed run is a result: an early collapse is no advantage.
+    """
+    scores = [float(point[1]) for point in curve]
+    return scores + scores[-1:] * ((t_stop - int(curve[-1][0])) // every)
+
+
 def score_metric(spec: RunSpec) -> str:
     """The metric that a search optimises."""
     return schema.validation_metric(schema.MEAN, spec.validation.samples)
 
 
-def live_curve(folder: Path, metric: str) -> list[Point]:
+def live_curve(folder: Path, spec: RunSpec) -> list[Point]:
     """The validations that a run has written so far, which another process may be training, by step."""
+    metric = score_metric(spec)
     rows = (row for row in read_rows(folder) if metric in row.metrics)
-    points = {row.step: Point(row.step, row.metrics[metric], row.time_ms) for row in rows}
-    return sorted(points.values())
+    return sorted({row.step: Point(row.step, row.metrics[metric], row.time_ms) for row in rows}.values())
 
 
 def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:
     return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 
 
-def finished_curve(
-    client: MlflowClient, spec: RunSpec, metric: str, tags: Mapping[str, str]
-) -> list[Point] | None:
+def finished_curve(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> list[Point] | None:
     """The validations of a training run, whose finished attempt gets the `tags` that it lacks; None if none is."""
-    mlflow_id = next((attempt.mlflow_id for attempt in _past(client, spec) if attempt.is_result), None)
-    if mlflow_id is None:
-        return None
-    for key, value in _lacking(client, mlflow_id, tags).items():
-        client.set_tag(mlflow_id, key, value)
-    columns = metric_history(client, mlflow_id, metric)
-    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
+    for attempt in _past(client, spec):
+        if attempt.is_result:
+            for key, value in tags.items():
+                if key not in attempt.tags:
+                    client.set_tag(attempt.mlflow_id, key, value)
+            columns = metric_history(client, attempt.mlflow_id, score_metric(spec))
+            return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
+    return None
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
     """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
     past = _past(client, spec)
-    return _lacking(client, past[0].mlflow_id, wanted) if past else dict(wanted)
-
-
-def _lacking(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]) -> dict[str, str]:
-    tags = client.get_run(mlflow_id).data.tags
-    return {key: value for key, value in wanted.items() if key not in tags}
+    return {key: value for key, value in wanted.items() if not past or key not in past[0].tags}
 
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
@@ -101,23 +118,21 @@ class TrialRecord:
 
     @classmethod
     def open(
-        cls, client: MlflowClient, experiment: str, search: tuple[str, str], number: int, known: str | None
+        cls, client: MlflowClient, experiment: str, search: tuple[str, str], number: int
     ) -> "TrialRecord":
-        """Begin the record of trial `number`, or continue in the run `known`. `search`: its study and MLflow run."""
+        """Begin the record of trial `number`, or continue in it. `search`: its study and MLflow run."""
         study, parent = search
-        if known is None:  # its worker may have been killed before it stored the id
-            condition = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
-            known = next((run.info.run_id for run in client.search_runs([experiment], condition)), None)
-        if known is not None and is_active(client, known):
-            client.update_run(known, status="RUNNING")
-            client.set_tag(known, schema.TAG_STATUS, schema.RUNNING)
-            return cls(client, known)
+        condition = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
         tags = {
             schema.TAG_SEARCH: study,
             schema.TAG_TRIAL: str(number),
             schema.TAG_PARENT: parent,
             schema.TAG_STATUS: schema.RUNNING,
         }
+        for run in client.search_runs([experiment], condition):
+            client.update_run(run.info.run_id, status="RUNNING")
+            client.set_tag(run.info.run_id, schema.TAG_STATUS, schema.RUNNING)
+            return cls(client, run.info.run_id)
         run = client.create_run(experiment, tags=tags, run_name=f"{study} trial {number}")
         return cls(client, run.info.run_id)
 

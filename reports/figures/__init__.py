@@ -9,6 +9,6 @@ Guarantees of this package:
 - Style is set in a context, never globally (`drawing.py`); colours come from a palette, also one for the colour-blind,
   with their dark values beside them (`palette.py`).
 
-Begin with `drawing.py` and `validation.py`. `gallery.py` lists the paper's figures, `search_figures.py` those of a
-search.
+Begin with `drawing.py` and `validation.py`. `gallery.py` lists the paper's figures, `search.py` those of a
+search, which Optuna draws.
 """

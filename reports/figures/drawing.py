@@ -169,7 +169,8 @@ class Absent:
 class Picture:
     """One figure: `name` is the stem of its file names; `label` ("Figure 4" or empty), `title` and `caption` are texts.
 
-    `info`: all that it shows, with its `title`, `source` and `run_ids`, or why it cannot be drawn. `draw` draws it.
+    `info`: all that it shows, with its `title`, `source` and `run_ids`, or why it cannot be drawn. `draw` draws it on
+    the figure that it is given, or returns another library's figure.
     """
 
     name: str
@@ -177,7 +178,7 @@ class Picture:
     title: str
     caption: str
     info: Any
-    draw: Callable[[Any, Figure], None]
+    draw: Callable[[Any, Figure], Figure | None]
 
     @property
     def heading(self) -> str:
@@ -271,7 +272,7 @@ def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> D
     with figure_style(style):
         fig = Figure()
         FigureCanvasAgg(fig)
-        picture.draw(picture.info, fig)
+        fig = picture.draw(picture.info, fig) or fig
         _lay_out(fig)
         head, curves = _head(fig), _curves(fig)
         svg, png, pdf = (

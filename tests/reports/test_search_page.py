@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from cppo_lab.analysis.fields import Fields
-from cppo_lab.analysis.search import SearchResult, Value, read_seed_values
-from cppo_lab.analysis.search_file import parse_search, read_search
+from cppo_lab.analysis.search import SearchResult, Value, parse_search
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.figures import search_figures as course
-from cppo_lab.reports.figures import search_values as space
 from cppo_lab.reports.figures.drawing import Drawn, Picture
-from cppo_lab.reports.figures.search_values import pareto_info
+from cppo_lab.reports.figures.palette import DARK
+from cppo_lab.reports.figures.search import importances, search_figures
 from cppo_lab.reports.saved import MARKER
-from cppo_lab.reports.search import SearchRequest, certainty, finding, launch_commands, override, tune_command
+from cppo_lab.reports.search import SearchRequest, certainty, finding, launch_commands, override
 from tests.analysis.made_search import (
     copied,
     log_search,
@@ -42,7 +41,7 @@ TABLES = {f"table_{name}.{kind}" for name in ("trials", "space") for kind in ("m
 
 
 def parsed(content: dict[str, Any]) -> SearchResult:
-    return parse_search(Fields.parse(json.dumps(content), "file"), "x")
+    return parse_search(json.dumps(content), "x")
 
 
 def pictures(*names: str) -> set[str]:
@@ -58,7 +57,13 @@ def made(empty_store: Path, tmp_path: Path) -> SearchRequest:
     """A request for a store of its own, without any search yet."""
     uri = copied(empty_store, tmp_path)
     return SearchRequest(
-        uri, "cppo-mini", STUDY, tmp_path / "report", "cppo report tune_made", shipped=SHIPPED
+        uri,
+        "cppo-mini",
+        STUDY,
+        tmp_path / "report",
+        "cppo report tune_made",
+        "cppo tune tune_made",
+        shipped=SHIPPED,
     )
 
 
@@ -87,7 +92,15 @@ def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     log_search(uri, content)
     log_training(uri, content)
     page = build_report(
-        SearchRequest(uri, "cppo-mini", STUDY, folder / "r", "cppo report tune_made", shipped=SHIPPED)
+        SearchRequest(
+            uri,
+            "cppo-mini",
+            STUDY,
+            folder / "r",
+            "cppo report tune_made",
+            "cppo tune tune_made",
+            shipped=SHIPPED,
+        )
     )
     assert page == folder / "r" / "index.html"
     return contents(page.parent)
@@ -121,21 +134,21 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
 
 
 def test_the_numbers_of_the_figures(reported: dict[str, bytes]) -> None:
-    def rows(name: str, column: str) -> list[dict[str, str]]:
-        return [row for row in csv.DictReader(reported[f"{name}.csv"].decode().splitlines()) if row[column]]
+    def columns(figure: str, name: str) -> dict[str, float]:
+        rows = csv.DictReader(reported[f"figure_{figure}.csv"].decode().splitlines())
+        return {row["at"]: float(row["value"]) for row in rows if row["name"] == name}
 
-    trials = rows("table_trials", "trial")
-    final = {row["trial"]: row["final_score"] for row in trials if row["state"] == "complete"}
-    history = rows("figure_history", "value")
-    assert {row["trial"]: float(row["value"]) for row in history} == pytest.approx(
-        {trial: float(value) for trial, value in final.items()}, abs=1e-4
+    trials = csv.DictReader(reported["table_trials.csv"].decode().splitlines())
+    complete = {row["trial"]: row for row in trials if row["state"] == "complete"}
+    for figure in ("history", "slices", "sensitivity"):
+        for name, column in (("final score", "final_score"), ("rule.delta_b", "rule.delta_b")):
+            values = {trial: float(row[column]) for trial, row in complete.items()}
+            assert columns(figure, name) == pytest.approx(values, abs=1e-4)
+    curve = dict(made_trial(22, (0, 1))["curve"])
+    assert columns("curves", "trial 22") == pytest.approx(
+        {str(at): 100 * score for at, score in curve.items()}
     )
-    assert float(history[-1]["best_so_far"]) == max(float(row["value"]) for row in history)
-    steps = [int(row["step"]) for row in rows("figure_curves", "step") if row["trial"] == "22"]
-    assert steps == sorted(set(steps))
-    assert sum(float(row["importance"]) for row in rows("figure_importances", "importance")) == pytest.approx(
-        1
-    )
+    assert sum(columns("importances", "final score").values()) == pytest.approx(1)
 
 
 def test_the_tables(reported: dict[str, bytes]) -> None:
@@ -212,7 +225,7 @@ def test_hostile_text_is_text(made: SearchRequest) -> None:
 def test_a_search_of_one_trial(made: SearchRequest) -> None:
     files = built(made, made_search(trials=1, seeds=(0,), importances={}))
     html = files["index.html"].decode()
-    assert set(files) >= pictures("history", "slices", "sensitivity", "curves")
+    assert set(files) >= pictures("history", "slices", "curves")
     assert "figure_importances.png" not in files
     assert "too few complete trials to tell" in html
     assert "The best of 1 trial is trial 0" in html
@@ -248,111 +261,100 @@ def test_three_objectives(made: SearchRequest) -> None:
     # Along a line every trial is on the front.
     content["best"] = [trial["number"] for trial in content["trials"] if trial["values"]]
     files = built(made, content)
-    assert set(files) >= pictures("pareto", "history", "slices")
+    assert set(files) >= pictures("pareto", "history", "slices", "history_stability", "slices_best_score")
     html = files["index.html"].decode()
     assert "20 of 24 trials are on the Pareto front of final score, stability and best score" in html
     assert "The highest best score is that of trial 0" in html
     assert html.count("cppo launch main") == 20
     assert b"final score" in files["table_trials.md"] and b"best score" in files["table_trials.md"]
-    info = pareto_info(parsed(content))
-    assert info.objectives == ("final_score", "stability")
-    assert len(info.line) == len({point[:2] for point in info.points})
-    assert len(info.front) == 20
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_choices_are_places_on_an_axis(made: SearchRequest) -> None:
+def test_choices_are_drawn(made: SearchRequest) -> None:
     content = made_search()
+    names = ("cppo", None, True)
     content["parameters"] = {
         "rule.delta": {"choices": [0.02, 0.05, 0.15]},
-        "rule.name": {"choices": ["cppo", None, True]},
+        "rule.name": {"choices": [*names]},
     }
     for trial in content["trials"]:
         number = trial["number"]
-        names = ("cppo", None, True)
         trial["params"] = {"rule.delta": (0.02, 0.05, 0.15)[number % 3], "rule.name": names[number // 3 % 3]}
-    content["importances"] = {"final_score": {"rule.name": 0.9, "rule.delta": 0.1}}
-    assert set(built(made, content)) >= pictures("slices", "sensitivity")
-    result = parsed(content)
-    first = space.slice_info(result, result.space("rule.name"), 0, SHIPPED)
-    assert first.scale.ticks == ((0.0, "cppo"), (0.5, "null"), (1.0, "true"))
-    assert {place for place, _, _ in first.points} == {0.0, 0.5, 1.0}
-    pair = space.sensitivity_info(result, SHIPPED)
-    assert pair is not None
-    assert not pair.surface  # nothing lies between two choices
-    assert len(pair.points) == 9
+    assert set(built(made, content)) >= pictures("slices", "sensitivity", "importances")
 
 
-def test_history_info() -> None:
-    info = course.history_info(parsed(made_search()), 0)
-    assert len(info.points) == 20
-    highest = 0.0
-    for _, value, best in info.points:
-        highest = max(highest, value)
-        assert best == highest
-    assert highest == pytest.approx(59.8, abs=0.05)
-    assert info.others == (
-        course.UnvaluedTrials("pruned", (6, 13, 20)),
-        course.UnvaluedTrials("failed", (11,)),
-    )
+def panels(name: str, content: dict[str, Any]) -> list[Axes]:
+    """The panels of a figure, as it is drawn."""
+    [picture] = [each for each in search_figures(parsed(content)) if each.name == f"figure_{name}"]
+    figure = picture.draw(picture.info, Figure())
+    assert figure is not None
+    return [*figure.axes]
 
 
-def test_curves_info_is_cut_where_a_seed_begins() -> None:
-    info = course.curves_info(parsed(made_search()))
-    assert (info.best, info.seeds, info.t_stop) == (22, (0, 1), 60)
-    by_number = {line.trial: line for line in info.lines}
-    first, second = (piece.points for piece in by_number[22].pieces)
-    assert (first[0][0], first[-1][0], second[0][0], second[-1][0]) == (0, 60, 70, 120)
-    assert first[-1][1] == pytest.approx(59.8, abs=0.05)
-    assert [line.pieces[-1].points[-1][0] for line in info.lines if line.state == "pruned"] == [20, 20, 20]
-    ((alone,),) = (piece.points for piece in by_number[11].pieces)
-    assert alone == (0, pytest.approx(100 * made_trial(11, (0,))["curve"][0][1]))
+def test_a_drawing_is_ours() -> None:
+    """Its colours have dark ones; nothing is named twice or written over another."""
+    [history] = panels("history", made_search())
+    [best] = history.lines
+    highest = [max(value for value in column) for column in accumulate_columns(made_search())]
+    assert list(best.get_ydata()) == pytest.approx(highest)
+    assert best.get_color().lower() in DARK
+    assert not history.get_title() + history.get_title(loc="left")
+    log, plain, _bar = panels("slices", made_search())
+    ticks = [label.get_text() for label in log.get_xticklabels()]
+    assert {"0.002", "0.005", "0.01", "0.02", "0.05"} <= set(ticks)
+    assert not [label for label in log.get_xticklabels(minor=True) if label.get_text()]
+    assert (plain.get_xlabel(), log.get_ylabel()) == ("rule.w_min", "final score (%)")
+    [curves] = panels("curves", made_search())
+    assert curves.get_legend_handles_labels()[1] == ["complete", "pruned", "best: trial 22"]
+    assert max(max(line.get_ydata()) for line in curves.lines[:-1]) == pytest.approx(59.8, abs=0.05)
 
 
-def test_importances_info() -> None:
-    info = course.importances_info(parsed(made_search()))
-    shares = course.Shares("final_score", ("rule.delta_b", "rule.w_min"), (0.7, 0.3))
-    assert info == course.ImportancesInfo((shares,))
-    assert course.importances_info(parsed(made_search(importances={}))) is None
+def accumulate_columns(content: dict[str, Any]) -> list[list[float]]:
+    """The values of the complete trials up to each of them, in percent."""
+    values = [100 * trial["values"][0] for trial in content["trials"] if trial["values"]]
+    return [values[: place + 1] for place in range(len(values))]
 
 
-def test_sensitivity_info() -> None:
-    result = parsed(made_search())
-    info = space.sensitivity_info(result, SHIPPED)
-    assert info is not None
-    assert (info.x.label, info.y.label) == ("rule.delta_b (log scale)", "rule.w_min")
-    assert [text for _, text in info.x.ticks] == ["0.002", "0.005", "0.01", "0.02", "0.05"]
-    assert info.x.ticks[2][0] == pytest.approx(0.5)
-    assert info.surface
-    assert info.best is not None and info.best[2] == 22
-    assert info.shipped == pytest.approx((0.7153, 2 / 3), abs=1e-3)
-    top = max(info.points, key=lambda point: point[2])
-    assert top[:2] == info.best[:2]
-    assert space.sensitivity_info(result, {"rule.delta_b": 0.5, "rule.w_min": 0.8}).shipped is None  # type: ignore[union-attr]
+def test_many_parameters_are_in_rows() -> None:
+    content = made_search()
+    for name in ("a", "b", "c"):
+        content["parameters"][name] = {"low": 0.0, "high": 1.0, "log": False, "step": None}
+        for trial in content["trials"]:
+            trial["params"][name] = trial["number"] / 24
+    *slices, _bar = panels("slices", content)
+    places = [ax.get_subplotspec() for ax in slices]
+    assert [(place.rowspan.start, place.colspan.start) for place in places if place] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ["nine trials", "on a line", "all the same"])
+def test_importances_are_those_of_the_higher_values() -> None:
+    """One parameter decides which values are high, the other one how low the low ones are."""
+    content = made_search()
+    for trial in content["trials"]:
+        if trial["values"]:
+            high, delta_b = trial["params"]["rule.w_min"] > 0.84, trial["params"]["rule.delta_b"]
+            trial["values"] = [0.9 if high else 0.2 - 3 * delta_b]
+    shares = importances(parsed(content))["final_score"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["rule.w_min"] > 0.8
+    assert importances(parsed(made_search(trials=8))) == {}
+
+
+@pytest.mark.parametrize("case", ["on a line", "all the same"])
 def test_no_surface_where_it_would_be_made_up(case: str) -> None:
-    content = made_search(trials=9 if case == "nine trials" else 24)
+    content = made_search()
     for trial in content["trials"]:
         if case == "on a line":
             trial["params"]["rule.w_min"] = 0.7
-        if case == "all the same" and trial["values"]:
+        elif trial["values"]:
             trial["values"] = [0.5]
-    complete = [trial for trial in content["trials"] if trial["values"]]
-    high = max(trial["values"][0] for trial in complete)
-    content["best"] = [trial["number"] for trial in complete if trial["values"][0] == high]
-    info = space.sensitivity_info(parsed(content), {})
-    assert info is not None
-    assert not info.surface
-
-
-def test_pareto_info() -> None:
-    content = two_objectives()
-    info = pareto_info(parsed(content))
-    assert info.front == tuple(content["best"])
-    assert list(info.line) == sorted(info.line)
-    assert [y for _, y in info.line] == sorted((y for _, y in info.line), reverse=True)
+    absent = {picture.name: picture.absent for picture in search_figures(parsed(content))}
+    assert (
+        absent["figure_sensitivity"]
+        == "the complete trials do not differ in two parameters and in their values"
+    )
+    assert not absent["figure_slices"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -378,23 +380,16 @@ def test_a_search_that_found_no_difference_says_so() -> None:
     assert certainty(result, ()) == ()
 
 
-def test_what_the_runs_do_not_confirm_is_said(made: SearchRequest) -> None:
-    content = made_search()
-    log_search(made.uri, content)
-    lower = json.loads(json.dumps(content))
-    lower["trials"][3]["values"][0] -= 0.01
-    lower["trials"][4]["run_ids"] = []
-    log_training(made.uri, lower)
-    result = read_search(made.uri, "cppo-mini", STUDY)
-    said = " ".join(certainty(result, read_seed_values(made.uri, "cppo-mini", result)))
-    assert "Trial 3: the final score in the search's file is not that of the validation curves" in said
-    assert "The training runs of 1 complete trial are not all in the store" in said
-
-
-def test_commands_name_the_core_and_a_study_of_another_name() -> None:
-    result = parsed(made_search(core="verl", study="mine"))
-    assert tune_command(result) == "cppo tune tune_made core=verl --study mine"
-    assert launch_commands(result)[0].startswith("cppo launch main core=verl rule.delta_b=")
+def test_the_line_to_launch_names_the_core_and_what_was_tuned() -> None:
+    result = parsed(made_search())
+    (plain,), (chosen,) = (
+        launch_commands(result),
+        launch_commands(result, ("variant=cppo", "model=mini_base")),
+    )
+    assert plain.startswith("cppo launch main rule.")
+    assert chosen == plain.replace("main ", "main variant=cppo model=mini_base ")
+    other = launch_commands(parsed(made_search(core="verl")))
+    assert other == (plain.replace("main ", "main core=verl "),)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +408,8 @@ def test_overrides_survive_the_shell_and_hydra(value: Value) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_refused_build_leaves_the_old_report(made: SearchRequest) -> None:
     before = built(made, made_search())
-    log_search(made.uri, made_search(best=[3]))
-    with pytest.raises(UserError, match="best="):
+    log_search(made.uri, made_search(core="own"))
+    with pytest.raises(UserError, match="core='own'"):
         build_report(made)
     assert contents(made.out) == before
     other = made.out.parent / "mine"
@@ -422,16 +417,6 @@ def test_a_refused_build_leaves_the_old_report(made: SearchRequest) -> None:
     (other / "thesis.tex").write_text("mine")
     with pytest.raises(UserError, match="is not a report of ours"):
         build_report(replace(made, out=other))
-
-
-def test_the_line_to_launch_names_what_was_tuned() -> None:
-    result = parsed(made_search())
-    (plain,), (chosen,) = (
-        launch_commands(result),
-        launch_commands(result, ("variant=cppo", "model=mini_base")),
-    )
-    assert plain.startswith("cppo launch main rule.")
-    assert chosen == plain.replace("main ", "main variant=cppo model=mini_base ")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cppo_lab.search.results import running_mean, values_of, whole_scores
+from cppo_lab.search.results import values_of
+from cppo_lab.tracking.search_record import filled
 
 WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
 COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1), (5, 0.0)]
@@ -35,13 +36,5 @@ def test_several_objectives_come_in_their_order() -> None:
 
 
 def test_a_curve_reaches_the_last_step() -> None:
-    assert whole_scores(WHOLE, 8, 2) == [0.1, 0.5, 0.3, 0.4, 0.6]
-    assert whole_scores(COLLAPSED[:2], 8, 2) == [0.2, 0.6, 0.6, 0.6, 0.6]
-    with pytest.raises(ValueError, match="no score"):
-        whole_scores([], 8, 2)
-
-
-def test_the_running_mean_takes_the_earlier_seeds_at_the_same_step() -> None:
-    assert running_mean([], 4, 0.3, 8, 2) == 0.3
-    assert running_mean([WHOLE], 2, 0.1, 8, 2) == pytest.approx(0.3)
-    assert running_mean([WHOLE, COLLAPSED[:2]], 8, 0.0, 8, 2) == pytest.approx((0.6 + 0.6 + 0.0) / 3)
+    assert filled(WHOLE, 8, 2) == [0.1, 0.5, 0.3, 0.4, 0.6]
+    assert filled(COLLAPSED[:2], 8, 2) == [0.2, 0.6, 0.6, 0.6, 0.6]
