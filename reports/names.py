@@ -6,13 +6,18 @@ from collections.abc import Iterable
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.grid import Baseline
-from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.estimate import Estimate, Share, score_limits
 from cppo_lab.core_records import miniature_of, score_of
 from cppo_lab.rules import METHODS, known
 
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
 OURS = "cppo"  # the row that the paper shades
 ABSENT = "–"  # in place of a number
+
+EDGE = (
+    "a score of 0 or 100 % has Wilson's 95 % limit in place of an error of 0: the answers do not rule out a share up "
+    "to it, or down to it."
+)
 
 _CONSTANTS = re.compile(r"cppo_db(?P<delta_b>[\d.]+)_w(?P<w_min>[\d.]+)")
 _BENCHMARK = re.compile(r"(?P<letters>[A-Za-z]+)(?P<digits>\d+)")
@@ -80,12 +85,23 @@ def estimate_text(found: Estimate | None, signed: bool = False) -> str:
     if found is None:
         return ABSENT
     sign = "+" if signed and found.value > 0 else ""
-    interval = (
-        ""
-        if found.low is None or found.high is None
-        else f" ({100 * found.low:.1f} to {100 * found.high:.1f})"
-    )
-    return f"{sign}{points(found.value)}{interval}"
+    limits = None if found.low is None or found.high is None else (found.low, found.high)
+    return f"{sign}{points(found.value)}{_limits(limits)}"
+
+
+def score_text(found: Estimate | None) -> str:
+    """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
+    return ABSENT if found is None else f"{points(found.value)}{_limits(score_limits(found))}"
+
+
+def _limits(limits: tuple[float, float] | None) -> str:
+    return "" if limits is None else f" ({100 * limits[0]:.1f} to {100 * limits[1]:.1f})"
+
+
+def edge_text(edge: Share) -> str:
+    """`to 0.79` of a share of 0, `from 99.21` of a share of 1: Wilson's limit in percent."""
+    low, high = edge.low or 0.0, edge.high or 0.0
+    return f"to {points(high)}" if edge.value == 0 else f"from {points(low)}"
 
 
 def p_text(value: float | None, absent: str = "none") -> str:

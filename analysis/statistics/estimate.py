@@ -293,6 +293,14 @@ RANGE = "range"  # from the lower to the higher of two runs
 FEWEST = 3  # runs for an interval; with two it extends 12.7 standard errors to each side and shows nothing
 
 
+def score_limits(found: Estimate) -> tuple[float, float] | None:
+    """The 95 % interval of a cell's mean score; of two runs their range, as in a band: each of two values is the mean's
+    standard error away from the mean. None if the runs do not determine one.
+    """
+    half = found.error if found.n < FEWEST else found.half
+    return None if half is None else (found.value - half, found.value + half)
+
+
 @dataclass(frozen=True)
 class Band:
     """The mean over the runs at each step, and the band from `low` to `high` around it.

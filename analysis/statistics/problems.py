@@ -29,10 +29,12 @@ from scipy.special import stdtrit
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState
+from cppo_lab.analysis.statistics.collapse import wilson
 from cppo_lab.analysis.statistics.estimate import (
     LEVEL,
     Estimate,
     FloatArray,
+    Share,
     combine,
     estimate,
     holm,
@@ -84,6 +86,27 @@ def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> Ev
     inside = within_problem(right, samples)
     answers = _over_strata([float(inside[own].mean()) / (len(own) * samples) for own in strata])
     return EvaluationVariance(answers, problems, _between(shares, inside, samples, strata))
+
+
+def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Share | None:
+    """The share of right answers with Wilson's 95 % interval if no answer is right, or every one; None otherwise.
+
+    The standard error of such a share is 0, as if more answers could not change it. `shares`, and numbers of `answers`:
+    those of the benchmarks. Their unweighted mean has the effective sample size of `collapse.newcombe`.
+    """
+    value = shares[0] if shares else 0.5
+    if value not in (0, 1) or any(share != value for share in shares):
+        return None
+    together = round(len(answers) ** 2 / math.fsum(1 / count for count in answers))
+    return wilson(round(value * together), together)
+
+
+def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> Share | None:
+    """`edge_share` of the shares of right answers to each problem [P]."""
+    strata = strata_of(benchmark_of)
+    return edge_share(
+        [float(np.round(shares[own].mean(), 12)) for own in strata], [len(own) * samples for own in strata]
+    )
 
 
 def _over_strata(variances: Sequence[float]) -> float:
@@ -457,6 +480,11 @@ class CellProblems:
     def over_problems(self) -> Estimate:
         """The final mean with its error over other problems, for these runs."""
         return clustered_mean(self.final.mean(axis=0), self.benchmark_of)
+
+    @property
+    def edge(self) -> Share | None:
+        """`edge_share` of the final mean, as from one evaluation, because evaluations may repeat their draws."""
+        return evaluation_edge(self.final.mean(axis=0), self.samples, self.benchmark_of)
 
     @property
     def between(self) -> float | None:

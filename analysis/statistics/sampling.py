@@ -24,10 +24,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.analysis.statistics.problems import evaluation_variance
+from cppo_lab.analysis.statistics.estimate import LEVEL, Share
+from cppo_lab.analysis.statistics.problems import (
+    cell_problems,
+    edge_share,
+    evaluation_edge,
+    evaluation_variance,
+    mean_variance,
+)
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, run_values
 from cppo_lab.answers.outcomes import Outcomes
 
 AIME_PROBLEMS = 30
@@ -38,13 +47,15 @@ _MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a
 class SamplingError:
     """Standard errors of one evaluation (fractions): `answers` over other answers to the same problems, `problems` over
     other problems. They are upper bounds unless `known` from each problem's outcome; `between` is then rho, None if
-    nothing varies.
+    nothing varies. `edge`: of an evaluation without a right answer or without a wrong one, whose `answers` is 0, the
+    share with Wilson's 95 % limits (`edge_share`); of a cell, if all its runs are like that.
     """
 
     answers: float
     problems: float
     known: bool = False
     between: float | None = None
+    edge: Share | None = None
 
 
 def answers_variance(share: float, problems: int, samples: int, between: float = 0.0) -> float:
@@ -62,7 +73,8 @@ def sampling_error(shares: Sequence[float], problems: int, samples: int) -> Samp
     count = len(shares)
     answers = math.fsum(answers_variance(share, problems, samples) for share in shares)
     others = math.fsum(problems_variance(share, problems, samples) for share in shares)
-    return SamplingError(math.sqrt(answers) / count, math.sqrt(others) / count)
+    edge = edge_share(shares, [problems * samples] * count)
+    return SamplingError(math.sqrt(answers) / count, math.sqrt(others) / count, edge=edge)
 
 
 def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
@@ -87,7 +99,8 @@ def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError |
     found = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
     if found.answers is None or found.problems is None:
         return None
-    return SamplingError(math.sqrt(found.answers), math.sqrt(found.problems), True, found.between)
+    edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
+    return SamplingError(math.sqrt(found.answers), math.sqrt(found.problems), True, found.between, edge)
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
@@ -104,7 +117,15 @@ def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> Sampling
         math.sqrt(math.fsum(error.problems**2 for error in known) / len(known)),
         all(error.known for error in known),
         math.fsum(between) / len(between) if between else None,
+        _common_edge([error.edge for error in known]),
     )
+
+
+def _common_edge(edges: Sequence[Share | None]) -> Share | None:
+    """The widest of the runs' edges; None unless all runs are at the same one."""
+    known = [edge for edge in edges if edge is not None]
+    alike = len(known) == len(edges) and len({edge.value for edge in known}) == 1
+    return max(known, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None
 
 
 def _problems(board: Scoreboard, run: RunScore) -> int | None:
@@ -113,3 +134,76 @@ def _problems(board: Scoreboard, run: RunScore) -> int | None:
         return int(logged)
     names = run.choice.components
     return AIME_PROBLEMS if names and all(name.lower().startswith("aime") for name in names) else None
+
+
+# The noise of a map of cells: how far apart the final means of equally good cells are.
+#
+# The span of a map is the largest of the differences of its cells, which exceeds the standard error of a single
+# difference almost always: among nine equal cells it is about twice as large. So the span is compared with Student's
+# quantile at Bonferroni's level over all pairs of cells.
+
+_LARGE = 1e9  # degrees of freedom of a variance that is known, where Student's t is normal
+_ROUNDING = 1e-9  # fractions closer than this differ by rounding alone
+
+
+@dataclass(frozen=True)
+class MapNoise:
+    """`error`: the standard error of a difference of two cells (a fraction). `reach`: the span that a map of equally
+    good cells exceeds in at most 5 % of cases. `seeds`: whether they are from the spread over seeds; otherwise they are
+    from the evaluations' sampling error alone, and the noise of seeds comes on top.
+    """
+
+    error: float
+    reach: float
+    seeds: bool
+
+
+def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNoise | None:
+    """The noise of the final means of two or more cells of one model; None if nothing shows it: each cell has one run,
+    without the outcomes of its evaluations.
+    """
+    finished = run_values(board)
+    runs = [run for variant in variants for run in finished.cells.get((model, variant), ())]
+    if len({run.variant for run in runs}) < 2:
+        return None
+    residual = _residual(runs, all(run.paired for run in runs)) or _residual(runs, False)
+    if residual is not None:
+        variance, degrees = residual
+        counts = [len(finished.cells[model, variant]) for variant in dict.fromkeys(r.variant for r in runs)]
+        error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts) / len(counts))
+        return _noise_of(error, degrees, len(counts), True)
+    sampled = _evaluation_variances(board, finished, model, variants)
+    if not sampled:
+        return None
+    return _noise_of(math.sqrt(2 * math.fsum(sampled) / len(sampled)), _LARGE, len(sampled), False)
+
+
+def _residual(runs: Sequence[RunValues], paired: bool) -> tuple[float, int] | None:
+    """The variance of a run's score around its cell's mean, and its degrees of freedom; None if there are none. The
+    means over cells of runs that share their start (`paired`) are no noise of differences, and are removed too.
+    """
+    groups = [[run.variant for run in runs]] + ([[run.seed for run in runs]] if paired else [])
+    design = np.array(
+        [[float(name == level) for name in names] for names in groups for level in dict.fromkeys(names)]
+    ).T
+    scores = np.array([run.final for run in runs])
+    fitted, _, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
+    degrees = len(runs) - int(rank)
+    return (float(((scores - design @ fitted) ** 2).sum()) / degrees, degrees) if degrees else None
+
+
+def _evaluation_variances(
+    board: Scoreboard, finished: FinishedRuns, model: str, variants: Sequence[str]
+) -> list[float]:
+    """The variance over other answers of each cell's final mean, as for fresh answers; empty if one is unknown."""
+    wanted = {variant for variant in variants if (model, variant) in finished.cells}
+    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in wanted]
+    known = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
+    return known if len(known) == len(wanted) else []
+
+
+def _noise_of(error: float, degrees: float, cells: int, seeds: bool) -> MapNoise:
+    if error < _ROUNDING:
+        return MapNoise(0.0, 0.0, seeds)
+    pairs = cells * (cells - 1) / 2
+    return MapNoise(error, float(stdtrit(degrees, 1 - (1 - LEVEL) / (2 * pairs))) * error, seeds)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from matplotlib.axes import Axes as Plot
 from matplotlib.figure import Figure
@@ -10,7 +10,8 @@ from matplotlib.ticker import NullLocator
 
 from cppo_lab.analysis.grid import Axes, AxisPlace
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
+from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
+from cppo_lab.analysis.statistics.sampling import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import panel_grid, sized
@@ -21,7 +22,9 @@ from cppo_lab.reports.tables import core_of, run_ids_of
 LINEAR, LOG, PLACES = "linear", "log", "places"
 LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
 APART = 0.012  # share of the axis between the intervals of two lines at one value
+BY_SCORE, NO_COLOURS = "score", "none"
 MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
+_PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
 
 Value = str | int | float | bool | None
@@ -54,8 +57,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class AxisLine:
-    """The scores of one group along the axis, in percent; `low` and `high` are None if the spread is unknown. A group
-    without a value on the axis is a single score for the whole axis: `x` is empty.
+    """The scores of one group along the axis, in percent; `low` and `high` are those of `score_limits`. A
+    group without a value on the axis is a single score for the whole axis: `x` is empty.
     """
 
     group: str
@@ -68,7 +71,7 @@ class AxisLine:
 
 @dataclass(frozen=True)
 class Cell:
-    """One pair of values on a surface: the mean over `runs` runs in percent, and its 95 % interval."""
+    """One pair of values on a surface: the mean over `runs` runs in percent, and its `score_limits`."""
 
     first: float
     second: float
@@ -81,18 +84,20 @@ class Cell:
 @dataclass(frozen=True)
 class AxisPanel:
     """One model: with one axis its `lines`; with two axes the cells of the group `surface_of`, and as `lines` the
-    groups without axis values.
+    groups without axis values. `colours`: what those of cells show, BY_SCORE, or NO_COLOURS if the
+    model's cells span no more than noise; None without cells.
     """
 
     model: str
     surface_of: str
     lines: tuple[AxisLine, ...]
     cells: tuple[Cell, ...] = ()
+    colours: str | None = None
 
 
 @dataclass(frozen=True)
 class AxesInfo:
-    """Everything the figure shows."""
+    """Everything the figure shows. `noise`: what the colours of a surface do not show, or None."""
 
     title: str = field(metadata=HEADING)
     source: str = field(metadata=HEADING)
@@ -101,6 +106,19 @@ class AxesInfo:
     panels: tuple[AxisPanel, ...]
     keys: tuple[Key, ...]
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+    noise: str | None = field(default=None, metadata=HEADING)
+
+    @property
+    def around(self) -> str:
+        """What the intervals are."""
+        counts = {run for panel in self.panels for line in panel.lines for run in line.runs}
+        several = {run for run in counts | {c.runs for p in self.panels for c in p.cells} if run > 1}
+        if not several:
+            return "of one run each, without an interval"
+        if several == {FEWEST - 1}:
+            return "with the range of two seeds"
+        few = "; of two seeds, their range" if FEWEST - 1 in several else ""
+        return f"with the 95 % interval of the mean over seeds{few}"
 
     @property
     def surface(self) -> bool:
@@ -123,6 +141,12 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
     panels = [panel for panel in panels if panel.cells or any(line.x for line in panel.lines)]
     if not panels:
         return None
+    notes = []
+    if len(used) == 2:
+        for model in dict.fromkeys(panel.model for panel in panels):
+            colours, note = _noise(board, model, places, [one for one in panels if one.model == model])
+            panels = [replace(one, colours=colours) if one.model == model else one for one in panels]
+            notes += [f"{model}: {note}"] if note else []
     lines = {line.group for panel in panels for line in panel.lines}
     return AxesInfo(
         title=title,
@@ -134,6 +158,27 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
         if len(used) == 2
         else tuple(Key(display_name(one), strokes[one]) for one in groups if one in lines),
         run_ids=run_ids_of(board.runs),
+        noise=" ".join(notes) or None,
+    )
+
+
+def _noise(
+    board: Scoreboard, model: str, places: Sequence[AxisPlace], panels: Sequence[AxisPanel]
+) -> tuple[str, str]:
+    """What the colours of a model's cells show, and the sentence for the figure, which may be empty."""
+    means = [cell.mean for panel in panels for cell in panel.cells]
+    noise = map_noise(board, model, [one.variant for one in places if None not in one.values])
+    if len(means) < 2:
+        return BY_SCORE, ""
+    if noise is None:
+        return BY_SCORE, "one run per cell shows no noise, so the colours may show nothing else."
+    span, source = max(means) - min(means), "the spread over seeds" if noise.seeds else "the answers alone"
+    if span > 100 * noise.reach:
+        return BY_SCORE, "" if noise.seeds else "one run per cell does not show the spread over seeds."
+    return NO_COLOURS, (
+        f"the cells span {span:.1f} points, which is within noise, so they are not coloured. The standard error of a "
+        f"difference of two cells is {100 * noise.error:.1f} (from {source}); 95 % of maps of equal cells span "
+        f"{100 * noise.reach:.1f} or less."
     )
 
 
@@ -170,8 +215,8 @@ def _panels(
                 axes[0].at(one.values[0]),
                 axes[1].at(one.values[1]),
                 100 * score.value,
-                _percent(score.low),
-                _percent(score.high),
+                _limits(score)[0],
+                _limits(score)[1],
                 score.n,
             )
             for one, score in own
@@ -204,8 +249,8 @@ def _line(
         group=group,
         x=tuple(x for x, _ in placed),
         mean=tuple(100 * score.value for score in used),
-        low=tuple(_percent(score.low) for score in used),
-        high=tuple(_percent(score.high) for score in used),
+        low=tuple(_limits(score)[0] for score in used),
+        high=tuple(_limits(score)[1] for score in used),
         runs=tuple(score.n for score in used),
     )
 
@@ -214,8 +259,10 @@ def _score(board: Scoreboard, model: str, variant: str) -> Estimate | None:
     return mean_estimate(list(by_seed(run_values(board), model, variant, Score.FINAL).values()))
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _limits(score: Estimate) -> tuple[float, float] | tuple[None, None]:
+    """The limits in percent."""
+    limits = score_limits(score)
+    return (None, None) if limits is None else (100 * limits[0], 100 * limits[1])
 
 
 def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
@@ -259,7 +306,9 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
 
 
 def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """Draw a cell for each pair of values, all of the same size and labelled with the score; light is high."""
+    """Draw a cell for each pair of values, all of the same size and labelled with the score; light is high. Cells whose
+    span is within noise have an outline and no colour.
+    """
     from matplotlib import colormaps
 
     first, second = info.axes
@@ -269,9 +318,19 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     for cell in panel.cells:
         x, y = columns.index(cell.first), rows.index(cell.second)
         share = (cell.mean - low) / (high - low) if high > low else 0.5
-        ax.bar(x, 1, width=1, bottom=y - 0.5, color=colormaps[MAP](share), linewidth=0, zorder=2)
+        plain = panel.colours == NO_COLOURS
+        ax.bar(
+            x,
+            1,
+            width=1,
+            bottom=y - 0.5,
+            facecolor="none" if plain else colormaps[MAP](share),
+            edgecolor=_OUTLINE,
+            linewidth=1 if plain else 0,
+            zorder=2,
+        )
         around = "" if cell.low is None else f"\n{cell.low:.1f} to {cell.high:.1f}"
-        colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
+        colour = _PLAIN_TEXT if plain else _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
         ax.text(
             x,
             y,
@@ -304,8 +363,9 @@ def draw(info: AxesInfo, fig: Figure) -> None:
     """All panels, two in a row, with title, source and a legend."""
     columns = min(2, len(info.panels))
     rows = -(-len(info.panels) // columns)
-    said = "with the 95 % interval of the mean over seeds"
     size = (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows)
-    places = panel_grid(fig, len(info.panels), 2, size, (info.title, info.source, said), info.keys)
-    for panel, ax in zip(info.panels, places, strict=True):
+    texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
+    for panel, ax in zip(
+        info.panels, panel_grid(fig, len(info.panels), 2, size, texts, info.keys), strict=True
+    ):
         draw_panel(info, panel, ax)

@@ -1,18 +1,26 @@
 """The sampling error of Avg@k against simulated problems."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from cppo_lab.analysis.scoring import score_sweep
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.paired import difference
+from cppo_lab.analysis.statistics.problems import edge_share
 from cppo_lab.analysis.statistics.sampling import (
     answers_variance,
+    map_noise,
     problems_variance,
     run_sampling_error,
     sampling_error,
 )
-from tests.analysis.made_sweeps import MadeRun, expect, make_data
+from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.answers.outcomes import no_outcomes
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 PROBLEMS, SAMPLES = 30, 16
 
@@ -40,6 +48,19 @@ def test_of_a_mean_over_benchmarks() -> None:
     assert sampling_error([0.0, 1.0], PROBLEMS, SAMPLES).answers == 0
 
 
+@pytest.mark.parametrize("shares", [(0.0,), (1.0, 1.0), (0.0, 0.0, 0.0), (0.0, 1.0), (0.0, 0.5), ()])
+def test_a_share_at_the_edge_has_wilsons_limits(shares: tuple[float, ...]) -> None:
+    edge = edge_share(shares, [PROBLEMS * SAMPLES] * len(shares))
+    if not shares or len(set(shares)) > 1:
+        assert edge is None
+        return
+    answers = PROBLEMS * SAMPLES * len(shares)
+    limits = stats.binomtest(int(shares[0]) * answers, answers).proportion_ci(method="wilson")
+    assert edge is not None
+    assert (edge.low, edge.high) == pytest.approx((limits.low, limits.high), abs=1e-12)
+    assert sampling_error(shares, PROBLEMS, SAMPLES).edge == edge
+
+
 def test_the_number_of_problems_is_that_of_the_run() -> None:
     curve = {10: 0.5, 20: 0.4}
     runs = [
@@ -58,3 +79,57 @@ def test_the_number_of_problems_is_that_of_the_run() -> None:
     assert aime.answers == pytest.approx(0.5 / math.sqrt(2 * 480))
     assert four.answers == pytest.approx(0.5 / math.sqrt(2 * 64))
     assert unknown is None
+
+
+NAMES = "abcd"
+
+
+def map_board(seeds: int, start: float = 0.05) -> Scoreboard:
+    """Four cells with a spread of 1 point; runs of one seed share a start."""
+    rng = np.random.default_rng(3)
+    starts = rng.normal(0, start, seeds)
+    runs = [
+        MadeRun(name, seed=seed, scores=both({100: 0.5 + starts[seed] + rng.normal(0, 0.01)}))
+        for name in NAMES
+        for seed in range(seeds)
+    ]
+    return score_sweep(make_data(runs), expect(runs))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [2, 3, 6])
+def test_the_noise_of_a_map_is_that_of_its_differences(seeds: int, paired: bool) -> None:
+    """The error is the root mean square of those of all pairs; the reach is no shorter than Tukey's."""
+    board = replace(map_board(seeds), pairing=paired)
+    noise, runs = map_noise(board, "chain", NAMES), run_values(board)
+    pairs = [difference(runs, "chain", *pair, Score.FINAL) for pair in itertools.combinations(NAMES, 2)]
+    errors = [pair.estimate.error for pair in pairs if pair is not None and pair.estimate.error is not None]
+    assert noise is not None and noise.seeds and len(errors) == 6
+    assert noise.error == pytest.approx(math.sqrt(np.mean(np.square(errors))))
+    degrees = (3 if paired else 4) * (seeds - 1)
+    assert noise.reach == pytest.approx(noise.error * stats.t.isf(0.025 / 6, degrees))
+    assert noise.reach > noise.error * stats.studentized_range.ppf(0.95, 4, degrees) / math.sqrt(2)
+
+
+def test_seeds_that_no_cells_share_are_not_paired() -> None:
+    runs = [
+        MadeRun(name, seed=2 * place + more, scores=both({100: 0.5 + 0.02 * more}))
+        for place, name in enumerate("ab")
+        for more in (0, 1)
+    ]
+    noise = map_noise(score_sweep(make_data(runs), expect(runs)), "chain", "ab")
+    assert noise is not None and noise.error == pytest.approx(math.sqrt(2 * 0.02**2 / 2 / 2))
+
+
+def test_a_map_of_single_runs_has_the_noise_of_its_answers() -> None:
+    """Three of four answers to each of six problems; without outcomes nothing shows the noise."""
+    board = map_board(1)
+    assert map_noise(board, "chain", NAMES) is None
+    outcomes = no_outcomes(4, ("chain24", "chain25"), [f"p{i}" for i in range(6)], [0, 0, 0, 1, 1, 1])
+    outcomes = outcomes.append(100, np.full(6, 3), np.zeros(6), np.ones(6))
+    known = replace(board.data, outcomes={run.mlflow_id: outcomes for run in board.runs})
+    noise = map_noise(replace(board, data=known), "chain", NAMES)
+    assert noise is not None and not noise.seeds
+    assert noise.error == pytest.approx(math.sqrt(2 * (3 / 16) / 3 / 6))
+    assert noise.reach == pytest.approx(noise.error * stats.norm.isf(0.025 / 6))
+    assert map_noise(board, "chain", "a") is None
