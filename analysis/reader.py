@@ -4,7 +4,7 @@
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,11 +19,12 @@ from cppo_lab.analysis.points import (
     result_version,
     run_id_of,
 )
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun
-from cppo_lab.tracking.read import all_runs, experiment_id, histories, reading, stored_run
+from cppo_lab.tracking.read import all_runs, experiment_id, experiment_runs, histories, reading, stored_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,29 @@ def read_runs(
     return _sweep_data(uri, experiment, "", runs, metrics)
 
 
+def find_runs(uri: str, experiment: str, run_ids: Collection[str]) -> list[StoredRun]:
+    """One run for each id that the store has, sorted by id: the newest that is a result, or else the newest of all.
+    Raises UserError if the store does not exist.
+    """
+    address.require_store(uri)
+    with reading(uri) as client:
+        runs = map(stored_run, experiment_runs(client, experiment, schema.TAG_RUN_ID))
+        return newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
+
+
+def read_points(
+    uri: str, runs: Sequence[StoredRun], metrics: Callable[[str], bool] | None = None
+) -> pd.DataFrame:
+    """The points of these metrics, as a frame of `points.points_frame`, in the order of the runs."""
+    with reading(uri) as client:
+        return points_frame(histories(client, runs, metrics))
+
+
+def read_all_outcomes(uri: str, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
+    """MLflow run -> each problem's outcome at each validation, of the runs that kept them."""
+    return read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)
+
+
 def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     """The searches of `experiment`: name of the study -> MLflow runs that represent it as a whole, newest first.
 
@@ -103,8 +127,7 @@ def _sweep_data(
 ) -> SweepData:
     runs = newest_of_each(attempts)
     frame = pd.DataFrame([_run_row(run, sweep) for run in runs], columns=list(RUN_COLUMNS))
-    with reading(uri) as client:
-        points = points_frame(histories(client, runs, metrics))
+    points = read_points(uri, runs, metrics)
     return SweepData(
         experiment,
         sweep,

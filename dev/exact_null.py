@@ -1,4 +1,4 @@
-"""Type I error of the comparisons in `analysis/exact_study.py`: two arms that are the same rule.
+"""Type I error of the comparisons in `analysis/statistics/exact_study.py`: two arms that are the same rule.
 
     python -m dev.exact_null [--runs 100] [--draws 1000] [--model exact_early] [--horizons 16,64]
 
@@ -12,7 +12,8 @@ import argparse
 import numpy as np
 import torch
 
-from cppo_lab.analysis.exact_study import (
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.exact_study import (
     METRICS,
     POSITIONS,
     Curves,
@@ -21,7 +22,6 @@ from cppo_lab.analysis.exact_study import (
     paired,
     slope_estimate,
 )
-from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.cores.exact.trainer import histories_together
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep

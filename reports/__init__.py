@@ -8,7 +8,8 @@ Guarantees of this package:
 - The page is one file without network access; other people's texts are escaped in it (`build.py`, `escapes.py`).
 - `report.json` is the record for programs (`record.py`). Reading it trusts nothing in it (`saved.py`).
 
-Begin with `build.py`, then `sweep.py`, `study.py` or `search.py` (what each shows). `tables.py` makes tables,
-`table_texts.py` writes them, `figures/` draws, `templates/` has the pages, `paper/` the paper's numbers.
+Begin with `build.py` and `sections.py`, then `sweep.py`, `study.py` (their lists of sections) or `search.py`.
+`tables.py` makes tables, `table_texts.py` writes them, `figures/` draws, `templates/` has the pages, `paper/` the
+paper's numbers.
 docs/report_page.md explains the page.
 """

@@ -8,12 +8,25 @@ from decimal import Decimal
 
 import pandas as pd
 
-from cppo_lab.analysis.audit import AVERAGE, Audit, AuditCell, AuditRun, Printing, percent, same_curve
+from cppo_lab.analysis.audit import (
+    AVERAGE,
+    Audit,
+    AuditCell,
+    AuditRun,
+    Printing,
+    audit_tables,
+    percent,
+    same_curve,
+    shared_curves,
+)
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState, Stat
 from cppo_lab.reports.escapes import csv_text, escape_markdown
 from cppo_lab.reports.names import ABSENT, OURS, benchmark_name, display_name, points
-from cppo_lab.reports.table_texts import document, markdown_table
+from cppo_lab.reports.printed import ablation_curves, printed_table
+from cppo_lab.reports.sections import Scored, Section
+from cppo_lab.reports.table_texts import document, grid
+from cppo_lab.reports.tables import TextRow, TextTable
 
 CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
 
@@ -267,69 +280,58 @@ def _shared(shared: dict[tuple[str, str], str]) -> Discrepancy:
     )
 
 
-@dataclass(frozen=True)
-class AuditLine:
-    """One printed number and the curve's, as text. `label` is the display name of `method`."""
-
-    model: str
-    method: str
-    label: str
-    column: str
-    printed: str
-    exact: str
-    difference: str
-    printing: str
-
-
-@dataclass(frozen=True)
-class AuditView:
-    """The audit section."""
-
-    summary: str
-    discrepancies: tuple[Discrepancy, ...]
-    cells: tuple[AuditLine, ...]
-
-
-def audit_view(audit: Audit, found: Sequence[Discrepancy]) -> AuditView:
-    """The audit section from the audit and its discrepancies."""
-    numbers = [cell for cell in audit.cells if cell.difference is not None]
-    largest = max(abs(cell.difference) for cell in numbers if cell.difference is not None)
+def audit_section(scored: Scored) -> Section | None:
+    """The audit of the paper's curves; None if runs are missing."""
+    if scored.board.gaps:
+        return None
+    audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
+    found = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
+    numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
     summary = (
-        f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of "
-        f"Table 4 to "
-        f"within {largest} points. The list has first the known discrepancies of the printed tables, each tested "
-        f"against the curves, then those that only the curves show."
+        f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
+        f"within {max(map(abs, numbers))} points. The list has first the known discrepancies of the printed tables, "
+        "each tested against the curves, then those that only the curves show."
     )
-    return AuditView(summary, tuple(found), tuple(audit_lines(audit)))
+    cells = _cells(audit)
+    return Section(
+        "audit",
+        "Audit of the printed tables",
+        {"summary": summary, "discrepancies": found, "cells": cells, "anchors": scored.anchors},
+        f"{len(found)} discrepancies",
+        texts={"audit.md": audit_markdown(summary, found, cells), "audit.csv": audit_csv(audit)},
+    )
 
 
-def audit_lines(audit: Audit) -> list[AuditLine]:
-    """Every printed cell as text."""
-    return [
-        AuditLine(
-            model=cell.model,
-            method=cell.method,
-            label=display_name(cell.method),
-            column="Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
-            printed=cell.printed,
-            exact=ABSENT if cell.exact is None else str(cell.exact),
-            difference=ABSENT if cell.difference is None else f"{cell.difference:+}",
-            printing=cell.printing.value,
+def _cells(audit: Audit) -> TextTable:
+    """Every printed number and the curve's."""
+    rows = tuple(
+        TextRow(
+            cell.model,
+            False,
+            (
+                display_name(cell.method),
+                "Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
+                cell.printed,
+                ABSENT if cell.exact is None else str(cell.exact),
+                ABSENT if cell.difference is None else f"{cell.difference:+}",
+                cell.printing.value,
+            ),
+            (cell.model, cell.method),
         )
         for cell in audit.cells
-    ]
+    )
+    headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
+    return TextTable("Every printed number next to the curve's", "", "Model", headings, rows, ())
 
 
-def audit_markdown(view: AuditView) -> str:
+def audit_markdown(summary: str, found: Sequence[Discrepancy], cells: TextTable) -> str:
     """The audit of the printed tables as a Markdown document."""
-    lines = [view.summary, "", "## Oddities", ""]
-    for number, discrepancy in enumerate(view.discrepancies, start=1):
-        claim, evidence = escape_markdown(discrepancy.claim), escape_markdown(discrepancy.evidence)
-        lines += [f"{number}. **{claim}** ({discrepancy.verdict}) {evidence}"]
-    lines += ["", "## Every printed number", ""]
-    cells = [(c.model, c.label, c.column, c.printed, c.exact, c.difference, c.printing) for c in view.cells]
-    headings = ("Model", "Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
-    lines += markdown_table(headings, [[escape_markdown(text) for text in cell] for cell in cells])
+    lines = [summary, "", "## Oddities", ""]
+    for number, one in enumerate(found, start=1):
+        lines += [
+            f"{number}. **{escape_markdown(one.claim)}** ({one.verdict}) {escape_markdown(one.evidence)}"
+        ]
+    lines += ["", "## Every printed number", "", *grid(cells)]
     return document("Audit of the printed tables", lines, ())
 
 

@@ -22,15 +22,14 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.figures.drawing import Picture, Style, dark_style, render
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.paper_text import METHODS
 from cppo_lab.reports.record import About, listed_files, record
-from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.saved import PAGE, RECORD, require_ours, swap_in
-from cppo_lab.reports.table_texts import latex_wrapper, plain, steps_text
+from cppo_lab.reports.sections import Section
+from cppo_lab.reports.table_texts import latex_wrapper, table_files
 
 ZIP = "overleaf.zip"
 _TIME = (
@@ -73,6 +72,7 @@ def _figure(picture: Picture) -> str:
 
 
 _SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
+MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
 MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
 
 
@@ -118,10 +118,12 @@ def render_template(
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(plain=plain, steps_text=steps_text)
-    environment.globals.update(most_rows=MOST_ROWS, origin=origin, sections=sections)
+    environment.globals.update(
+        most_rows=MOST_ROWS, most_answers=MOST_ANSWERS, origin=origin, sections=sections
+    )
     environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
-    names = ("page", "answers") if page.get("answers") else ("page",)
+    has_answers = any(section.name == "answers" for section in page["sections"])
+    names = ("page", "answers") if has_answers else ("page",)
     script = "\n".join(_template(f"{part}.js") for part in names)
     style = "\n".join(_template(f"{part}.css") for part in names)
     return environment.get_template(name).render(
@@ -149,9 +151,8 @@ def _template(name: str) -> str:
 class Contents:
     """The content of a report, scored and not yet drawn.
 
-    `texts`: table files by name. `pictures`: the figures that are written to separate files. `boards`: the scored
-    sweeps for the record. `claims`: their own hypotheses, each with its standing. `judged`: the verdicts on
-    hypotheses that are not about scores, as in the record. `page`: what `template` renders, by name.
+    `texts`: files by name. `pictures`: figures that are written to separate files. `boards`: the scored sweeps for the
+    record. `page`: what `template` renders beside the `sections`, by name.
     """
 
     about: About
@@ -160,8 +161,12 @@ class Contents:
     boards: Mapping[str, Scoreboard]
     template: str
     page: Mapping[str, Any]
-    claims: Mapping[Claim, Standing] = field(default_factory=dict)
-    judged: tuple[Mapping[str, Any], ...] = ()
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def figures(self) -> tuple[Picture, ...]:
+        """All figures that are written."""
+        return (*self.pictures, *(picture for section in self.sections for picture in section.pictures))
 
 
 class BuildRequest(Protocol):
@@ -188,7 +193,7 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     out = request.out.absolute()
     require_ours(out)
     contents = request.contents()
-    runs, figures = sum(len(board.runs) for board in contents.boards.values()), len(contents.pictures)
+    runs, figures = sum(len(board.runs) for board in contents.boards.values()), len(contents.figures)
     tell((f"scored {_count(runs, 'run')}; " if runs else "") + f"drawing {_count(figures, 'figure')}")
     files = _files(contents, request.style)
     tell("writing the page")
@@ -202,12 +207,19 @@ def _count(count: int, what: str) -> str:
 
 def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     """All files of the report by name."""
-    about, pictures = contents.about, contents.pictures
+    about, pictures, sections = contents.about, contents.figures, contents.sections
     figures = {picture.name: page_figure(picture, about.command, style) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
-    texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
+    texts = dict(contents.texts)
+    for section in sections:
+        texts |= {**table_files(section.tables), **section.texts}
+    texts["tables.tex"] = latex_wrapper(texts)
     drawn |= {ZIP: overleaf(texts, drawn, pictures)}
     beside = listed_files([*texts, *drawn])
-    texts[PAGE] = render_template(contents.template, about, contents.page, figures, beside)
+    texts[PAGE] = render_template(
+        contents.template, about, {**contents.page, "sections": sections}, figures, beside
+    )
     files = {name: text.encode() for name, text in texts.items()} | drawn
-    return files | {RECORD: record(about, contents.boards, files, contents.claims, contents.judged)}
+    return files | {
+        RECORD: record(about, contents.boards, files, [line for one in sections for line in one.lines])
+    }

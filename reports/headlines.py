@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import LateMean, Scoreboard, late_means, step_noise
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState, Stat
 from cppo_lab.reports.names import display_name, in_order, points
 
@@ -17,16 +17,14 @@ class Headline:
 
 
 def headlines(board: Scoreboard) -> tuple[Headline, ...]:
-    """The findings over all models, then for each model: the best variant, collapses, and how robust the order is."""
+    """The findings over all models, then for each model: the best variant and collapses."""
     ranked = {model: _ranked(board, model) for model in board.models}
-    late = late_means(board)
     found = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
     for model, cells in ranked.items():
         sentences = (
             *_best(cells),
             *_gain(board, model, cells),
             *_collapses(board, model),
-            *_firmness(board, model, cells, late),
         )
         found.append(Headline(model, sentences))
     return tuple(entry for entry in found if entry.sentences)
@@ -116,37 +114,4 @@ def _collapses(board: Scoreboard, model: str) -> list[str]:
             )
     if counts:
         sentences.append(f"Runs that collapsed: {', '.join(counts)}.")
-    return sentences
-
-
-def _firmness(
-    board: Scoreboard,
-    model: str,
-    cells: list[tuple[str, Stat]],
-    late: dict[tuple[str, str], LateMean],
-) -> list[str]:
-    """Whether the order also holds without step selection, and the noise within a run."""
-    calm = [(variant, stat.mean) for variant, _ in cells if (stat := late[model, variant].stat) is not None]
-    calm.sort(key=lambda entry: (-entry[1], entry[0]))
-    if len(calm) < 2:
-        return []
-    (first, high), (second, low) = calm[:2]
-    selected = tuple(display_name(variant) for variant, _ in cells[:2])
-    calm_two = (display_name(first), display_name(second))
-    compared = ", as above" if selected == calm_two else f", not {selected[0]} and {selected[1]}"
-    sentences = [
-        f"Over the last 30 % of the window the best two are {calm_two[0]} ({points(high)}) and {calm_two[1]} "
-        f"({points(low)}){compared}."
-    ]
-    noise = [
-        value
-        for run in board.runs
-        if run.model == model and run.mlflow_id and run.state is SelectionState.SCORED
-        if (value := step_noise(board.curves.of(run.mlflow_id), run.t_stop)) is not None
-    ]
-    if noise:
-        sentences.append(
-            f"From one evaluation to the next a run scatters by {points(min(noise))} to "
-            f"{points(max(noise))} points."
-        )
     return sentences

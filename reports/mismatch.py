@@ -3,7 +3,6 @@ them.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,10 +11,11 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, keys_of
+from cppo_lab.reports.figures.palette import PALETTES, keys_of
 from cppo_lab.reports.figures.training import DiagnosticPanel, DiagnosticsInfo, draw, trace_of
 from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
 from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextTable, cell_row, core_of, run_ids_of
 
 # NeMo-RL's own test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
@@ -45,28 +45,21 @@ SHOWN = frozenset(
 _BEFORE = schema.mismatch_metric(ERROR, before_update=True)
 
 
-@dataclass(frozen=True)
-class MismatchView:
-    """Everything the section shows. `tables`: part of the file name -> table."""
-
-    verdict: str
-    suspicious: bool
-    notes: tuple[str, ...]
-    tables: dict[str, TextTable]
-    picture: Picture
-
-
-def mismatch_view(board: Scoreboard, title: str, palette: str = PAPER) -> MismatchView | None:
+def mismatch_section(scored: Scored) -> Section | None:
     """The section; None if no run has logged the gap between its engines (runs of older versions have not)."""
+    board, title = scored.board, scored.title
     if not len(_values(board, board.models, board.variants, _BEFORE)):
         return None
     verdict, suspicious = _verdict(board)
-    return MismatchView(
-        verdict=verdict,
-        suspicious=suspicious,
-        notes=_notes(board),
-        tables=_tables(board, title),
-        picture=_picture(board, f"Sampler against trainer ({title})", palette),
+    tables = _tables(board, title)
+    view = {"verdict": verdict, "suspicious": suspicious, "notes": _notes(board), "tables": tables.values()}
+    return Section(
+        "mismatch",
+        "Sampler against trainer",
+        view | {"anchors": scored.anchors},
+        "",
+        tables={f"mismatch_{kind}": table for kind, table in tables.items()},
+        pictures=(_picture(board, f"Sampler against trainer ({title})", scored.palette),),
     )
 
 

@@ -17,12 +17,11 @@ from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import GAPS, SelectionState
 from cppo_lab.analysis.statistics.claims import SMALLEST
 from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
-from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.paired import Difference, with_holm
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.answer import LEVEL, Word, outcome_of, with_holm
+from cppo_lab.analysis.statistics.verdicts import word_of
 from cppo_lab.reports.escapes import escape_latex, escape_markdown
-from cppo_lab.reports.exact_view import ErrorLine
 from cppo_lab.reports.names import (
     ABSENT,
     baseline_name,
@@ -34,27 +33,23 @@ from cppo_lab.reports.names import (
     points,
     score_name,
 )
+from cppo_lab.reports.sections import Section
 from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.verdict_view import VerdictLine
+from cppo_lab.reports.verdict_view import LEVEL, VerdictLine
 
 NUMBERS, METHODS = "numbers.tex", "methods"
 _DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 
 
-# A hypothesis as the page shows it; `registered` is empty for a claim of the paper.
-Judged = VerdictLine | ErrorLine
-
-
 def paper_texts(
     boards: Mapping[str, Scoreboard],
     statistics: Mapping[str, Statistics],
-    judged: Sequence[Judged],
-    how_judged: Sequence[str],
+    sections: Sequence[Section],
     withdrawn: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The files by name, for the scored sweeps and their statistics. `how_judged`: how the verdicts were reached.
-    `withdrawn`: see `registration.withdrawn`.
-    """
+    """The files by name, for the scored sweeps and their statistics. `withdrawn`: see `registration.withdrawn`."""
+    judged = [line for section in sections for line in section.lines]
+    how_judged = [section.how for section in sections if section.how]
     paragraphs = [_sweep(name, board, statistics[name]) for name, board in boards.items()]
     paragraphs.append(_scores(boards.values()))
     paragraphs.append([*_hypotheses(judged, how_judged), *withdrawn])
@@ -74,7 +69,7 @@ def letters(name: str) -> str:
 
 
 def _numbers(
-    boards: Mapping[str, Scoreboard], statistics: Mapping[str, Statistics], judged: Sequence[Judged]
+    boards: Mapping[str, Scoreboard], statistics: Mapping[str, Statistics], judged: Sequence[VerdictLine]
 ) -> str:
     found = [
         *(each for name, board in boards.items() for each in _of_cells(name, board, statistics[name])),
@@ -133,8 +128,7 @@ def _of_difference(
     place: tuple[str, ...], about: str, found: Difference, p: float | None
 ) -> Iterator[_Number]:
     estimate = found.estimate
-    word = outcome_of(estimate, SMALLEST, p is not None and p < LEVEL)
-    said = "worse" if word is Word.BETTER and estimate.value < 0 else word.value
+    word = word_of(estimate, SMALLEST, p is not None and p < LEVEL)
     yield (
         place,
         "Diff",
@@ -144,15 +138,15 @@ def _of_difference(
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
     yield place, "DiffHigh", _number(estimate.high, True), "upper end of it"
     yield place, "DiffP", escape_latex(p_text(p, ABSENT)), "its two-sided p value with Holm's adjustment"
-    yield place, "DiffWord", escape_latex(said), "what it shows"
+    yield place, "DiffWord", escape_latex(word.value), "what it shows"
 
 
-def _of_verdict(line: Judged) -> Iterator[_Number]:
-    key = line.key.removeprefix("hypothesis ").removeprefix(f"{line.sweep} ")
-    outcome = line.outcome + " (exploratory)" * line.exploratory
-    yield (line.sweep, key), "Verdict", escape_latex(outcome), line.text
+def _of_verdict(line: VerdictLine) -> Iterator[_Number]:
+    claim = line.verdict.claim
+    key = claim.key.removeprefix("hypothesis ").removeprefix(f"{claim.sweep} ")
+    yield (claim.sweep, key), "Verdict", escape_latex(line.outcome), claim.text
     yield (
-        (line.sweep, key),
+        (claim.sweep, key),
         "Estimate",
         escape_latex(line.estimate or ABSENT),
         "the comparison that decides it",
@@ -263,13 +257,13 @@ def _tests(found: Statistics) -> list[str]:
     return sentences
 
 
-def _hypotheses(judged: Sequence[Judged], how_judged: Sequence[str]) -> list[str]:
+def _hypotheses(judged: Sequence[VerdictLine], how_judged: Sequence[str]) -> list[str]:
     own = [line for line in judged if line.registered]
-    papers = [line.text for line in judged if not line.registered]
+    papers = [line.verdict.claim.text for line in judged if not line.registered]
     sentences = []
     for line in own:
-        deviation = f" {line.deviation}" if line.deviation else ""
-        sentences.append(f"Hypothesis of sweep {line.sweep}: {line.text}. {line.registered}{deviation}")
+        claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
+        sentences.append(f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}")
     if papers:
         sentences.append(f"Claims of the paper that these runs can test: {'; '.join(papers)}.")
     return [*sentences, *how_judged] if sentences else []

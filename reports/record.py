@@ -10,18 +10,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
-from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.power import ReachedPower
-from cppo_lab.analysis.statistics.verdicts import Verdict, reason, verdicts
+from cppo_lab.analysis.statistics.verdicts import reason
 from cppo_lab.reports.names import display_name
-from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.saved import FORMAT, RECORD
-from cppo_lab.reports.verdict_view import testable_claims
+from cppo_lab.reports.verdict_view import VerdictLine
 
 
 @dataclass(frozen=True)
@@ -54,20 +51,14 @@ def record(
     about: About,
     boards: Mapping[str, Scoreboard],
     files: Mapping[str, bytes],
-    claims: Mapping[Claim, Standing] = MappingProxyType({}),
-    judged: Sequence[Mapping[str, Any]] = (),
+    lines: Sequence[VerdictLine] = (),
 ) -> bytes:
-    """The record of a report with these scored sweeps and files.
-
-    `claims`: the sweeps' own hypotheses, each with its standing. `judged`: verdicts on hypotheses that are not about
-    scores.
-    """
-    found = verdicts(boards, testable_claims(boards, about.kind == "study", tuple(claims)))
+    """The record of a report with these scored sweeps, files and claims."""
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
-        "verdicts": [*map(dict, judged), *(_verdict(one, claims.get(one.claim)) for one in found)],
+        "verdicts": [_verdict(line) for line in lines],
         "figures": {
             name.removesuffix(".svg"): _drawing(data)
             for name, data in sorted(files.items())
@@ -126,9 +117,12 @@ def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict, own: Standing | None) -> dict[str, Any]:
-    found = None if verdict.deciding is None else verdict.deciding.difference
-    estimate = None if found is None else found.estimate
+def _verdict(line: VerdictLine) -> dict[str, Any]:
+    """Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon."""
+    verdict = line.verdict
+    deciding, power = verdict.deciding, verdict.power
+    difference = None if deciding is None else deciding.difference
+    value, low, high = (None, None, None) if difference is None else verdict.claim.shown(difference.estimate)
     return {
         "claim": verdict.claim.key,
         "text": verdict.claim.text,
@@ -136,27 +130,27 @@ def _verdict(verdict: Verdict, own: Standing | None) -> dict[str, Any]:
         "score": verdict.score.value,
         "outcome": verdict.outcome.value,
         "provisional": verdict.provisional,
-        "reason": reason(verdict, display_name),
-        "estimate": None if estimate is None else _number(estimate.value),
-        "low": None if estimate is None else _number(estimate.low),
-        "high": None if estimate is None else _number(estimate.high),
-        "pairs": None if estimate is None else estimate.n,
-        "exploratory": is_exploratory(verdict.outcome, verdict.after is not None, own),
-        "p_adjusted": None if verdict.deciding is None else _number(verdict.deciding.p_adjusted),
+        "reason": reason(verdict, display_name) + line.beside,
+        "estimate": _number(value),
+        "low": _number(low),
+        "high": _number(high),
+        "pairs": None if difference is None else difference.estimate.n,
+        "exploratory": line.exploratory,
+        "p_adjusted": None if deciding is None else _number(deciding.p_adjusted),
         "unit": verdict.claim.unit,
-        "power": None if verdict.power is None else power_values(verdict.power),
+        "power": None if power is None else _power(power),
         "others": {score.value: outcome.value for score, outcome in sorted(verdict.others.items())},
     }
 
 
-def power_values(found: ReachedPower) -> dict[str, float | int | str | None]:
+def _power(found: ReachedPower) -> dict[str, float | int | str | None]:
     """The power of a verdict for JSON; `lead`: a fraction, or the log of a ratio of errors."""
     return {
         "lead": found.lead,
         "power": _number(found.power),
         "runs": found.runs,
-        "runs_needed": found.needed.count,
-        "unknown": found.needed.unknown,
+        "runs_needed": found.needed,
+        "unknown": found.unknown,
     }
 
 

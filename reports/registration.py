@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cppo_lab.analysis.exact_claims import ErrorClaim
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,13 @@ class Registered:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement (empty for
+    """A sweep file's own claims, the digest of their statement (empty for
     a file without hypotheses), and the sweep's registrations in the store, the oldest first. `deleted`: run id -> when
     the first of its deleted or replaced results began (milliseconds since the epoch). `code`: the version that analyses
     the results.
     """
 
     claims: tuple[Claim, ...] = ()
-    errors: tuple[ErrorClaim, ...] = ()
     digest: str = ""
     registered: tuple[Registered, ...] = ()
     code: str = ""
@@ -56,7 +54,7 @@ class Standing:
     confirmatory: bool
 
 
-def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -> Standing:
+def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     """The standing of one of the claims in this report."""
     own = [one for one in stated.registered if one.digest == stated.digest]
     others = [one for one in stated.registered if one.digest != stated.digest]
@@ -81,14 +79,14 @@ def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -
     return Standing(text + _versions(others), not absent)
 
 
-def is_exploratory(outcome: VerdictOutcome, closed: bool, own: Standing | None) -> bool:
+def is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
     """Whether a verdict confirms nothing.
 
     Either by the standing of a sweep's `own` hypothesis (None: a claim of the paper), or because it is decided although
-    the claim before it is not supported (`closed`).
+    the claim before it is not supported.
     """
-    decided = outcome is not VerdictOutcome.UNDECIDED
-    return (closed and decided) or (own is not None and not own.confirmatory)
+    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
+    return (verdict.after is not None and decided) or (own is not None and not own.confirmatory)
 
 
 def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
@@ -133,7 +131,7 @@ def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
 
 
-def _starts(claim: Claim | ErrorClaim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:
+def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:
     """When each run that tests the claim first began, in milliseconds since the epoch, by run id. A result that was
     deleted or replaced has been seen, too.
     """
@@ -147,7 +145,7 @@ def _starts(claim: Claim | ErrorClaim, board: Scoreboard, deleted: Mapping[str, 
     return starts
 
 
-def _tests(claim: Claim | ErrorClaim, run: RunScore) -> bool:
+def _tests(claim: Claim, run: RunScore) -> bool:
     return run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
 
 

@@ -1,17 +1,18 @@
-"""The folder of a report, which is replaced atomically, and only if it is one of ours; and what its `report.json` says.
+"""The folder of a report, which is replaced atomically, and only if it is one of ours; what its `report.json` says, and
+how two of them differ.
 
 The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
 """
 
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cppo_lab.analysis.fields import Fields, boolean, count, text
-from cppo_lab.errors import UserError
+from cppo_lab.analysis.fields import Fields, boolean, count, number, text
+from cppo_lab.errors import UserError, printable
 from cppo_lab.files import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
@@ -61,47 +62,29 @@ LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
 REMEDY = "make the report again with `cppo report`"
 
 
-@dataclass(frozen=True)
-class SavedCell:
-    """One (model, variant); `score` and `components` are fractions."""
-
-    state: str
-    provisional: bool
-    expected: int
-    runs: int
-    score: float | None
-    components: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """One expected run; `run_id` is empty if only the name is known, `version` if there is none."""
-
-    run_id: str
-    state: str
-    step: int | None
-    score: float | None
-    version: str
-
-
-@dataclass(frozen=True)
-class SavedVerdict:
-    """A claim with its outcome; `estimate`, `low` and `high` are fractions."""
-
-    claim: str
-    text: str
-    outcome: str
-    reason: str
-    provisional: bool
-    estimate: float | None
-    low: float | None
-    high: float | None
+HEAD = ("kind", "name", "title", "experiment", "core", "command")
+Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "text": text,
+    "true or false": boolean,
+    "count": count,
+    "number": number,
+}
+_CELL = {"state": "text", "provisional": "true or false", "expected": "count"}
+_RUN = {"run_id": "text?", "state": "text", "step": "count?", "score": "number?", "version": "text"}
+_VERDICT = {
+    **dict.fromkeys(("claim", "text", "outcome", "reason"), "text"),
+    **dict.fromkeys(("estimate", "low", "high"), "number?"),
+    "provisional": "true or false",
+}
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class SavedReport:
     """The content of a report's record. Cells and runs are keyed by sweep and their names in it; figures and files by
-    name.
+    name. Scores, estimates and `components` are fractions; the `runs` of a cell are those with a score.
     """
 
     kind: str
@@ -110,9 +93,9 @@ class SavedReport:
     experiment: str
     core: str
     command: str
-    cells: Mapping[tuple[str, str, str], SavedCell]  # sweep, model, variant
-    runs: Mapping[tuple[str, str], SavedRun]  # sweep; variant, model and seed in words
-    verdicts: Mapping[tuple[str, str], SavedVerdict]  # sweep, claim
+    cells: Mapping[tuple[str, ...], Values]  # sweep, model, variant
+    runs: Mapping[tuple[str, ...], Values]  # sweep; variant, model and seed in words
+    verdicts: Mapping[tuple[str, ...], Values]  # sweep, claim
     figures: Mapping[str, str]
     files: Mapping[str, str]
 
@@ -131,26 +114,22 @@ def read_record(folder: Path) -> SavedReport:
     fields = Fields.parse(data.decode("utf-8", errors="replace"), str(path), REMEDY)
     if fields.values.get("format") != FORMAT:
         raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
-    cells: dict[tuple[str, str, str], SavedCell] = {}
-    runs: dict[tuple[str, str], SavedRun] = {}
+    cells: dict[tuple[str, ...], Values] = {}
+    runs: dict[tuple[str, ...], Values] = {}
     for sweep in _inner(fields, "sweeps"):
         name = sweep.one("name", text, "text")
         for cell in _inner(sweep, "cells"):
-            cells[name, cell.one("model", text, "text"), cell.one("variant", text, "text")] = _cell(cell)
+            key = _values(cell, {"model": "text", "variant": "text"}).values()
+            cells[name, *key] = _values(cell, _CELL) | _scores(cell)
         for run in _inner(sweep, "runs"):
-            runs[name, run.one("key", text, "text")] = _run(run)
-    verdicts = {
-        (one.one("sweep", text, "text"), one.one("claim", text, "text")): _verdict(one)
+            runs[name, run.one("key", text, "text")] = _values(run, _RUN)
+    verdicts: dict[tuple[str, ...], Values] = {
+        (one.one("sweep", text, "text"), one.one("claim", text, "text")): _values(one, _VERDICT)
         for one in _inner(fields, "verdicts")
     }
     figures, files = (_texts(fields.inner(key)) for key in ("figures", "files"))
     return SavedReport(
-        kind=fields.one("kind", text, "text"),
-        name=fields.one("name", text, "text"),
-        title=fields.one("title", text, "text"),
-        experiment=fields.one("experiment", text, "text"),
-        core=fields.one("core", text, "text"),
-        command=fields.one("command", text, "text"),
+        **_values(fields, dict.fromkeys(HEAD, "text")),
         cells=cells,
         runs=runs,
         verdicts=verdicts,
@@ -169,18 +148,24 @@ def _texts(fields: Fields) -> dict[str, str]:
     return {name: fields.one(name, text, "text") for name in fields.values}
 
 
-def _cell(fields: Fields) -> SavedCell:
-    score = _stat(fields, "score")
-    components = fields.inner("components")
+def _values(fields: Fields, kinds: Mapping[str, str]) -> Values:
+    """The values of these keys, each of the kind that is named; null is valid where a question mark follows."""
+    return {
+        key: None
+        if kind.endswith("?") and fields.values.get(key) is None
+        else fields.one(key, _CHECKS[kind.rstrip("?")], kind.rstrip("?"))
+        for key, kind in kinds.items()
+    }
+
+
+def _scores(cell: Fields) -> Values:
+    score, components = _stat(cell, "score"), cell.inner("components")
     means = {name: _stat(components, name) for name in components.values}
-    return SavedCell(
-        state=fields.one("state", text, "text"),
-        provisional=fields.one("provisional", boolean, "true or false"),
-        expected=fields.one("expected", count, "count"),
-        runs=0 if score is None else score[1],
-        score=None if score is None else score[0],
-        components={name: found[0] for name, found in means.items() if found is not None},
-    )
+    return {
+        "runs": 0 if score is None else score[1],
+        "score": None if score is None else score[0],
+        "components": {name: found[0] for name, found in means.items() if found is not None},
+    }
 
 
 def _stat(fields: Fields, key: str) -> tuple[float, int] | None:
@@ -192,20 +177,178 @@ def _stat(fields: Fields, key: str) -> tuple[float, int] | None:
     return None if mean is None else (mean, stat.one("n", count, "count"))
 
 
-def _run(fields: Fields) -> SavedRun:
-    known = fields.values.get("run_id") is not None
-    return SavedRun(
-        run_id=fields.one("run_id", text, "text") if known else "",
-        state=fields.one("state", text, "text"),
-        step=None if fields.values.get("step") is None else fields.one("step", count, "count"),
-        score=fields.optional("score"),
-        version=fields.one("version", text, "text"),
+# The differences between two reports, from their records, and as lines for a terminal.
+
+
+POINT = 100.0  # percentage points in a fraction
+_SAME = 1e-9  # fractions closer than this differ by rounding alone
+
+
+def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> dict[str, Any]:
+    """The differences between `before` and `after`, as JSON has them; `names` are the names to show for them. `same`:
+    nothing differs; titles, commands and files may. `what`: added, removed or changed. States and outcomes are empty
+    where a report lacks the run, cell or claim. Scores are in percent, differences in points.
+    """
+    heads = {
+        key: (getattr(before, key), getattr(after, key)) for key in ("kind", "name", "experiment", "core")
+    }
+    found = {
+        "runs": [*_runs(before, after)],
+        "cells": [*_cells(before, after)],
+        "verdicts": [*_verdicts(before, after)],
+        "figures": {
+            name: _what(old, new)
+            for name, old, new in sorted(_both(before.figures, after.figures, ""))
+            if old != new
+        },
+    }
+    heading = {key: pair for key, pair in heads.items() if pair[0] != pair[1]}
+    return {
+        "same": not any(found.values()),
+        "before": names[0],
+        "after": names[1],
+        "heading": heading,
+        **found,
+    }
+
+
+def _both(before: Mapping[K, V], after: Mapping[K, V], absent: V) -> Iterator[tuple[K, V, V]]:
+    """Key and values of both: those of the first in its order, then the additional ones of the second."""
+    for key in {**before, **after}:
+        yield key, before.get(key, absent), after.get(key, absent)
+
+
+def _what(old: object, new: object) -> str:
+    return "added" if not old else "removed" if not new else "changed"
+
+
+def _runs(before: SavedReport, after: SavedReport) -> Iterator[Values]:
+    for (sweep, run), old, new in _both(before.runs, after.runs, {}):
+        if old != new:
+            yield {
+                "sweep": sweep,
+                "run": run,
+                "run_id": new.get("run_id") or old.get("run_id") or "",
+                "what": _what(old, new),
+                "before": old.get("state", ""),
+                "after": new.get("state", ""),
+                "points": _change(old.get("score"), new.get("score")),
+            }
+
+
+def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
+    for (sweep, model, variant), old, new in _both(before.cells, after.cells, {}):
+        components = [*_both(old.get("components", {}), new.get("components", {}), None)]
+        scores = old.get("score"), new.get("score")
+        alike = all(old.get(key) == new.get(key) for key in ("state", "provisional", "runs"))
+        if alike and all(_close(*pair) for pair in (scores, *(both for _, *both in components))):
+            continue
+        changes = {name: _change(*both) for name, *both in components}
+        yield {
+            "sweep": sweep,
+            "model": model,
+            "variant": variant,
+            "before": _state(old, "state"),
+            "after": _state(new, "state"),
+            "score_before": _percent(scores[0]),
+            "score_after": _percent(scores[1]),
+            "points": _change(*scores),
+            "runs_before": old.get("runs", 0),
+            "runs_after": new.get("runs", 0),
+            "components": {
+                name: one for name, one in changes.items() if one is not None and abs(one) > POINT * _SAME
+            },
+        }
+
+
+def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
+    for (sweep, claim), old, new in _both(before.verdicts, after.verdicts, {}):
+        if any(old.get(key) != new.get(key) for key in ("outcome", "provisional")):
+            yield {
+                "sweep": sweep,
+                "claim": claim,
+                "text": (new or old)["text"],
+                "before": _state(old, "outcome"),
+                "after": _state(new, "outcome"),
+                "estimate_before": _percent(old.get("estimate")),
+                "estimate_after": _percent(new.get("estimate")),
+                "reason": (new or old)["reason"],
+            }
+
+
+def _close(old: float | None, new: float | None) -> bool:
+    return old == new if old is None or new is None else abs(old - new) <= _SAME
+
+
+def _change(old: float | None, new: float | None) -> float | None:
+    return None if old is None or new is None else POINT * (new - old)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else POINT * value
+
+
+def _state(side: Values, key: str) -> str:
+    return "" if not side else side[key] + (" (provisional)" if side["provisional"] else "")
+
+
+SHOWN = 40  # lines of one kind; the others are counted
+
+
+def compare_lines(found: Mapping[str, Any]) -> list[str]:
+    """The differences by kind; a single line if there are none. Control characters in names are escaped."""
+    if found["same"]:
+        return [printable(f"{found['before']} and {found['after']} say the same.")]
+    lines = [f"From {found['before']} to {found['after']}:"]
+    lines += [f"  {key}: {old} -> {new}" for key, (old, new) in found["heading"].items()]
+    for title, rows in (
+        ("Runs", [_run_line(one) for one in found["runs"]]),
+        ("Cells (percent)", [_cell_line(one) for one in found["cells"]]),
+        ("Verdicts", [_verdict_line(one) for one in found["verdicts"]]),
+        ("Figures", [f"{what}: {name}" for name, what in found["figures"].items()]),
+    ):
+        if rows:
+            more = [f"  and {len(rows) - SHOWN} more; --json has all"] if len(rows) > SHOWN else []
+            lines += ["", f"{title}: {len(rows)}", *(f"  {row}" for row in rows[:SHOWN]), *more]
+    return [printable(line) for line in lines]
+
+
+def _run_line(change: Values) -> str:
+    states = change["after"] or change["before"]
+    if change["what"] == "changed" and change["before"] != change["after"]:
+        states = f"{change['before']} -> {change['after']}"
+    moved = f", {change['points']:+.2f} points" if change["points"] else ""
+    return f"{change['what']}: {change['run']} in {change['sweep']} ({states}{moved})"
+
+
+def _cell_line(change: Values) -> str:
+    old, new = (
+        _shown_score(change["score_before"], change["before"]),
+        _shown_score(change["score_after"], change["after"]),
+    )
+    moved = "" if change["points"] is None else f" ({change['points']:+.2f})"
+    counts = (
+        ""
+        if change["runs_before"] == change["runs_after"]
+        else f", {change['runs_before']} -> {change['runs_after']} runs"
+    )
+    parts = "".join(f", {name} {value:+.2f}" for name, value in change["components"].items())
+    return (
+        f"{change['sweep']}: {change['variant']} on {change['model']}: {old} -> {new}{moved}{counts}{parts}"
     )
 
 
-def _verdict(fields: Fields) -> SavedVerdict:
-    words: dict[str, Any] = {
-        key: fields.one(key, text, "text") for key in ("claim", "text", "outcome", "reason")
-    }
-    numbers: dict[str, Any] = {key: fields.optional(key) for key in ("estimate", "low", "high")}
-    return SavedVerdict(**words, **numbers, provisional=fields.one("provisional", boolean, "true or false"))
+def _shown_score(value: float | None, state: str) -> str:
+    if value is None:
+        return state or "none"
+    return f"{value:.2f}" if state == "scored" else f"{value:.2f} {state}"
+
+
+def _verdict_line(change: Values) -> str:
+    numbers = [_shown_points(change["estimate_before"]), _shown_points(change["estimate_after"])]
+    shown = f" ({numbers[0]} -> {numbers[1]} points)" if any(number != "-" for number in numbers) else ""
+    return f"{change['text']}: {change['before'] or 'not judged'} -> {change['after'] or 'not judged'}{shown}"
+
+
+def _shown_points(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"

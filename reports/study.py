@@ -2,21 +2,19 @@
 ablations, and its page.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import describe_gap
-from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
-from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
-from cppo_lab.reports import table_texts
-from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
+from cppo_lab.analysis.study import MAIN, StudyResults, read_study
+from cppo_lab.reports.answers.view import kept_answers
 from cppo_lab.reports.build import Contents
-from cppo_lab.reports.collapses import CollapseView, collapse_view
+from cppo_lab.reports.collapses import collapse_section
 from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.figures.palette import PAPER
@@ -24,102 +22,161 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import Hypotheses, Standing, standing, withdrawn
-from cppo_lab.reports.run_list import anchors_of, run_groups
-from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.table_texts import Table, table_files
-from cppo_lab.reports.tables import FullTable, MainTable, TextTable, core_of, full_table, main_table
-from cppo_lab.reports.verdict_view import VerdictView, verdict_table, verdict_view
+from cppo_lab.reports.registration import NONE_STATED, Hypotheses, withdrawn
+from cppo_lab.reports.sections import (
+    Scored,
+    Section,
+    answers_section,
+    findings_section,
+    run_files,
+    run_section,
+    statistics,
+    verdict_section,
+)
+from cppo_lab.reports.tables import FullTable, TextTable, full_table, main_table
+from cppo_lab.reports.verdict_view import VerdictView
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """One sweep other than the main one. If `table` is None, `absent` says why. `notes`: those that the main table does
-    not have.
-    """
+@dataclass(frozen=True, eq=False)
+class StudyReport:
+    """A study and its scored sweeps. `pictures`: its figures, which several sections show."""
 
-    name: str
-    title: str
-    question: str
-    table: FullTable | None
-    notes: tuple[str, ...]
-    absent: str
+    study: StudyResults
+    request: "StudyRequest"
+    scored: Mapping[str, Scored]
+    pictures: tuple[Picture, ...]
+
+    @property
+    def main(self) -> Scored | None:
+        """The main sweep."""
+        return self.scored.get(MAIN)
+
+    @property
+    def core(self) -> str:
+        """The core behind the study's runs; several are named together."""
+        cores = {core for one in self.scored.values() for core in one.core.split("+")}
+        return "+".join(sorted(cores)) or schema.PAPER
+
+    @cached_property
+    def verdicts(self) -> tuple[Section, VerdictView]:
+        """The section on the claims."""
+        return verdict_section(self.scored, self.core, whole=True)
+
+    @cached_property
+    def table(self) -> TextTable | None:
+        """Table 1."""
+        main = self.main
+        return main_table(main.board, "Mean score by model (Table 1)", main.statistics) if main else None
 
 
-@dataclass(frozen=True)
-class StudyTables:
-    """Tables 1 to 4 and those of the ablations; None if the main sweep has nothing to show. `statistics`: sweep ->
-    its tables, of its `summaries`. `collapses`: by sweep. `answers`: of the main sweep's runs.
-    """
-
-    main: MainTable | None
-    rule_comparison: TextTable
-    configuration: TextTable | None
-    full: FullTable | None
-    ablations: tuple[Ablation, ...]
-    statistics: Mapping[str, Mapping[str, TextTable]]
-    summaries: Mapping[str, Statistics]
-    collapses: Mapping[str, CollapseView]
-    verdicts: VerdictView
-    answers: AnswersView | None
-
-
-def _page(study: StudyResults, tables: StudyTables, pictures: Sequence[Picture], uri: str) -> dict[str, Any]:
-    """What the page shows, by the names of the template, apart from `About` and the figures. `anchors` is keyed by
-    sweep, like the statistics of the tables.
-    """
-    gaps: dict[str, list[str]] = {}
-    for name, board in study.boards.items():
-        for run in board.gaps:
-            gaps.setdefault(describe_gap(run), []).append(name)
-    lists = {name: str(number) for number, name in enumerate(study.boards)}
-    anchors = {name: anchors_of(board, lists[name]) for name, board in study.boards.items()}
-    boards = study.boards.values()
-    used = {run.run_id for board in boards for run in board.runs}
-    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
-    return {
-        "run_count": len({run.mlflow_id or describe_gap(run) for board in boards for run in board.runs}),
-        "sweep_count": len(study.sweeps),
-        "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
-        "absent": _absent_parts(study, pictures),
-        "headlines": _headlines(study),
-        "tables": tables,
-        "main_absent": study.why_absent(MAIN) if tables.main is None else "",
-        "anchors": anchors,
-        "runs": [(name, run_groups(board, lists[name], uri)) for name, board in study.boards.items()],
-        "served": uri.startswith("http"),
-        "unused": sorted(unused),
-        "answers": tables.answers,
+def _main(report: StudyReport) -> Section:
+    view = {
+        "table": report.table,
+        "absent": "" if report.main else report.study.why_absent(MAIN),
+        "anchors": report.main.anchors if report.main else {},
     }
+    return Section("main", "Main results", view, tables={"table_1": report.table})
 
 
-def study_core(study: StudyResults) -> str:
-    """The core behind the study's runs; several are named together."""
-    cores = {core for board in study.boards.values() for core in core_of(board).split("+")}
-    return "+".join(sorted(cores)) or schema.PAPER
-
-
-def _absent_parts(study: StudyResults, pictures: Sequence[Picture]) -> tuple[str, ...]:
-    """The sweeps and figures that cannot be shown, each with its reason."""
-    sweeps = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
-    figures = [f"{picture.heading}: {picture.absent}" for picture in pictures if picture.absent]
-    return (*sweeps, *figures)
-
-
-def _headlines(study: StudyResults) -> tuple[Headline, ...]:
+def _findings(report: StudyReport) -> Section:
     """The findings of the main sweep by model, and of each ablation under its title."""
     found: list[Headline] = []
-    for sweep in study.sweeps:
-        if sweep.board is None:
+    for name, one in report.scored.items():
+        of_sweep = headlines(one.board)
+        if name != MAIN:
+            of_sweep = tuple(Headline(f"{one.title} ({entry.about})", entry.sentences) for entry in of_sweep)
+        found.extend(of_sweep)
+    return findings_section(found)
+
+
+def _figures(report: StudyReport) -> Section:
+    main = report.main
+    full = full_table(main.board, "Score by benchmark (Table 4)") if main else None
+    view = {"table": full, "anchors": report.main.anchors if report.main else {}}
+    title = "The largest model and scores by benchmark"
+    return Section("figures", title, view, "Figure 1, Table 4", "largest", {"table_4": full})
+
+
+def _of_main(make: Callable[[Scored], Section | None], report: StudyReport) -> Section | None:
+    """A section on the main sweep; its tables are those of every sweep."""
+    made = {name: make(one) for name, one in report.scored.items()}
+    tables = {stem: table for one in made.values() if one for stem, table in one.tables.items()}
+    section = made.get(MAIN)
+    if section is None:
+        return Section("", "", {}, tables=tables) if tables else None
+    return replace(section, tables=tables)
+
+
+def _ablations(report: StudyReport) -> Section:
+    """The sweeps other than the main one: table, and the notes that the main table does not have."""
+    shown, tables = [], dict[str, FullTable | None]()
+    said = report.table.notes if report.table else ()
+    for sweep in report.study.sweeps:
+        name, scored = sweep.grid.name, report.scored.get(sweep.grid.name)
+        if name == MAIN:
             continue
-        of_sweep = headlines(sweep.board)
-        if sweep.grid.name == MAIN:
-            found.extend(of_sweep)
-        else:
-            found.extend(
-                Headline(f"{sweep.grid.title} ({entry.about})", entry.sentences) for entry in of_sweep
-            )
-    return tuple(found)
+        table = full_table(scored.board, sweep.grid.title) if scored else None
+        notes = [note for note in table.notes if note not in said] if table else []
+        tables[f"table_{name}"] = table
+        shown.append(
+            {
+                "sweep": sweep,
+                "table": table,
+                "notes": notes,
+                "statistics": statistics(scored).view if scored else {},
+            }
+        )
+    hint = f"Figures 5 and 6, {len(shown)} tables"
+    return Section("ablations", "Ablations", {"shown": shown}, hint, tables=tables)
+
+
+def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Callable[[StudyReport], Section]:
+    view = {"figures": [f"figure_{number}" for number in numbers]}
+    return lambda _: Section(name, title, view, hint, "figure_list")
+
+
+def _methods(report: StudyReport) -> Section:
+    used = {run.rule for one in report.scored.values() for run in one.board.runs if run.rule}
+    models, title = report.study.models, "Configuration of each model (Table 3)"
+    tables = {
+        "table_2": comparison_table("How the rules differ (Table 2)", used),
+        "table_3": configuration_table(report.main.board, models, title) if report.main else None,
+    }
+    view = {"tables": [table for table in tables.values() if table], "anchors": {}}
+    return Section("methods", "Methods and settings", view, "Tables 2 and 3", "statistics", tables=tables)
+
+
+def _answers(report: StudyReport) -> Section | None:
+    return answers_section(report.main) if report.main else None
+
+
+def _runs(report: StudyReport) -> Section:
+    boards = [one.board for one in report.scored.values()]
+    used = {run.run_id for board in boards for run in board.runs}
+    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
+    return run_section(report.scored, _run_count(report), sorted(unused))
+
+
+def _run_count(report: StudyReport) -> int:
+    runs = [run for one in report.scored.values() for run in one.board.runs]
+    return len({run.mlflow_id or describe_gap(run) for run in runs})
+
+
+# The sections of a study's page, in its order.
+STUDY: tuple[Callable[[StudyReport], Section | None], ...] = (
+    _main,
+    lambda report: report.verdicts[0],
+    _findings,
+    _figures,
+    partial(_of_main, statistics),
+    partial(_of_main, collapse_section),
+    _ablations,
+    _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
+    _methods,
+    _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
+    _answers,
+    _runs,
+)
 
 
 @dataclass(frozen=True)
@@ -153,14 +210,7 @@ class StudyRequest:
         )
 
 
-def paper_study_request(
-    uri: str,
-    out: Path,
-    partial: bool = False,
-    command: str = "cppo report study --from paper",
-    palette: str = PAPER,
-    style: Style = USUAL_STYLE,
-) -> StudyRequest:
+def paper_study_request(uri: str, out: Path, **about: Any) -> StudyRequest:
     """The study of the paper's own curves, imported into the store by `cppo reference import`."""
     ablations: dict[str, dict[ExpectedRun, None]] = {}
     for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
@@ -177,118 +227,68 @@ def paper_study_request(
         out=out,
         title="The paper's figures, drawn again from its curves",
         question="What do the paper's plotted curves show when they go through the report of our own runs?",
-        partial=partial,
-        command=command,
-        palette=palette,
-        style=style,
+        **{"command": "cppo report study --from paper", **about},
     )
 
 
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     """The report of a scored study."""
-    tables = _tables(study, request)
-    collapses = tables.collapses.get(MAIN)
-    pictures = gallery(study, request.palette) + (collapses.pictures if collapses else ())
+    scored = {
+        sweep.grid.name: Scored(
+            name=sweep.grid.name,
+            title=sweep.grid.title,
+            board=sweep.board,
+            uri=request.uri,
+            palette=request.palette,
+            baseline=sweep.grid.baseline,
+            stated=request.stated.get(sweep.grid.name, NONE_STATED),
+            answers=kept_answers(request.uri, sweep.board) if sweep.grid.name == MAIN else {},
+            suffix=f"_{sweep.grid.name}",
+            number=number,
+        )
+        for number, sweep in enumerate(one for one in study.sweeps if one.board is not None)
+        if sweep.board is not None
+    }
+    report = StudyReport(study, request, scored, gallery(study, request.palette))
     about = About(
         kind="study",
         name=request.name,
         title=request.title,
         question=request.question,
         experiment=request.experiment,
-        core=study_core(study),
+        core=report.core,
         command=request.command or f"cppo report {request.name}",
         withdrawn=tuple(
             sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated)
         ),
     )
-    lines = tables.verdicts.lines
-    how = [tables.verdicts.rule] if tables.verdicts.rule else []
-    texts = paper_texts(study.boards, tables.summaries, lines, how, about.withdrawn)
+    sections = tuple(section for make in STUDY if (section := make(report)) is not None)
+    summaries = {name: one.statistics for name, one in scored.items()}
+    files = paper_texts(study.boards, summaries, sections, about.withdrawn)
+    for name, one in scored.items():
+        files |= run_files(one, f"long_{name}", f"runs_{name}")
+    gaps: dict[str, list[str]] = {}
+    for name, board in study.boards.items():
+        for run in board.gaps:
+            gaps.setdefault(describe_gap(run), []).append(name)
+    missing = f", of which {len(gaps)} have no result yet" if gaps else ""
+    absent = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
+    absent += [f"{picture.heading}: {picture.absent}" for picture in report.pictures if picture.absent]
     return Contents(
         about=about,
-        texts=_texts(study, tables) | texts,
-        pictures=pictures,
+        texts=files,
+        pictures=report.pictures,
         boards=study.boards,
-        template="study.html.j2",
-        page=_page(study, tables, pictures, request.uri),
-        claims=_own_claims(study, request),
-    )
-
-
-def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
-    board, uri, palette = study.board(MAIN), request.uri, request.palette
-    kept = {} if board is None else kept_answers(uri, board)
-    used = {run.rule for each in study.boards.values() for run in each.runs if run.rule}
-    found = {
-        sweep.grid.name: sweep_statistics(sweep.board, baseline=sweep.grid.baseline)
-        for sweep in study.sweeps
-        if sweep.board is not None
-    }
-    main = None if board is None else main_table(board, "Mean score by model (Table 1)", found[MAIN])
-    return StudyTables(
-        main=main,
-        rule_comparison=comparison_table("How the rules differ (Table 2)", used),
-        configuration=None
-        if board is None
-        else configuration_table(board, study.models, "Configuration of each model (Table 3)"),
-        full=None if board is None else full_table(board, "Score by benchmark (Table 4)"),
-        ablations=tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN),
-        statistics={
-            sweep.grid.name: statistics_tables(
-                sweep.board,
-                sweep.grid.title,
-                kept if sweep.grid.name == MAIN else {},
-                found[sweep.grid.name],
-            )
-            for sweep in study.sweeps
-            if sweep.board is not None
+        template="page.html.j2",
+        page={
+            "kind": "study",
+            "short": (),
+            "caution": report.verdicts[1].caution,
+            "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
+            "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
+            "gap_count": len(gaps),
+            "absent": absent,
+            "anchors": {name: one.anchors for name, one in scored.items()},
         },
-        summaries=found,
-        collapses={
-            sweep.grid.name: view
-            for sweep in study.sweeps
-            if sweep.board is not None
-            and (view := collapse_view(sweep.board, sweep.grid.title, palette, sweep.grid.baseline))
-            is not None
-        },
-        verdicts=verdict_view(study.boards, study_core(study), whole=True, own=_own_claims(study, request)),
-        answers=None if board is None else answers_view(board, kept),
+        sections=sections,
     )
-
-
-def _own_claims(study: StudyResults, request: StudyRequest) -> dict[Claim, Standing]:
-    """The hypotheses of the sweeps that have scores, each with its standing."""
-    return {
-        claim: standing(stated, claim, study.boards[name])
-        for name, stated in request.stated.items()
-        if name in study.boards
-        for claim in stated.claims
-    }
-
-
-def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
-    table = None if sweep.board is None else full_table(sweep.board, sweep.grid.title)
-    known = () if main is None else main.notes
-    notes = () if table is None else tuple(note for note in table.notes if note not in known)
-    return Ablation(sweep.grid.name, sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
-
-
-def _texts(study: StudyResults, tables: StudyTables) -> dict[str, str]:
-    """Every table in Markdown, LaTeX and CSV, and the list of runs of every sweep."""
-    found: dict[str, Table | None] = {
-        "table_1": tables.main,
-        "table_2": tables.rule_comparison,
-        "table_3": tables.configuration,
-        "table_4": tables.full,
-        "verdicts": verdict_table(tables.verdicts),
-    }
-    found |= {f"table_{one.name}": one.table for one in tables.ablations}
-    for name, sure in tables.statistics.items():
-        found |= {f"statistics_{name}_{kind}": table for kind, table in sure.items()}
-    for name, view in tables.collapses.items():
-        found |= {f"collapses_{name}": view.table, f"collapse_steps_{name}": view.steps}
-    texts = table_files(found)
-    for name, board in study.boards.items():
-        texts[f"long_{name}.csv"] = table_texts.long_csv(board)
-        texts[f"runs_{name}.csv"] = table_texts.runs_csv(board)
-    return texts

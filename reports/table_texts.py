@@ -1,75 +1,36 @@
 """Tables as Markdown, LaTeX (booktabs) and CSV text, and boards as CSV, in percent."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.escapes import csv_text, escape_latex, escape_markdown
-from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, TableRow, TextTable, core_of
+from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, TextRow, TextTable, core_of
 
-Table = MainTable | FullTable | TextTable
-FEW_RUNS = 5  # whose selected steps are listed one by one
+Table = FullTable | TextTable
 _MARKDOWN_MARKS = {BEST: ("**", "**"), SECOND: ("<u>", "</u>"), "": ("", "")}
 _LATEX_MARKS = {BEST: (r"\textbf{", "}"), SECOND: (r"\underline{", "}"), "": ("", "")}
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Rows under the same headings. A row: whether it is shaded, and its cells, each with its mark. Of a table with
-    several blocks, `model` and `t_stop` are about this one.
-    """
-
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[bool, Sequence[tuple[str, str]]]]
-    model: str = ""
-    t_stop: int | None = None
+def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The row's texts, escaped and marked."""
+    cells = [
+        escape(str(cell)).join(marks[cell.mark if isinstance(cell, Entry) else ""]) for cell in row.cells
+    ]
+    return [escape(row.label), *cells]
 
 
-def _blocks(table: Table) -> Iterator[_Block]:
-    match table:
-        case MainTable():
-            yield _Block(("Method", *table.models), [(row.shaded, _cells(row)) for row in table.rows])
-        case FullTable():
-            for block in table.blocks:
-                rows = [(row.shaded, [*_cells(row), (steps_text(row), "")]) for row in block.rows]
-                yield _Block(("Method", *block.headings, "Step"), rows, block.model, block.t_stop)
-        case TextTable():
-            words = [(row.shaded, [(text, "") for text in (row.label, *row.cells)]) for row in table.rows]
-            yield _Block((table.lead, *table.headings), words)
-
-
-def _cells(row: TableRow) -> list[tuple[str, str]]:
-    return [(row.label, ""), *((plain(entry), entry.mark) for entry in row.entries)]
-
-
-def plain(entry: Entry) -> str:
-    """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `collapse`; then an arrow, and a dagger if it is provisional."""
-    text = entry.word if entry.value is None else f"{entry.value}"
-    if entry.std is not None:
-        text += f" ± {entry.std}"
-    if entry.evaluation is not None:
-        text += f" [{entry.evaluation}]"
-    return text + (f" {entry.test}" if entry.test else "") + ("†" if entry.provisional else "")
-
-
-def steps_text(row: TableRow) -> str:
-    """The selected steps: of each run, or their range if there are more than FEW_RUNS; once if all are the same."""
-    steps = row.steps
-    if len(set(steps)) == 1:
-        return str(steps[0])
-    if len(steps) > FEW_RUNS:
-        return f"{min(steps)} to {max(steps)}"
-    return ", ".join(map(str, steps)) or "–"
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; its texts must be escaped already."""
-    align = ["---", *["---:"] * (len(headings) - 1)]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, align, *rows)]
+def grid(block: TextTable) -> list[str]:
+    """The lines of one table in Markdown."""
+    rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
+    for row, texts in zip(block.rows, rows, strict=True):
+        texts[0] = f"**{texts[0]}**" if row.shaded and block.of_scores else texts[0]
+    head = [escape_markdown(heading) for heading in (block.lead, *block.headings)]
+    align = ["---", *["---:"] * len(block.headings)]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, align, *rows)]
 
 
 def document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
@@ -82,17 +43,12 @@ def document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
 def markdown(table: Table) -> str:
     """The table as a Markdown document, one table per model if the models have different columns."""
     lines: list[str] = []
-    for block in _blocks(table):
-        rows = []
-        for shaded, cells in block.rows:
-            texts = [escape_markdown(text).join(_MARKDOWN_MARKS[mark]) for text, mark in cells]
-            ours = shaded and not isinstance(table, TextTable)
-            rows.append([f"**{texts[0]}**" if ours else texts[0], *texts[1:]])
-        grid = markdown_table([escape_markdown(heading) for heading in block.headings], rows)
+    for number, (title, block) in enumerate(table.blocks):
+        rows = grid(block)
         if isinstance(table, FullTable):
-            stop = "not given" if block.t_stop is None else block.t_stop
-            grid = [f"## {escape_markdown(block.model)} (T_stop = {stop})", "", *grid, ""]
-        lines += grid
+            stop = "not given" if table.stops[number] is None else table.stops[number]
+            rows = [f"## {escape_markdown(title)} (T_stop = {stop})", "", *rows, ""]
+        lines += rows
     return document(table.title, lines, table.notes)
 
 
@@ -106,25 +62,25 @@ def latex(table: Table) -> str:
     """
     small = " ".join(escape_latex(note) for note in table.notes)
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", table.title))  # LaTeX numbers it
-    blocks = list(_blocks(table))
-    width = max(len(block.headings) for block in blocks)
+    width = 1 + max(len(block.headings) for _, block in table.blocks)
     body, before = [r"\toprule"], None
-    for block in blocks:
+    for number, (title, block) in enumerate(table.blocks):
         if block.headings != before:
             body += [r"\midrule"] * (before is not None)
-            body.append(_latex_row(False, [(heading, "") for heading in block.headings]))
+            body.append(_latex_row(False, map(escape_latex, (block.lead, *block.headings))))
         before = block.headings
         body.append(r"\midrule")
         if isinstance(table, FullTable):
-            stop = "" if block.t_stop is None else f" ($T_{{\\mathrm{{stop}}}} = {block.t_stop}$)"
-            model = escape_latex(block.model)
-            body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{model}}}{stop}}} \\")
-        body += [_latex_row(*row) for row in block.rows]
+            end = table.stops[number]
+            stop = "" if end is None else f" ($T_{{\\mathrm{{stop}}}} = {end}$)"
+            body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(title)}}}{stop}}} \\")
+        body += [_latex_row(row.shaded, _texts(row, escape_latex, _LATEX_MARKS)) for row in block.rows]
     body.append(r"\bottomrule")
     align = "r" * (width - 1)
-    if isinstance(table, TextTable):  # numbers are right-aligned, words left-aligned
-        columns = zip(*(row.cells for row in table.rows), strict=True) if table.rows else [()] * (width - 1)
-        align = "".join("l" if re.search("[A-Za-z]", "".join(column)) else "r" for column in columns)
+    if not block.of_scores:  # numbers and intervals are right-aligned, words left-aligned
+        columns = zip(*(row.cells for row in block.rows), strict=True) if block.rows else [()] * (width - 1)
+        joined = ("".join(map(str, column)).replace(" to ", "") for column in columns)
+        align = "".join("l" if re.search("[A-Za-z]", texts) else "r" for texts in joined)
     lines = [
         f"% needs {' '.join(PACKAGES)}",
         r"\begin{table}[htbp]",
@@ -159,8 +115,7 @@ def latex_wrapper(files: Iterable[str], figures: Sequence[str] = (), before: Seq
     return "\n".join(lines) + "\n"
 
 
-def _latex_row(shaded: bool, cells: Iterable[tuple[str, str]]) -> str:
-    texts = [escape_latex(text).join(_LATEX_MARKS[mark]) for text, mark in cells]
+def _latex_row(shaded: bool, texts: Iterable[str]) -> str:
     return (r"\rowcolor{black!8} " if shaded else "") + " & ".join(texts) + r" \\"
 
 
@@ -171,27 +126,30 @@ def table_csv(table: Table) -> str:
     """
     head: list[str] = [] if table.core in ("", schema.PAPER) else ["core"]
     core = [table.core] if head else []
-    match table:
-        case TextTable():
-            texts = ([row.label, *row.cells, *core] for row in table.rows)
+    if isinstance(table, TextTable):
+        if not table.of_scores:
+            texts = ([row.label, *map(str, row.cells), *core] for row in table.rows)
             return csv_text([table.lead, *table.headings, *head], texts)
-        case MainTable():
-            rows = ([row.variant, *map(_csv_entry, row.entries), *core] for row in table.rows)
-            return csv_text(["method", *table.models, *head], rows)
-    columns = [*dict.fromkeys(name for block in table.blocks for name in block.benchmarks), "avg"]
-    lines = []
-    for block in table.blocks:
-        for row in block.rows:
-            entries = dict(zip((*block.benchmarks, "avg"), map(_csv_entry, row.entries), strict=True))
-            lead = [block.model, "" if block.t_stop is None else block.t_stop, row.variant]
+        scores = ([_variant(row), *map(_plain, row.cells), *core] for row in table.rows)
+        return csv_text(["method", *table.headings, *head], scores)
+    names = dict.fromkeys(
+        name for one in table.tables for name in one.headings if name not in ("avg", "step")
+    )
+    columns, lines = [*names, "avg"], []
+    for one, stop in zip(table.tables, table.stops, strict=True):
+        for row in one.rows:
+            entries = dict(zip(one.headings, map(_plain, row.cells), strict=True))
+            lead = [one.title, "" if stop is None else stop, _variant(row)]
             lines.append([*lead, *(entries.get(name, "") for name in columns), *core])
     return csv_text(["model", "t_stop", "method", *columns, *head], lines)
 
 
-def _csv_entry(entry: Entry) -> str:
-    """The mean alone, or the word in its place; a provisional cell keeps its dagger."""
-    text = entry.word if entry.value is None else f"{entry.value}"
-    return text + ("†" if entry.provisional else "")
+def _variant(row: TextRow) -> str:
+    return row.label if row.pair is None else row.pair[1]
+
+
+def _plain(cell: str | Entry) -> str:
+    return cell.plain if isinstance(cell, Entry) else cell
 
 
 def table_files(tables: Mapping[str, Table | None]) -> dict[str, str]:

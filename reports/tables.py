@@ -1,8 +1,9 @@
 """From a scoreboard to frozen tables: cell contents, best marks and notes. `markup` renders them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
@@ -12,10 +13,13 @@ from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
+    ABSENT,
+    EDGE,
     OURS,
     baseline_name,
     benchmark_name,
     display_name,
+    edge_text,
     in_order,
     origin,
     score_name,
@@ -25,6 +29,7 @@ BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
 ALPHA = 0.05  # level of the adjusted two-sided p-value for an arrow
 NOT_DECLARED = "not declared"
+FEW_RUNS = 5  # whose selected steps are listed one by one
 EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
     "problem's outcome. The deviation over seeds contains it, except the part that equal sampling seeds make common to "
@@ -38,8 +43,9 @@ class Entry:
     none.
 
     `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
-    answers to the same problems, if each problem's outcome is known; `std` contains it. `provisional`: a run behind it
-    is missing or unfinished. `test`: ABOVE or BELOW the baseline if the difference is significant.
+    answers to the same problems, if each problem's outcome is known; `std` contains it. `edge`: in its place, Wilson's
+    limit of a score of 0 or 100 %. `provisional`: a run behind it is missing or unfinished. `test`: ABOVE or BELOW the
+    baseline if the difference is significant. `pair`: the (model, variant) whose runs it is about.
     """
 
     value: Decimal | None = None
@@ -49,64 +55,83 @@ class Entry:
     provisional: bool = False
     mark: str = ""
     evaluation: Decimal | None = None
+    edge: str = ""
     test: str = ""
+    pair: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `0.00 [to 0.79]`, `collapse`; then an arrow, and a dagger if
+        it is provisional.
+        """
+        text = self.word if self.value is None else f"{self.value}"
+        if self.std is not None:
+            text += f" ± {self.std}"
+        if self.edge or self.evaluation is not None:
+            text += f" [{self.edge or self.evaluation}]"
+        return text + (f" {self.test}" if self.test else "") + ("†" if self.provisional else "")
+
+    @property
+    def plain(self) -> str:
+        """The mean alone, or the word in its place; a provisional one keeps its dagger."""
+        return (self.word if self.value is None else f"{self.value}") + ("†" if self.provisional else "")
 
 
 @dataclass(frozen=True)
-class TableRow:
-    """One variant: its entries in the order of the table's columns; `steps` are the selected steps, one per
-    run.
+class TextRow:
+    """One row: its label and one text, or `Entry`, for each heading. `pair`: the (model, variant) whose runs it is
+    about; without a model if each of its scores is of another one.
     """
 
-    variant: str
     label: str
     shaded: bool
-    entries: tuple[Entry, ...]
-    steps: tuple[int, ...] = ()
+    cells: tuple[Any, ...]
+    pair: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
-class MainTable:
-    """Variants x models, each entry the score averaged over the benchmarks."""
+class TextTable:
+    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
 
     title: str
     core: str
-    models: tuple[str, ...]
-    rows: tuple[TableRow, ...]
+    lead: str
+    headings: tuple[str, ...]
+    rows: tuple[TextRow, ...]
     notes: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class TableBlock:
-    """The rows of one model, the entries of a row being its `benchmarks` and then their average.
-
-    `t_stop` is None if the runs have none, or different ones.
-    """
-
-    model: str
-    t_stop: int | None
-    benchmarks: tuple[str, ...]
-    rows: tuple[TableRow, ...]
+    @property
+    def blocks(self) -> tuple[tuple[str, "TextTable"], ...]:
+        """The parts with headings of their own, each with its title; here one without a title."""
+        return (("", self),)
 
     @property
-    def headings(self) -> tuple[str, ...]:
-        """Column headings of the entries."""
-        return (*(benchmark_name(name) for name in self.benchmarks), "Avg")
+    def of_scores(self) -> bool:
+        """Whether it has scores, which are set as numbers."""
+        return any(isinstance(cell, Entry) for row in self.rows for cell in row.cells)
 
 
 @dataclass(frozen=True)
 class FullTable:
-    """One block per model. Models on different tasks have different benchmarks."""
+    """One table for each model. Models on different tasks have different benchmarks, `avg` is their mean, and `step`
+    the selected steps. `stops`: T_stop of each, None if the runs have none, or different ones. `several_runs`: whether
+    any row is a mean over runs, which makes the columns wide.
+    """
 
     title: str
     core: str
-    blocks: tuple[TableBlock, ...]
+    tables: tuple[TextTable, ...]
+    stops: tuple[int | None, ...]
+    several_runs: bool
     notes: tuple[str, ...]
 
     @property
-    def several_runs(self) -> bool:
-        """Whether any row is a mean over runs, which makes the columns wide."""
-        return any(len(row.steps) > 1 for block in self.blocks for row in block.rows)
+    def blocks(self) -> tuple[tuple[str, TextTable], ...]:
+        """The table of each model with its headings as they are shown."""
+        names = {"avg": "Avg", "step": "Step"}
+        return tuple(
+            (one.title, replace(one, headings=tuple(names.get(h) or benchmark_name(h) for h in one.headings)))
+            for one in self.tables
+        )
 
 
 def core_of(board: Scoreboard) -> str:
@@ -119,7 +144,7 @@ def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
     return tuple(sorted({run.run_id for run in runs if run.run_id is not None}))
 
 
-def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> MainTable:
+def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> TextTable:
     """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics with
     the significant differences from the baseline; without them no cell has an arrow.
     """
@@ -130,29 +155,33 @@ def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -
         column = [
             replace(_with_evaluation(board, cell), test=arrows.get((model, name), ""))
             if (cell := board.cells.get((model, name)))
-            else None
+            else Entry(word=NOT_DECLARED)
             for name in variants
         ]
-        columns.append(mark(entry or Entry(word=NOT_DECLARED) for entry in column))
+        columns.append(
+            mark(replace(one, pair=(model, name)) for one, name in zip(column, variants, strict=True))
+        )
     rows = tuple(
-        TableRow(name, display_name(name), name == OURS, tuple(column[index] for column in columns))
-        for index, name in enumerate(variants)
+        TextRow(display_name(name), name == OURS, tuple(entries), ("", name))
+        for name, *entries in zip(variants, *columns, strict=True)
     )
-    known = any(entry.evaluation is not None for row in rows for entry in row.entries)
-    notes = (*table_notes(board), EVALUATION) if known else table_notes(board)
+    entries = [entry for column in columns for entry in column]
+    edge = f" There {EDGE}" if any(entry.edge for entry in entries) else ""
+    known = edge or any(entry.evaluation is not None for entry in entries)
+    notes = (*table_notes(board), EVALUATION + edge) if known else table_notes(board)
     if found is not None and found.adjusted:
         notes = (*notes, _test_note(found))
-    return MainTable(title, core_of(board), board.models, rows, notes)
+    return TextTable(title, core_of(board), "Method", board.models, rows, notes)
 
 
 def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
-    """(model, variant) -> the direction in which its final mean differs significantly from the baseline's."""
+    """(model, variant) -> the direction in which its score differs significantly from the baseline's."""
     arrows = {}
     for cell in found.cells:
-        p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
+        p = found.adjusted.get((cell.model, cell.variant, Score.BEST))
         if p is not None and p < ALPHA:
             arrows[cell.model, cell.variant] = (
-                ABOVE if cell.differences[Score.FINAL].estimate.value > 0 else BELOW
+                ABOVE if cell.differences[Score.BEST].estimate.value > 0 else BELOW
             )
     return arrows
 
@@ -160,7 +189,7 @@ def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
 def _test_note(found: Statistics) -> str:
     base = baseline_name(found.baseline)
     return (
-        f"{ABOVE} above, {BELOW} below {base}: the final means differ significantly (two-sided p < {ALPHA:g} with "
+        f"{ABOVE} above, {BELOW} below {base}: the scores differ significantly (two-sided p < {ALPHA:g} with "
         "Holm's adjustment over all methods and models of the table). Without an arrow, it is not significant."
     )
 
@@ -169,30 +198,40 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
     """Table 4: the components at the selected step, in blocks of one model; marks are per block and
     column.
     """
-    blocks = []
+    tables, stops, several = [], [], False
     for model in board.models:
         cells = [
             board.cells[model, name] for name in in_order(board.variants) if (model, name) in board.cells
         ]
+        benchmarks = board.benchmarks_of(model)
         parts = [
             mark(_entry(cell, cell.components.get(name), "not logged") for cell in cells)
-            for name in board.benchmarks_of(model)
+            for name in benchmarks
         ]
         parts.append(mark(_entry(cell, cell.score) for cell in cells))
-        rows = tuple(
-            TableRow(
-                cell.variant,
-                display_name(cell.variant),
-                cell.variant == OURS,
-                tuple(column[index] for column in parts),
-                _steps(board, cell),
+        rows = []
+        for cell, *entries in zip(cells, *parts, strict=True):
+            steps = _steps(board, cell)
+            several = several or len(steps) > 1
+            texts = (*entries, steps_text(steps))
+            rows.append(
+                TextRow(display_name(cell.variant), cell.variant == OURS, texts, (model, cell.variant))
             )
-            for index, cell in enumerate(cells)
+        ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
+        stops.append(ends.pop() if len(ends) == 1 else None)
+        tables.append(
+            TextTable(model, core_of(board), "Method", (*benchmarks, "avg", "step"), tuple(rows), ())
         )
-        stops = {cell.t_stop for cell in cells if cell.t_stop is not None}
-        stop = stops.pop() if len(stops) == 1 else None
-        blocks.append(TableBlock(model, stop, board.benchmarks_of(model), rows))
-    return FullTable(title, core_of(board), tuple(blocks), table_notes(board))
+    return FullTable(title, core_of(board), tuple(tables), tuple(stops), several, table_notes(board))
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """The selected steps: of each run, or their range if there are more than FEW_RUNS; once if all are the same."""
+    if len(set(steps)) == 1:
+        return str(steps[0])
+    if len(steps) > FEW_RUNS:
+        return f"{min(steps)} to {max(steps)}"
+    return ", ".join(map(str, steps)) or ABSENT
 
 
 def _steps(board: Scoreboard, cell: CellScore) -> tuple[int, ...]:
@@ -211,6 +250,8 @@ def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
     error = cell_sampling_error(board, finished)
     if entry.value is None or error is None or not error.known:
         return entry
+    if error.edge is not None:
+        return replace(entry, edge=edge_text(error.edge))
     return replace(entry, evaluation=round_half_up(percent(error.answers)))
 
 
@@ -275,28 +316,6 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
         gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")
     return tuple(notes)
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """One row: its label and one text for each heading. `pair`: the (model, variant) whose runs it is about."""
-
-    label: str
-    shaded: bool
-    cells: tuple[str, ...]
-    pair: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
-
-    title: str
-    core: str
-    lead: str
-    headings: tuple[str, ...]
-    rows: tuple[TextRow, ...]
-    notes: tuple[str, ...]
 
 
 def cell_row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:

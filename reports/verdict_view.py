@@ -1,6 +1,5 @@
 """The section on the claims: a verdict for each, in words and with its comparisons; and the same as a table."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,22 +8,26 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, claims_about
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
-from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.summary import CANNOT
-from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, run_values
+from cppo_lab.analysis.statistics.paired import Difference, with_holm
+from cppo_lab.analysis.statistics.summary import CANNOT, Statistics
+from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import (
     MISSING,
     Comparison,
     Verdict,
     VerdictOutcome,
+    Word,
     against_words,
     exploratory,
     judge,
     place,
     power_question,
     power_words,
+    ratio_words,
     reason,
     verdicts,
+    word_of,
+    word_of_comparison,
 )
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
@@ -41,48 +44,31 @@ SCORES: Mapping[Score, str] = {
 
 
 @dataclass(frozen=True)
-class ComparisonLine:
-    """One pair of variants on one model, as text; `ours` and `theirs` are (model, variant), to link to their runs."""
-
-    model: str
-    label: str
-    against: str
-    ours: tuple[str, str]
-    theirs: tuple[str, str]
-    runs: str
-    difference: str
-    interval: str
-    p: str
-    improvement: str
-    seeds: str
-    outcome: str
-
-
-@dataclass(frozen=True)
 class VerdictLine:
-    """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (name, value) of the comparison that
-    determines the outcome, and `deciding` the (model, variant) of its runs. `registered`: whether it was registered
-    before its runs. `exploratory`: it was not, or some of its runs are missing here, or the claim before it is not
-    supported. `deviation`: the result of the comparison that the design of the runs asks for, if another one was
-    registered; else empty. `observed`: the direction of the observed differences. `others`: the outcome by the other
-    scores, empty if the claim is not about a score. `power`: the power of the runs.
+    """One claim as reports show it. `registered`: whether it was registered before its runs. `exploratory`: it was not,
+    or some of its runs are missing here, or the claim before it is not supported. `estimate`: difference, interval and
+    runs in one line. `sentence`: the reason for the outcome; `beside`: the end of it that says what controls show.
+    `observed`: the direction of the observed differences. `deviation`: the result of the comparison that the design of
+    the runs asks for, if another one was registered. `others`: the outcome by the other scores, empty if the claim is
+    not about a score.
     """
 
-    sweep: str
-    key: str
-    text: str
+    verdict: Verdict
     registered: str
     exploratory: bool
-    outcome: str
     estimate: str
     sentence: str
-    deviation: str
-    observed: str
-    numbers: tuple[tuple[str, str], ...]
-    deciding: tuple[str, str] | None
-    comparisons: tuple[ComparisonLine, ...]
-    others: str
+    comparisons: TextTable
     power: str
+    beside: str = ""
+    observed: str = ""
+    deviation: str = ""
+    others: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """The outcome, and whether it is exploratory."""
+        return self.verdict.outcome.value + " (exploratory)" * self.exploratory
 
 
 @dataclass(frozen=True)
@@ -126,11 +112,13 @@ def verdict_view(
     judged, paired, rule, power = _method(found)
     tested = any(each.p_for is not None for one in found for each in one.comparisons)
     return VerdictView(
-        summary=_summary(found, own),
+        summary=tally([(one.outcome, is_exploratory(one, own.get(one.claim))) for one in found])
+        or "The paper makes no claim about the variants of this sweep.",
         caution=_caution(core, bool(found)),
         core=core,
         lines=tuple(
-            _line(verdict, boards[verdict.claim.sweep], own.get(verdict.claim), alone) for verdict in found
+            verdict_line(verdict, boards[verdict.claim.sweep], own.get(verdict.claim), alone=alone)
+            for verdict in found
         ),
         method=f"{judged}{paired} {rule} {power}",
         rule=f"{judged} {rule}" if tested else "",
@@ -197,45 +185,41 @@ def _caution(core: str, judged: bool) -> str:
     return ""
 
 
-def _summary(found: Sequence[Verdict], own: Mapping[Claim, Standing]) -> str:
-    if not found:
-        return "The paper makes no claim about the variants of this sweep."
-    return tally("", [(one.outcome, _is_exploratory(one, own.get(one.claim))) for one in found])
-
-
-def tally(about: str, outcomes: Sequence[tuple[VerdictOutcome, bool]]) -> str:
-    """`3 claims: 1 supported, 1 undecided; exploratory: 1 supported.` of (outcome, whether it is exploratory)."""
+def tally(outcomes: Sequence[tuple[VerdictOutcome, bool]], about: str = "") -> str:
+    """`3 claims: 1 supported, 1 undecided; exploratory: 1 supported.` of (outcome, whether it is exploratory); empty
+    without any.
+    """
     parts = []
     for late in (False, True):
         counts = [(one, sum(pair == (one, late) for pair in outcomes)) for one in VerdictOutcome]
         if said := ", ".join(f"{count} {one.value.replace(',', ' but')}" for one, count in counts if count):
             parts.append(f"exploratory: {said}" if late else said)
-    return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}."
+    return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}." if parts else ""
 
 
-def _is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
-    return is_exploratory(verdict.outcome, verdict.after is not None, own)
-
-
-def _line(verdict: Verdict, board: Scoreboard, own: Standing | None, alone: bool) -> VerdictLine:
+def verdict_line(
+    verdict: Verdict, board: Scoreboard, own: Standing | None, beside: str = "", alone: bool = False
+) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
-    others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
-    return VerdictLine(
-        sweep=verdict.claim.sweep,
-        key=verdict.claim.key,
-        text=verdict.claim.text,
+    claim, one_run = verdict.claim, _single_runs(verdict) and not verdict.claim.of_errors
+    words = power_words(verdict.power)
+    line = VerdictLine(
+        verdict=verdict,
         registered="" if own is None else own.words,
-        exploratory=_is_exploratory(verdict, own),
-        outcome=verdict.outcome.value,
-        estimate=_estimate(verdict.claim, verdict.deciding),
-        sentence=_one_run(verdict, alone) if _single_runs(verdict) else reason(verdict, display_name),
-        deviation="" if verdict.claim.pairing is None else _deviation(verdict.claim, board),
+        exploratory=is_exploratory(verdict, own),
+        estimate=_estimate(claim, verdict.deciding),
+        sentence=(_one_run(verdict, alone) if one_run else reason(verdict, display_name)) + beside,
+        comparisons=_comparisons(verdict),
+        power=f"{power_question(claim)}: {words}" if words else ABSENT,
+        beside=beside,
+        deviation="" if claim.pairing is None else _deviation(claim, board),
+    )
+    if claim.of_errors:
+        return line
+    return replace(
+        line,
         observed=_observed(verdict),
-        numbers=_numbers(verdict, run_values(board)),
-        deciding=None if verdict.deciding is None else (verdict.deciding.model, verdict.deciding.variant),
-        comparisons=tuple(_comparison(each) for each in verdict.comparisons),
-        others="; ".join(others),
-        power=_power(verdict),
+        others="; ".join(f"{SCORES[score]}: {one.value}" for score, one in verdict.others.items()),
     )
 
 
@@ -282,6 +266,14 @@ def _estimate(claim: Claim, found: Comparison | None) -> str:
     """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
     if found is None or found.difference is None:
         return ""
+    if claim.of_errors:
+        what = (
+            "of the error of " + display_name(found.against)
+            if claim.score is Quantity.ERROR
+            else "per tenfold T"
+        )
+        value, interval = ratio_words(claim, found.difference.estimate).split(", ", 1)
+        return f"{value} {what}, {interval}"
     interval = _interval(found)
     around = "no interval" if interval == "none" else f"95 % interval {interval}"
     ours, theirs = found.difference.ours, found.difference.theirs
@@ -295,11 +287,6 @@ def _pair(found: Comparison) -> str:
     return against_words(display_name(found.variant), display_name(found.against) if found.against else "")
 
 
-def _power(verdict: Verdict) -> str:
-    words = power_words(verdict.power)
-    return f"{power_question(verdict.claim)}: {words}" if words else ABSENT
-
-
 def _observed(verdict: Verdict) -> str:
     """The direction of the estimates, which is all that single runs show."""
     known = [each for each in verdict.comparisons if each.difference is not None]
@@ -311,63 +298,64 @@ def _observed(verdict: Verdict) -> str:
     return f"The observed differences agree with the claim in {toward} of {len(known)} comparisons."
 
 
-def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, str], ...]:
-    found = verdict.deciding
-    if found is None or found.difference is None:
-        return ()
-    if _single_runs(verdict):
-        noise = _noise(found, runs) if verdict.claim.compares_scores else None
-        return (
-            ("difference", f"{signed_points(found.difference.estimate.value)} {verdict.claim.unit}"),
-            ("noise of the evaluations alone", "not known" if noise is None else f"{100 * noise:.2f} points"),
-            ("95 % interval, p, seeds to decide it", "not known"),
-            ("runs", _runs(found.difference)),
-        )
-    numbers: tuple[tuple[str, str], ...] = (
-        ("difference", f"{signed_points(found.difference.estimate.value)} {verdict.claim.unit}"),
-        ("95 % interval", _interval(found)),
-        ("runs", _runs(found.difference)),
-        ("adjusted p for it", p_text(found.p_adjusted)),
-        (power_question(verdict.claim), power_words(verdict.power)),
-    )
-    if verdict.outcome is VerdictOutcome.UNDECIDED:
-        numbers += (("would decide it", verdict.seeds.words()),)
-    return numbers
-
-
 def _runs(found: Difference) -> str:
     return f"{found.ours} and {found.theirs}" if found.against else str(found.ours)
 
 
-def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
-    """Standard error of the difference of two final means from the scatter of their evaluations alone, a lower
-    bound.
-    """
-    squares = [
-        None if run.step_noise is None or not run.late else run.step_noise**2 / run.late
-        for run in runs
-        if run.model == (found.model or run.model) and run.variant in (found.variant, found.against)
+_HEADINGS = (
+    "against",
+    "model",
+    "runs",
+    "difference",
+    "95 % interval",
+    "adjusted p",
+    "P(improvement)",
+    "comparison",
+)
+_OF_ERRORS = (
+    *("against", "process", "seeds", "ratio", "95 % interval", "at equal return, too", "p for", "p against"),
+    "comparison",
+)
+
+
+def _comparisons(verdict: Verdict) -> TextTable:
+    claim, rows = verdict.claim, []
+    for each in verdict.comparisons:
+        label, word = display_name(each.variant), word_of_comparison(claim, each).value
+        if claim.of_errors:
+            rows.append(TextRow(label, False, (*_error_cells(claim, each), word)))
+            continue
+        found = each.difference
+        cells = (
+            display_name(each.against) if each.against else "0",
+            each.model or OVER_MODELS,
+            ABSENT if found is None else _runs(found),
+            ABSENT if found is None else signed_points(found.estimate.value),
+            _interval(each),
+            p_text(each.p_adjusted),
+            ABSENT if found is None else _improvement(found),
+            word,
+        )
+        rows.append(TextRow(label, each.variant == OURS, cells, (each.model, each.variant)))
+    lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
+    return TextTable(f"Comparisons of: {claim.text}", "", lead, headings, tuple(rows), ())
+
+
+def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
+    found = [None if each.difference is None else each.difference.estimate, each.matched]
+    values = [ABSENT if one is None else f"{claim.shown(one)[0]:.3f}" for one in found]
+    intervals = [
+        "none" if one is None else ratio_words(claim, one).partition("interval ")[2] for one in found
     ]
-    known = [square for square in squares if square is not None]
-    models = 1 if found.model else len({run.model for run in runs})
-    return math.sqrt(math.fsum(known)) / models if len(known) == len(squares) else None
-
-
-def _comparison(each: Comparison) -> ComparisonLine:
-    found = each.difference
-    return ComparisonLine(
-        model=each.model or OVER_MODELS,
-        label=display_name(each.variant),
-        against=display_name(each.against) if each.against else "0",
-        ours=(each.model, each.variant),
-        theirs=(each.model, each.against),
-        runs=ABSENT if found is None else _runs(found),
-        difference=ABSENT if found is None else signed_points(found.estimate.value),
-        interval=_interval(each),
-        p=p_text(each.p_adjusted),
-        improvement=ABSENT if found is None else _improvement(found),
-        seeds=each.seeds.words(),
-        outcome=each.outcome.value,
+    return (
+        display_name(each.against),
+        each.model or "mean over processes",
+        str(each.runs) if each.difference else ABSENT,
+        values[0] + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
+        intervals[0],
+        f"{values[1]} ({intervals[1]})",
+        p_text(each.p_for),
+        p_text(each.p_against),
     )
 
 
@@ -389,32 +377,100 @@ def _interval(each: Comparison) -> str:
 
 def verdict_table(view: VerdictView) -> TextTable | None:
     """One row for each comparison, labelled with its claim; None without comparisons."""
-    rows = [_row(line, number) for line in view.lines for number in range(len(line.comparisons))]
-    if not rows:
-        return None
-    headings = (
-        *("outcome", "method", "against", "model", "runs", "difference", "95 % interval", "adjusted p"),
-        *("P(improvement)", "seeds to decide", "comparison", "power of the claim"),
-    )
     notes = [f"Source: {origin(view.core)}.", view.summary, view.method]
-    notes += [f"{line.text}: {line.deviation}" for line in view.lines if line.deviation]
+    notes += [f"{line.verdict.claim.text}: {line.deviation}" for line in view.lines if line.deviation]
     notes += [view.caution] if view.caution else []
     notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []
-    return TextTable("Verdicts", view.core, "claim", headings, tuple(rows), tuple(notes))
+    last = {"power of the claim": [line.power for line in view.lines]}
+    return claims_table("Verdicts", view.core, "claim", view.lines, last, notes)
 
 
-def _row(line: VerdictLine, number: int) -> TextRow:
-    each = line.comparisons[number]
-    cells = (
-        *(
-            line.outcome + " (exploratory)" * line.exploratory,
-            each.label,
-            each.against,
-            each.model,
-            each.runs,
-            each.difference,
-            each.interval,
-        ),
-        *(each.p, each.improvement, each.seeds, each.outcome, line.power),
+def claims_table(
+    title: str,
+    core: str,
+    lead: str,
+    lines: Sequence[VerdictLine],
+    last: Mapping[str, Sequence[str]],
+    notes: Sequence[str],
+) -> TextTable | None:
+    """The comparisons of these claims below one another; None without any. `last`: further columns, a text a line."""
+    rows = tuple(
+        TextRow(
+            line.verdict.claim.text,
+            row.shaded,
+            (line.outcome, row.label, *row.cells, *(texts[number] for texts in last.values())),
+            row.pair,
+        )
+        for number, line in enumerate(lines)
+        for row in line.comparisons.rows
     )
-    return TextRow(line.text, each.ours[1] == OURS, cells, each.ours)
+    if not rows:
+        return None
+    headings = ("outcome", lines[0].comparisons.lead, *lines[0].comparisons.headings, *last)
+    return TextTable(title, core, lead, headings, rows, tuple(notes))
+
+
+# The first screen of a sweep's page: which variant is better here, and how sure that is, in a sentence for each pair.
+#
+# A sweep with hypotheses of its own is answered by the comparisons that these name; any other sweep by comparing its
+# variants with the baseline, by the mean score of the last part of the window.
+
+LEVEL = 0.05
+
+
+def short_answers(found: Sequence[Verdict], statistics: Statistics) -> list[tuple[Word, str]]:
+    """What each comparison shows, and a sentence with its difference, 95 % interval and seeds: those of the sweep's own
+    hypotheses, which have these verdicts; without any, those with the baseline, whose p-values have Holm's adjustment.
+    """
+    if not found:
+        return [
+            _answer(one, SMALLEST, p is not None and p < LEVEL)
+            for one, p in with_holm(_against_baseline(statistics))
+        ]
+    return [
+        _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
+        for verdict in found
+        if verdict.claim.compares_scores
+        for comparison in verdict.comparisons
+        if comparison.difference is not None and comparison.against
+    ]
+
+
+def _against_baseline(statistics: Statistics) -> list[Difference]:
+    """The final means minus that of the baseline: over the models if there are several, else on the only one."""
+    if len({cell.model for cell in statistics.cells}) > 1:
+        return [difference for difference in statistics.overall if difference.score is Score.FINAL]
+    differences = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
+    return [difference for difference in differences if difference is not None]
+
+
+def _answer(difference: Difference, smallest: float, decided: bool | None) -> tuple[Word, str]:
+    estimate, names = difference.estimate, [difference.variant, difference.against]
+    low, high, word = estimate.low, estimate.high, word_of(estimate, smallest, decided)
+    if word is Word.WORSE:
+        names = names[::-1]
+        estimate = replace(estimate, value=-estimate.value)
+        low, high = estimate.low, estimate.high
+    first, second = map(display_name, names)
+    where = f" on {difference.model}" if difference.model else " over the models"
+    numbers = f"{signed_points(estimate.value)} points"
+    if estimate.unknown == ONE_RUN:
+        return word, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
+    seeds = _seeds(difference)
+    if low is not None and high is not None:
+        numbers += f" ({signed_points(low)} to {signed_points(high)})"
+    if word is Word.SAME:
+        within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
+        return word, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}."
+    if word is Word.OPEN:
+        return word, f"No difference between {first} and {second}{where} that {seeds} can show: {numbers}."
+    verb = "learns faster" if difference.score is Score.AREA else "scores higher"
+    return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {seeds}."
+
+
+def _seeds(difference: Difference) -> str:
+    """`20 seeds each` of one model; over several models the runs are counted."""
+    unit = "seed" if difference.model else "run"
+    if difference.ours == difference.theirs:
+        return f"{difference.ours} {unit}{'s' * (difference.ours > 1)} each"
+    return f"{difference.ours} and {difference.theirs} {unit}s"

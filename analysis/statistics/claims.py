@@ -1,10 +1,13 @@
 """The paper's claims: which variants are compared in which sweep, and what counts as supported."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.exact_study import without_horizon
 from cppo_lab.analysis.statistics.values import Quantity, Score
 
 # The smallest advantage worth claiming: one point of Avg@16, the noise from one evaluation to the next in the paper's
@@ -42,7 +45,11 @@ class Claim:
     below this fraction counts as none. `score`: the deciding score (None: the default one), or another quantity of the
     runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all runs that
     are declared to test it; empty if that is not known. `pairing`: whether it was registered as a comparison seed by
-    seed, where that is not what the design of its runs asks for (None: it is).
+    seed, where that is not what the design of its runs asks for (None: it is). `models`: the models it is about, () for
+    all.
+
+    A claim about the surrogate's error compares logs of ratios of errors. Its `smallest` and `margin` are on that scale
+    (`log_size`): an advantage of 10 % is a ratio of 0.9.
     """
 
     key: str
@@ -58,14 +65,32 @@ class Claim:
     seeds: tuple[int, ...] | None = None
     tests: frozenset[tuple[str, str, int]] = frozenset()
     pairing: bool | None = None
+    models: tuple[str, ...] = ()
 
     def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
-        """Whether a run is one of those that test the claim, on whatever `model`."""
-        return (self.seeds is None or seed in self.seeds) and any(variant in tier for tier in self.tiers)
+        """Whether a run is one of those that test the claim; `variant` may have its horizon in its label."""
+        if (self.models and model not in self.models) or (self.seeds is not None and seed not in self.seeds):
+            return False
+        name = without_horizon(variant) if self.of_errors else variant
+        return any(name in tier for tier in self.tiers)
+
+    @property
+    def of_errors(self) -> bool:
+        """Whether the claim is about the surrogate's error, which the exact core's runs log."""
+        return self.score in (Quantity.ERROR, Quantity.ERROR_SLOPE)
+
+    def shown(self, found: Estimate) -> tuple[float, float | None, float | None]:
+        """Value and ends of the 95 % interval as reports give them: ratios of errors, else fractions."""
+        if not self.of_errors:
+            return found.value, found.low, found.high
+        low, high = (None if end is None else math.exp(-end) for end in (found.high, found.low))
+        return math.exp(-found.value), low, high
 
     @property
     def unit(self) -> str:
-        """The unit of its differences times 100."""
+        """The unit of its differences times 100; of a claim about errors that of the ratio."""
+        if self.of_errors:
+            return "ratio of errors" if self.score is Quantity.ERROR else "factor per tenfold horizon"
         if self.kind is Kind.COLLAPSE:
             return "% of the runs"
         if self.kind is Kind.TREND:
@@ -83,6 +108,11 @@ class Claim:
         claim.
         """
         return 2 * self.smallest if self.margin is None else 0.0
+
+
+def log_size(fraction: float) -> float:
+    """An advantage of a fraction of the error on the scale of its comparisons: 0.1 -> -log 0.9."""
+    return -math.log1p(-fraction)
 
 
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's

@@ -18,6 +18,7 @@ from cppo_lab.analysis.statistics.estimate import (
     SlopeEstimate,
     combine,
     estimate,
+    holm,
     mean_estimate,
     probability_of_improvement,
 )
@@ -76,6 +77,16 @@ def difference(
         [np.array(list(ours.values()))], [np.array(list(theirs.values()))]
     )
     return Difference(model, variant, against, score, value, paired, len(ours), len(theirs), improvement)
+
+
+def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float | None]]:
+    """Each with its two-sided p value, with Holm's adjustment over those that have one."""
+    p_values = [difference.estimate.p_value() for difference in differences]
+    adjusted = iter(holm([p for p in p_values if p is not None]))
+    return [
+        (difference, None if p is None else next(adjusted))
+        for difference, p in zip(differences, p_values, strict=True)
+    ]
 
 
 def above_zero(

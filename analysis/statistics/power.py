@@ -1,46 +1,30 @@
-"""The number of seeds that would decide a comparison, and the power that the finished runs have.
+"""The power that finished runs have, and that planned ones will have.
 
-The power of n runs per variant, for a true difference that lies `distance` beyond the limit to be excluded and a spread
-`deviation` of one pair's difference, is about P(T <= distance sqrt(n) / deviation - t) with t the 97.5 % quantile and
-T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons, the quantile is that of the
-first step of Holm's procedure. Difference and spread are the observed ones. Over several models `n` is the number of
-runs on each, and the degrees of freedom grow in proportion to n - 1. The scatter of models around a slope is taken as
-it is: more runs do not make it smaller. Three seeds determine the spread only to a factor of about 0.5 to 6, so the
-number of seeds is an order of magnitude, not a guarantee.
+Power is that at a lead that was fixed beforehand, `Claim.lead`. The observed difference does not enter, since power at
+the observed difference only restates the p-value; only the spread of the runs does. The comparisons of a claim are
+treated as independent. They share a method and are positively correlated, so the true power is at least the reported
+one. Over several models the degrees of freedom grow in proportion to n - 1 with the number n of runs on each. The
+scatter of models around a slope is taken as it is: more runs do not make it smaller. Three seeds determine the spread
+only to a factor of about 0.5 to 6, so a number of seeds is an order of magnitude, not a guarantee.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
-from scipy.special import gammaincinv, ndtr, ndtri, stdtr, stdtrit
+from numpy.typing import NDArray
+from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
 
+from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import Z95, Counts, ShareDifference, newcombe
 from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate
+from cppo_lab.analysis.statistics.paired import LEAST, slope_weights
 
 POWER = 0.8
 ALPHA = 0.025  # one-sided: each tail of a two-sided 95 % interval
 MOST = 100  # seeds; larger numbers are only reported as "more than"
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """The number of seeds per variant at which the comparison is decided with probability POWER; None: more than MOST.
-
-    If it cannot be computed, `unknown` says why, and `count` is None.
-    """
-
-    count: int | None
-    unknown: str = ""
-
-    def words(self) -> str:
-        """`12 seeds`, `more than 100 seeds`, `not known`."""
-        if self.unknown:
-            return "not known"
-        return f"more than {MOST} seeds" if self.count is None else f"{self.count} seeds"
 
 
 @dataclass(frozen=True)
@@ -67,11 +51,6 @@ def _half(of: tuple[float, float]) -> float:
     return of[0] * float(stdtrit(of[1], 1 - ALPHA))
 
 
-def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> float:
-    """Probability that n >= 2 pairs exclude a limit that lies `distance` away, at ALPHA / `comparisons`."""
-    return _excluded(distance, Spread(deviation / math.sqrt(n), n - 1, n), n, comparisons)
-
-
 def reached(distance: float, error: float, degrees: float) -> float:
     """Probability that an estimate with this error and these degrees of freedom shows a true `distance`."""
     return float(stdtr(degrees, distance / error - stdtrit(degrees, 1 - ALPHA)))
@@ -80,56 +59,6 @@ def reached(distance: float, error: float, degrees: float) -> float:
 def shown(error: float, degrees: float) -> float:
     """The true distance that such an estimate shows with probability POWER."""
     return float(error * (stdtrit(degrees, 1 - ALPHA) + stdtrit(degrees, POWER)))
-
-
-def _excluded(distance: float, spread: Spread, n: int, comparisons: int = 1) -> float:
-    error, degrees = spread.at(n)
-    t = float(stdtrit(degrees, 1 - ALPHA / comparisons))
-    return float(stdtr(degrees, distance / error - t))
-
-
-def equivalence_power(value: float, margin: float, deviation: float, n: int) -> float:
-    """Probability that the interval of n >= 2 pairs lies inside (-margin, margin) if the difference is `value`."""
-    return _inside(value, margin, Spread(deviation / math.sqrt(n), n - 1, n), n)
-
-
-def _inside(value: float, margin: float, spread: Spread, n: int) -> float:
-    return max(0.0, _excluded(margin - value, spread, n) + _excluded(margin + value, spread, n) - 1)
-
-
-def seeds_for_superiority(
-    found: Estimate, smallest: float, comparisons: int = 1, runs: int | None = None
-) -> Seeds:
-    """The seeds needed to show that the difference is above 0, or (as one of `comparisons`) below `smallest`, whichever
-    takes fewer. The observed difference is taken as the true one.
-
-    Always more than the `runs` of each variant and model behind `found` (None: its own `n`), which did not decide it.
-    """
-    spread = spread_of(found, runs)
-    if spread is None:
-        return Seeds(None, found.unknown)
-    above, below = found.value, smallest - found.value
-    return _fewest(
-        spread.runs,
-        lambda n: max(_excluded(above, spread, n), _excluded(below, spread, n, comparisons)),
-    )
-
-
-def seeds_for_equivalence(
-    found: Estimate, margin: float, comparisons: int = 1, runs: int | None = None
-) -> Seeds:
-    """The seeds needed to show that the difference is inside the margin or, if the observed one is outside, that it is
-    outside as one of `comparisons`. The observed difference is taken as the true one.
-
-    Always more than the `runs` of each variant and model behind `found` (None: its own `n`), which did not decide it.
-    """
-    spread = spread_of(found, runs)
-    if spread is None:
-        return Seeds(None, found.unknown)
-    outside = abs(found.value) - margin
-    if outside >= 0:
-        return _fewest(spread.runs, lambda n: _excluded(outside, spread, n, comparisons))
-    return _fewest(spread.runs, lambda n: _inside(found.value, margin, spread, n))
 
 
 def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
@@ -145,46 +74,26 @@ def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
     return Spread(found.error, found.degrees, count)
 
 
-def _fewest(present: int, reached: Callable[[int], float]) -> Seeds:
-    return Seeds(next((n for n in range(max(2, present + 1), MOST + 1) if reached(n) >= POWER), None))
-
-
-# The power of the runs behind a verdict, at a lead that was fixed beforehand.
-#
-# The lead is `Claim.lead`. The observed difference does not enter, since power at the observed difference only restates
-# the p-value; only the spread of the runs does. The comparisons of a claim are treated as independent. They share a
-# method and are positively correlated, so the true power is at least the reported one.
-
-
 _PLACES = 400  # quadrature points of the distribution of the estimated error
-STUDIES = 4000  # simulated studies of collapses: the standard error of a power is then at most 0.8 points
+STUDIES = 4000  # simulated studies: the standard error of a power is then at most 0.8 points
 Chance = Callable[[int], float]  # runs of each variant and model -> probability
 
 
 @dataclass(frozen=True)
 class ReachedPower:
     """`power`: the probability that a claim comes out supported with these runs if every true difference is `lead`.
-    `runs`: the smallest number of runs of any variant and model. `needed`: the number at which the power reaches
-    `power.POWER`.
+    `runs`: the smallest number of runs of any variant and model. `needed`: the number at which the power reaches POWER;
+    None: more than MOST, or, if `unknown` says why, not known.
     """
 
     lead: float
     power: float
     runs: int
-    needed: Seeds
+    needed: int | None
+    unknown: str = ""
 
 
-class Tested(Protocol):
-    """What a power depends on: the true difference, and the margin of an equivalence (None: superiority)."""
-
-    @property
-    def lead(self) -> float: ...
-
-    @property
-    def margin(self) -> float | None: ...
-
-
-def reached_power(claim: Tested, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
+def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
     """The power of a claim with these comparisons, from `runs` of each variant and model; None without a comparison.
 
     Without a spread, or with a missing side, nothing can be supported: the power is 0 and `needed` is unknown.
@@ -195,13 +104,13 @@ def reached_power(claim: Tested, estimates: Sequence[Estimate | None], runs: int
     unknown = next((found.unknown for found in known if found.unknown), "")
     if len(known) < len(estimates) or unknown:
         why = unknown or "one side has no finished run"
-        return ReachedPower(claim.lead, 0.0, runs, Seeds(None, why))
+        return ReachedPower(claim.lead, 0.0, runs, None, why)
     chances = [_chance(claim, found, runs) for found in known]
 
     def all_hold(n: int) -> float:
         return float(np.prod([chance(n) for chance in chances]))
 
-    return ReachedPower(claim.lead, all_hold(runs), runs, Seeds(fewest(all_hold)))
+    return ReachedPower(claim.lead, all_hold(runs), runs, fewest(all_hold))
 
 
 def fewest(chance: Chance) -> int | None:
@@ -217,7 +126,7 @@ def fewest(chance: Chance) -> int | None:
     return high
 
 
-def _chance(claim: Tested, found: Estimate, runs: int) -> Chance:
+def _chance(claim: Claim, found: Estimate, runs: int) -> Chance:
     if isinstance(found, ShareDifference):
         return lambda n: share_power(found.theirs, claim.lead, n)
     spread = spread_of(found, runs)
@@ -254,22 +163,6 @@ def share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
     return shares_power([(min(1.0, base + lead), base)] * len(theirs), n)
 
 
-def seeds_for_shares(found: ShareDifference, smallest: float, comparisons: int, runs: int) -> Seeds:
-    """The runs needed to show that the shares differ or (as one of `comparisons`) that their difference is below
-    `smallest`, whichever takes fewer; always more than the `runs` of each side and stratum that did not decide it. The
-    observed shares are taken as the true ones.
-    """
-    pairs = [(a / n, b / m) for (a, n), (b, m) in zip(found.ours, found.theirs, strict=True)]
-    z = -float(ndtri(ALPHA / comparisons))
-
-    def decided(n: int) -> float:
-        return max(shares_power(pairs, n), shares_power([(b, a) for a, b in pairs], n, -smallest, z))
-
-    if decided(MOST) < POWER:
-        return Seeds(None)
-    return Seeds(max(runs + 1, fewest(decided) or MOST))
-
-
 def shares_power(strata: Sequence[tuple[float, float]], n: int, null: float = 0.0, z: float = Z95) -> float:
     """The probability that the interval of the mean difference lies above `null`, for true shares (ours, theirs) of
     each stratum and `n` runs of each.
@@ -279,3 +172,174 @@ def shares_power(strata: Sequence[tuple[float, float]], n: int, null: float = 0.
         rng.binomial(n, [pair[side] for pair in strata], (STUDIES, len(strata))) / n for side in (0, 1)
     )
     return float((newcombe(ours, theirs, n, n, z, -1) > null).mean())
+
+
+# The power of a planned sweep's claims, by simulation, before anything is trained.
+#
+# A simulated study draws each run from a normal distribution around the assumed score of its model and variant, and is
+# judged as in `verdicts`: differences paired by seed or by Welch, every comparison of the claim at ALPHA. Only claims
+# about scores have a planned power: collapses and other quantities cannot be assumed before training.
+
+
+Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a fraction
+
+
+@dataclass(frozen=True)
+class PlannedPower:
+    """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
+    assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
+    error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches `power.POWER`; None
+    if that takes more than `power.MOST` or never happens.
+    """
+
+    claim: Claim
+    comparisons: int
+    deviation: float
+    seeds: int
+    power: float
+    needed: int | None
+
+
+@dataclass(frozen=True)
+class Design:
+    """How the runs of a plan are compared: `paired` by seed or not; `common`: and the seeds are the units over models,
+    too (`paired.over_models`). `lengths`: model -> response length in tokens, for
+    claims about a trend with length. `correlation`: of the runs of one seed on a model.
+    """
+
+    paired: bool = True
+    common: bool = False
+    correlation: float = 0.0
+    lengths: Mapping[str, float] = field(default_factory=dict)
+
+
+def planned_power(
+    claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design | None = None
+) -> PlannedPower:
+    """The power of one claim with `seeds` >= 1 runs of each cell; `design` None: paired by seed.
+
+    Raises ValueError if nothing can be compared.
+    """
+    compared = [(model, *pair) for model in scores for pair in pairs(claim, tuple(scores[model]))]
+    if not compared or not deviation > 0:
+        raise ValueError(f"{claim.key}: nothing to compare, or a deviation of {deviation}")
+    how = design or Design()
+    together = claim.over_models or claim.kind is Kind.TREND
+    comparisons = len({(ours, theirs) for _, ours, theirs in compared}) if together else len(compared)
+    return PlannedPower(
+        claim=claim,
+        comparisons=comparisons,
+        deviation=deviation,
+        seeds=seeds,
+        power=_simulated(claim, scores, deviation, seeds, how),
+        needed=fewest(lambda n: _simulated(claim, scores, deviation, n, how)),
+    )
+
+
+def planned_error_power(claim: Claim, comparisons: int, deviation: float, seeds: int) -> PlannedPower:
+    """The power of a claim about errors, by Student's t, if the log ratio of one seed has this standard deviation."""
+    enough = max(seeds, 2)
+    one = Estimate(0.0, enough, deviation / math.sqrt(enough), enough - 1)
+    found = reached_power(claim, [one] * comparisons, enough)
+    assert found is not None, "there are comparisons"
+    return PlannedPower(claim, comparisons, deviation, seeds, found.power if seeds > 1 else 0.0, found.needed)
+
+
+def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design) -> float:
+    """The share of simulated studies in which all comparisons hold; 0 for one seed, which shows no spread."""
+    if seeds < 2:
+        return 0.0
+    rng, of_seeds = np.random.default_rng(seeds), np.random.default_rng([seeds, 1])
+    holds = np.ones(STUDIES, dtype=bool)
+    parts: dict[tuple[str, str], list[_Part]] = {}
+    for model, of_model in scores.items():
+        shared = math.sqrt(design.correlation) * of_seeds.normal(0.0, deviation, (STUDIES, seeds))
+        own_deviation = math.sqrt(1 - design.correlation) * deviation
+        runs = {
+            variant: rng.normal(score, own_deviation, (STUDIES, seeds)) + shared
+            for variant, score in of_model.items()
+        }
+        for variant, against in pairs(claim, tuple(of_model)):
+            if not {variant, against} <= runs.keys():
+                return 0.0  # like a verdict without runs on one side
+            part = _part(model, runs[variant], runs[against], design.paired)
+            if claim.over_models or claim.kind is Kind.TREND:
+                parts.setdefault((variant, against), []).append(part)
+            else:
+                holds &= _supported(claim, part.value, _halves(part.square, part.degrees))
+    for own in parts.values():
+        mean, trend = (1 / len(own),) * len(own), claim.kind is Kind.TREND
+        weights = slope_weights([design.lengths[part.model] for part in own]) if trend else mean
+        if weights is None or (trend and len(own) < LEAST):
+            return 0.0  # all response lengths are equal, or there is no interval
+        value, half = _weighted(own, weights, design.common)
+        if trend:
+            half = np.maximum(
+                half, _half_by_residuals(np.array([part.value for part in own]), weights, value)
+            )
+        holds &= _supported(claim, value, half)
+    return float(holds.mean())
+
+
+def _weighted(
+    parts: Sequence["_Part"], weights: Sequence[float], common: bool
+) -> tuple[FloatArray, FloatArray]:
+    """The weighted sums of the parts, and half the widths of their intervals: by seed if seeds are `common`."""
+    value: FloatArray = np.sum(
+        [weight * part.value for weight, part in zip(weights, parts, strict=True)], axis=0
+    )
+    if common:
+        by_seed = np.sum([weight * part.pairs for weight, part in zip(weights, parts, strict=True)], axis=0)
+        seeds = by_seed.shape[1]
+        return value, _halves(by_seed.var(1, ddof=1) / seeds, np.full(len(value), seeds - 1.0))
+    squares = np.array([weight**2 * part.square for weight, part in zip(weights, parts, strict=True)])
+    below = sum(square**2 / part.degrees for square, part in zip(squares, parts, strict=True))
+    return value, _halves(squares.sum(0), squares.sum(0) ** 2 / below)  # Satterthwaite's
+
+
+def _half_by_residuals(values: FloatArray, weights: Sequence[float], slopes: FloatArray) -> FloatArray:
+    """As `trend.slope` has it, for the values of the models [model, study]."""
+    squares = sum(weight**2 for weight in weights)
+    line = values.mean(0) + np.outer(weights, slopes) / squares
+    degrees = len(weights) - 2
+    return _halves(((values - line) ** 2).sum(0) / degrees * squares, np.full(len(slopes), float(degrees)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One comparison on one model in every study: the difference, its squared standard error, its degrees of freedom;
+    and the difference of each seed [study, seed].
+    """
+
+    model: str
+    pairs: FloatArray
+    value: FloatArray
+    square: FloatArray
+    degrees: FloatArray
+
+
+def _part(model: str, ours: FloatArray, theirs: FloatArray, paired: bool) -> _Part:
+    studies, seeds = ours.shape
+    pairs = ours - theirs
+    value: FloatArray = pairs.mean(1)
+    if paired:
+        return _Part(model, pairs, value, pairs.var(1, ddof=1) / seeds, np.full(studies, seeds - 1.0))
+    own, other = ours.var(1, ddof=1) / seeds, theirs.var(1, ddof=1) / seeds
+    degrees = (own + other) ** 2 / ((own**2 + other**2) / (seeds - 1))
+    return _Part(model, pairs, value, own + other, degrees)
+
+
+def _halves(square: FloatArray, degrees: FloatArray) -> FloatArray:
+    """Half the widths of 95 % intervals with these squared standard errors."""
+    half: FloatArray = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
+    return half
+
+
+def _supported(claim: Claim, value: FloatArray, half: FloatArray) -> NDArray[np.bool_]:
+    """Which of these differences, with half the widths of their intervals, support the claim at ALPHA."""
+    supported: NDArray[np.bool_]
+    if claim.margin is None:
+        supported = value - half >= 0
+    else:
+        supported = (value - half >= -claim.margin) & (value + half <= claim.margin)
+    return supported

@@ -26,7 +26,7 @@ from cppo_lab.analysis.statistics.estimate import (
     mean_estimate,
 )
 from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
-from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error, run_sampling_error
+from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, cell_runs, run_values
 
 CANNOT = (
@@ -35,36 +35,6 @@ CANNOT = (
     "any 95 % interval, p-value or probability of improvement",
     "how many seeds would decide a comparison: that takes the spread of two or more runs",
 )
-
-
-@dataclass(frozen=True)
-class SingleRun:
-    """A cell with one finished run. `cannot` lists what a single run does not show about the method.
-
-    `sampling`: the standard error of one evaluation (None: the number of problems is unknown). `step_noise`: the
-    scatter from one evaluation to the next in the late window (None: fewer than 3 evaluations).
-    """
-
-    model: str
-    variant: str
-    sampling: SamplingError | None
-    step_noise: float | None
-    cannot: tuple[str, ...] = CANNOT
-
-
-def single_runs(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[SingleRun, ...]:
-    """The cells of the board with exactly one finished run, in its order; `runs` are its `run_values`."""
-    scored = {(run.model, run.variant, run.seed): run for run in board.runs}
-    cells: dict[tuple[str, str], list[RunValues]] = {}
-    for run in runs:
-        cells.setdefault((run.model, run.variant), []).append(run)
-    return tuple(
-        SingleRun(
-            model, variant, run_sampling_error(board, scored[model, variant, only.seed]), only.step_noise
-        )
-        for (model, variant), (only, *others) in cells.items()
-        if not others
-    )
 
 
 # The order of the methods on each model by each score, and how the margins compare with noise.
@@ -211,7 +181,6 @@ class Statistics:
     aggregates: tuple[Aggregate, ...]
     overall: tuple[Difference, ...]
     rankings: tuple[Ranking, ...]
-    single: tuple[SingleRun, ...]
 
 
 def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
@@ -238,7 +207,6 @@ def sweep_statistics(
         aggregates=_aggregates(board, runs, np.random.default_rng(seed), resamples),
         overall=_overall(board, runs, cells),
         rankings=rankings(board, runs),
-        single=single_runs(board, runs),
     )
 
 

@@ -89,6 +89,8 @@ class Quantity(StrEnum):
 
     RISE = "rise"
     EARLY_PREFIX = "early prefix masks"
+    ERROR = "error"  # minus the log of a ratio of errors at equal movement (`exact_study`)
+    ERROR_SLOPE = "error_slope"  # its change when the horizon is ten times as long
 
 
 @dataclass(frozen=True)

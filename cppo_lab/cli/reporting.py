@@ -82,7 +82,7 @@ def _watch(options: argparse.Namespace) -> int:
             try:
                 page = _report_once(options, quiet=page is not None)
                 runs = read_record(page.parent).runs.values()
-                missing = sum(run.state in gaps for run in runs)
+                missing = sum(run["state"] in gaps for run in runs)
                 if told != (told := f"{len(runs) - missing} of {len(runs)} runs are results"):
                     print(told, file=sys.stderr, flush=True)
                 if not missing:
@@ -174,7 +174,9 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
             for name, digest in saved.files.items()
             if name == page.name or name.startswith("figure_")
         },
-        verdicts=[(verdict.outcome, verdict.text, verdict.reason) for verdict in saved.verdicts.values()],
+        verdicts=[
+            (verdict["outcome"], verdict["text"], verdict["reason"]) for verdict in saved.verdicts.values()
+        ],
         origin=origin(saved.core),
         shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",
@@ -291,7 +293,7 @@ def _hypotheses(
     """
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.runs.machine import code_version
-    from cppo_lab.sweep.claims import error_claims, registered_pairing, score_claims
+    from cppo_lab.sweep.claims import claims_of, registered_pairing
     from cppo_lab.sweep.file import differences
 
     declared = plan.declared[sweep.name]
@@ -314,10 +316,9 @@ def _hypotheses(
         sweep,
         [registration for registration in registrations if registration.covers(digest, declared.settings)],
     )
-    claims = score_claims(sweep, plan.is_study, declared.places)
+    claims = claims_of(sweep, plan.is_study, declared.places)
     return Hypotheses(
-        claims=tuple(replace(claim, pairing=pairing) for claim in claims),
-        errors=error_claims(sweep, plan.is_study, declared.places),
+        claims=tuple(claim if claim.of_errors else replace(claim, pairing=pairing) for claim in claims),
         digest=digest,
         registered=tuple(registered),
         code=code_version(),
@@ -371,17 +372,15 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 
 def compare(options: argparse.Namespace) -> int:
     """Say what differs between two reports; 0 if nothing does, 1 if something does."""
-    from cppo_lab.reports import compare as comparing
-    from cppo_lab.reports.compare import compare_lines
-    from cppo_lab.reports.saved import read_record
+    from cppo_lab.reports import saved
 
-    before, after = (read_record(_report_folder(name)) for name in (options.before, options.after))
-    comparison = comparing.compare(before, after, (options.before, options.after))
+    before, after = (saved.read_record(_report_folder(name)) for name in (options.before, options.after))
+    comparison = saved.compare(before, after, (options.before, options.after))
     if options.json:
-        answer(options, comparison.plain())
+        answer(options, comparison)
     else:
-        print("\n".join(compare_lines(comparison)))
-    return Exit.DONE if comparison.same else Exit.NO
+        print("\n".join(saved.compare_lines(comparison)))
+    return Exit.DONE if comparison["same"] else Exit.NO
 
 
 def _report_folder(name: str) -> Path:

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from cppo_lab.analysis.exact_claims import ErrorClaim
 from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
-from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
+from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.core_records import core_of
 from cppo_lab.sweep.enumerate import RunPlace, axis_values
 from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep
@@ -17,52 +16,35 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.parents import Registration
 
 
-def score_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
-    """The hypotheses about scores. In a study the keys have the sweep's name. `declared`: all runs of the sweep."""
-    claims = (
-        Claim(
-            key=_key(sweep, key, in_study),
-            text=hypothesis.claim,
-            sweep=sweep.name,
-            kind=_kind(hypothesis),
-            tiers=(hypothesis.better, hypothesis.than),
-            margin=None if hypothesis.within is None else hypothesis.within / 100,
-            over_models=hypothesis.models == "mean",
-            after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
-            smallest=hypothesis.smallest / 100,
-            score=Score(hypothesis.outcome),
-            seeds=hypothesis.test_seeds,
-        )
-        for key, hypothesis in sweep.hypotheses.items()
-        if hypothesis.outcome not in ERRORS
+def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
+    """The hypotheses, those about the surrogate's error first. In a study the keys have the sweep's name. `declared`:
+    all runs of the sweep.
+    """
+    claims = [_claim(sweep, key, one, in_study) for key, one in sweep.hypotheses.items()]
+    claims.sort(key=lambda claim: not claim.of_errors)
+    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
+
+
+def _claim(sweep: Sweep, key: str, one: Hypothesis, in_study: bool) -> Claim:
+    of_errors = one.outcome in ERRORS
+    size = log_size if of_errors else float
+    return Claim(
+        key=_key(sweep, key, in_study),
+        text=one.claim,
+        sweep=sweep.name,
+        kind=_kind(one),
+        tiers=(one.better, one.than),
+        margin=None if one.within is None else size(one.within / 100),
+        over_models=one.models == "mean",
+        after=None if one.after is None else _key(sweep, one.after, in_study),
+        smallest=size(one.smallest / 100),
+        score=Quantity(one.outcome) if of_errors else Score(one.outcome),
+        seeds=one.test_seeds,
+        models=one.only or (),
     )
-    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
 
 
-def error_claims(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[ErrorClaim, ...]:
-    """The hypotheses about the surrogate's error, which only the exact core's runs have."""
-    claims = (
-        ErrorClaim(
-            key=_key(sweep, key, in_study),
-            text=hypothesis.claim,
-            sweep=sweep.name,
-            better=hypothesis.better,
-            than=hypothesis.than,
-            slope=hypothesis.outcome == "error_slope",
-            models=hypothesis.only or (),
-            over_models=hypothesis.models == "mean",
-            smallest=hypothesis.smallest / 100,
-            within=None if hypothesis.within is None else hypothesis.within / 100,
-            after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
-            seeds=hypothesis.test_seeds,
-        )
-        for key, hypothesis in sweep.hypotheses.items()
-        if hypothesis.outcome in ERRORS
-    )
-    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
-
-
-def _tests(claim: Claim | ErrorClaim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
+def _tests(claim: Claim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
     tests = {place for place in declared if claim.is_tested_by(*place)}
     # A test seed that the file does not declare is missing for each cell.
     missing = set(claim.seeds or ()) - {seed for _, _, seed in declared} if declared else set()

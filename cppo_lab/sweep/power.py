@@ -13,16 +13,23 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, variance
 
 from cppo_lab import schema
-from cppo_lab.analysis.exact_claims import ErrorClaim, planned_error_power
-from cppo_lab.analysis.exact_study import without_horizon
 from cppo_lab.analysis.statistics.claims import Claim, Kind, claims_about, named, pairs
+from cppo_lab.analysis.statistics.exact_study import without_horizon
 from cppo_lab.analysis.statistics.paired import slope_weights
-from cppo_lab.analysis.statistics.planned_power import Design, PlannedPower, can_plan, planned_power
-from cppo_lab.analysis.statistics.power import MOST, POWER, reached, shown
+from cppo_lab.analysis.statistics.power import (
+    MOST,
+    POWER,
+    Design,
+    PlannedPower,
+    planned_error_power,
+    planned_power,
+    reached,
+    shown,
+)
 from cppo_lab.core_records import core_names, core_of, miniature_of
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import read_status
-from cppo_lab.sweep.claims import error_claims, score_claims
+from cppo_lab.sweep.claims import claims_of
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.cost import Cost
 from cppo_lab.sweep.paths import runs_folder
@@ -103,10 +110,12 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         name: [*dict.fromkeys(variant for counts in models.values() for variant in counts)]
         for name, models in cells.items()
     }
-    hypotheses = [claim for sweep in plan.sweeps for claim in score_claims(sweep, plan.is_study)]
-    powers = _errors_power(plan, question)
+    hypotheses = [claim for sweep in plan.sweeps for claim in claims_of(sweep, plan.is_study)]
+    powers: list[PlannedPower] = []
     for claim in [*hypotheses, *claims_about(variants, plan.is_study)]:
-        if not can_plan(claim):
+        if claim.of_errors:
+            powers += _errors_power(plan, claim, question)
+        if not claim.compares_scores:
             continue
         planned = cells[claim.sweep] if claim.seeds is None else planned_cells(plan, claim.sweep, claim.seeds)
         lengths = _lengths(plan, claim.sweep)
@@ -166,27 +175,23 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
     return powers
 
 
-def _errors_power(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
-    """The power of the hypotheses about the surrogate's error."""
-    powers = []
-    for claim in (claim for sweep in plan.sweeps for claim in error_claims(sweep, plan.is_study)):
-        cells = [
-            (model, variant, count)
-            for model, counts in planned_cells(plan, claim.sweep, claim.seeds).items()
-            for variant, count in counts.items()
-            if claim.is_tested_by(model, variant, claim.seeds[0])
-        ]
-        if {without_horizon(variant) for _, variant, _ in cells} < {*claim.variants}:
-            continue
-        models = 1 if claim.over_models else len({model for model, _, _ in cells})
-        comparisons = len(claim.better) * len(claim.than) * models
-        seeds = min(count for _, _, count in cells)
-        for value in question.error_deviations:
-            power = planned_error_power(claim, comparisons, value / 100, seeds)
-            powers.append(
-                PlannedPower(claim, comparisons, value / 100, seeds, power.power, power.needed.count)
-            )
-    return powers
+def _errors_power(plan: Plan, claim: Claim, question: PowerQuestion) -> list[PlannedPower]:
+    """The power of a hypothesis about the surrogate's error."""
+    seeds = claim.seeds or ()
+    cells = [
+        (model, without_horizon(variant), count)
+        for model, counts in planned_cells(plan, claim.sweep, seeds).items()
+        for variant, count in counts.items()
+        if claim.is_tested_by(model, variant, seeds[0])
+    ]
+    asked = pairs(claim, ())
+    if {variant for _, variant, _ in cells} < {name for pair in asked for name in pair}:
+        return []
+    comparisons = len(asked) * (1 if claim.over_models else len({model for model, _, _ in cells}))
+    fewest = min(count for _, _, count in cells)
+    return [
+        planned_error_power(claim, comparisons, value / 100, fewest) for value in question.error_deviations
+    ]
 
 
 def planned_cells(plan: Plan, sweep: str, seeds: Collection[int] | None = None) -> dict[str, dict[str, int]]:
@@ -274,7 +279,7 @@ def power_text(
                 planned.claim.text,
                 str(planned.comparisons),
                 str(planned.seeds),
-                f"{100 * planned.deviation:g}{' %' if is_error(planned.claim) else ''}",
+                f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
                 f"{planned.power:.2f}",
             ),
             *(_needed(planned.needed), _hours_text(_hours(plan, planned, costs))),
@@ -285,16 +290,9 @@ def power_text(
     if columns is not None:
         others = sum(2 + max(map(len, column)) for column in [*zip(*rows, strict=True)][1:])
         rows = [line for row in rows for line in _wrapped(row, max(columns - others, NARROWEST))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    table = aligned(rows[0], rows[1:], right={*rows[0]} - {"claim"})
     note = "Power: the probability that the planned seeds support the claim."
-    if scores := [planned for planned in powers if not is_error(planned.claim)]:
+    if scores := [planned for planned in powers if not planned.claim.of_errors]:
         effect = (
             f"a lead of {question.effect:g} points"
             if question.effect is not None
@@ -316,18 +314,13 @@ def power_text(
     note += " Claims about collapses and other quantities than scores are not simulated."
     if columns is not None:
         note = textwrap.fill(note, columns)
-    return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
+    return f"{table}\n\n{note}"
 
 
 def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
     """The row with its first cell in lines of at most `width` characters."""
     first, *more = textwrap.wrap(row[0], width)
     return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
-
-
-def is_error(claim: Claim | ErrorClaim) -> bool:
-    """Whether a claim is about the surrogate's error."""
-    return isinstance(claim, ErrorClaim)
 
 
 def _default_effects(powers: Sequence[PlannedPower]) -> str:
@@ -369,9 +362,9 @@ def _hours(plan: Plan, planned: PlannedPower, costs: Costs) -> float | None:
     return hours * planned.needed
 
 
-def _compared(claim: Claim | ErrorClaim, model: str, variants: Sequence[str]) -> set[str]:
+def _compared(claim: Claim, model: str, variants: Sequence[str]) -> set[str]:
     """Those of the variants on a model that a claim compares."""
-    if isinstance(claim, ErrorClaim):
+    if claim.of_errors and claim.seeds:
         return {name for name in variants if claim.is_tested_by(model, name, claim.seeds[0])}
     return {name for pair in pairs(claim, variants) for name in pair}
 
@@ -395,7 +388,7 @@ def power_values(
             "sweep": planned.claim.sweep,
             "comparisons": planned.comparisons,
             "deviation": 100 * planned.deviation,
-            "deviation_is": "percent, of the log ratio of errors" if is_error(planned.claim) else "points",
+            "deviation_is": "percent, of the log ratio of errors" if planned.claim.of_errors else "points",
             "lead": _lead(planned, question),
             "seeds": planned.seeds,
             "power": round(planned.power, 4),
@@ -418,7 +411,7 @@ def _lead(planned: PlannedPower, question: PowerQuestion) -> float | str:
     """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
     the paper's final means.
     """
-    if is_error(planned.claim):
+    if planned.claim.of_errors:
         return round(math.exp(-planned.claim.lead), 4)
     if planned.claim.margin is not None:
         return 0.0

@@ -1,7 +1,6 @@
 """The content of the page's section on answers, as one JSON object of bounded size."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cppo_lab.analysis.answers import RunAnswers, read_answers
@@ -18,19 +17,6 @@ from cppo_lab.reports.names import OURS, display_name
 
 TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
 MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
-
-
-@dataclass(frozen=True)
-class AnswersView:
-    """`content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens` say which parts exist;
-    `not_replayed` says why some methods have no token decisions.
-    """
-
-    content: str
-    maps: bool
-    texts: bool
-    tokens: bool
-    not_replayed: tuple[str, ...]
 
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
@@ -61,8 +47,12 @@ def _complete(board: Scoreboard, mlflow_id: str, answers: RunAnswers) -> bool:
     return set(board.data.outcomes[mlflow_id].problems) <= kept
 
 
-def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> AnswersView | None:
-    """The section; None if no run of the board recorded answers. `answers`: those of `shown_runs`."""
+def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:
+    """What the section shows; None if no run of the board recorded answers. `answers`: those of `shown_runs`.
+
+    `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
+    `not_replayed`: why some methods have no token decisions.
+    """
     runs = [(run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None]
     maps = problem_maps(board)
     samples = shown_samples(runs, texts.MOST_BYTES)
@@ -75,7 +65,8 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> Answer
         "tokens": tokens,
         "ours": display_name(OURS),  # its decisions are shown first
     }
-    return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(tokens), tuple(reasons))
+    parts = {"maps": bool(maps), "texts": bool(samples.samples), "tokens": bool(tokens)}
+    return {"content": escape_json(content), **parts, "not_replayed": reasons}
 
 
 def _tokens(runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[list[Any], list[str]]:

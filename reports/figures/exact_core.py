@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from cppo_lab.analysis.exact_study import (
+from cppo_lab.analysis.statistics.exact_study import (
     BIN,
     LEAST,
     Condition,

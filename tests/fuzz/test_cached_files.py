@@ -12,8 +12,7 @@ from hypothesis import example, given
 from cppo_lab.analysis import artifacts
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search import parse_search
-from cppo_lab.reports.compare import compare, compare_lines
-from cppo_lab.reports.saved import read_record
+from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from cppo_lab.tracking.parents import kept_files
 from tests.analysis.made_search import made_search
@@ -105,7 +104,7 @@ def test_record(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
         for pair in ((whole, read_record(folder)), (read_record(folder), whole)):
             found = compare(*pair, ("one", "two"))
             assert all(line.isprintable() for line in compare_lines(found))
-            json.dumps(found.plain())
+            json.dumps(found)
 
     refused(read, str(folder / "report.json"))
 

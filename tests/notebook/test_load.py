@@ -11,9 +11,9 @@ import pytest
 
 import cppo_lab
 from cppo_lab import schema
-from cppo_lab.analysis.run_source import StoreSource
+from cppo_lab.analysis import reader
 from cppo_lab.errors import UserError
-from cppo_lab.notebook.results import override_text
+from cppo_lab.notebook import override_text
 from tests.answers import made
 
 SCORE = schema.validation_metric("mean", 16)
@@ -157,8 +157,7 @@ def test_points_are_as_they_were_logged(tmp_path: Path) -> None:
     run = client.create_run(client.create_experiment("x"), tags={schema.TAG_RUN_ID: run_id}).info.run_id
     values = [(0, math.nan, 1), (1, math.inf, 2), (2, -math.inf, 3), (3, 0.25, 4), (3, 0.5, 5), (4, 1.0, 6)]
     client.log_batch(run, metrics=[Metric("a", value, time, step) for step, value, time in values])
-    source = StoreSource(uri, "x")
-    points = source.points(source.find([run_id]), lambda name: True)
+    points = reader.read_points(uri, reader.find_runs(uri, "x", [run_id]))
     assert points["step"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(points["value"], [math.nan, math.inf, -math.inf, 0.5, 1.0])
 

@@ -97,9 +97,9 @@ def test_controls_are_written_out() -> None:
 
 def test_no_text_can_act_on_the_page() -> None:
     view = answers_view(pair(), answers())
-    assert view is not None and view.maps and view.texts and view.tokens
-    assert not set(view.content) & {"<", ">", "&", "\u2028", "\u202e", "\x00"}
-    content = json.loads(view.content)
+    assert view is not None and view["maps"] and view["texts"] and view["tokens"]
+    assert not set(view["content"]) & {"<", ">", "&", "\u2028", "\u202e", "\x00"}
+    content = json.loads(view["content"])
     shown = content["texts"]["samples"]
     assert any("</script>" in one["text"] for one in shown)
     for one in shown:
@@ -142,10 +142,10 @@ def test_a_rule_over_whole_minibatches_has_no_decisions_to_show() -> None:
         ),
     }
     view = answers_view(pair(), {runs[name].mlflow_id or "": own for name, own in kept.items()})
-    assert view is not None and view.tokens
-    (shown,) = json.loads(view.content)["tokens"]
+    assert view is not None and view["tokens"]
+    (shown,) = json.loads(view["content"])["tokens"]
     assert shown["method"] == "CPPO" and [rule["name"] for rule in shown["rules"]] == ["CPPO"]
-    (reason,) = view.not_replayed
+    (reason,) = view["not_replayed"]
     assert reason.startswith("rule 'm2po' decides over a whole minibatch")
 
 
@@ -154,15 +154,15 @@ def test_tokens_of_a_rule_that_is_not_installed() -> None:
     theirs = made_tokens("dppo", (30,))
     gone = replace(theirs, rule=replace(theirs.rule, name="somebodys"))
     view = answers_view(pair(), {runs["dppo"].mlflow_id or "": RunAnswers((), (gone,))})
-    assert view is not None and not view.tokens and "somebodys" in view.not_replayed[0]
+    assert view is not None and not view["tokens"] and "somebodys" in view["not_replayed"][0]
 
 
 def test_without_torch_the_page_has_all_but_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cppo_lab.answers.replay")
     monkeypatch.setitem(sys.modules, "torch", None)
     view = answers_view(pair(), answers())
-    assert view is not None and view.maps and view.texts and not view.tokens
-    assert view.not_replayed == ("package 'torch' is not installed",)
+    assert view is not None and view["maps"] and view["texts"] and not view["tokens"]
+    assert view["not_replayed"] == ["package 'torch' is not installed"]
 
 
 def test_a_response_of_the_papers_length_has_room_in_every_method() -> None:
@@ -183,8 +183,8 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     text = replace(text, samples=tuple(replace(one, response=as_text(one.response)) for one in text.samples))
     kept = RunAnswers((text,) * 3, (made_tokens("cppo", (TOKENS, 40_000, TOKENS)),))
     view = answers_view(board, {run.mlflow_id or "": kept for run in shown_runs(board)})
-    assert view is not None and len(view.content.encode()) <= MOST_BYTES
-    content = json.loads(view.content)
+    assert view is not None and len(view["content"].encode()) <= MOST_BYTES
+    content = json.loads(view["content"])
     assert len(content["tokens"]) >= 1 and content["texts"]["left"] > 0 and content["maps"][0]["left"] > 0
     parts = samples.MOST_BYTES + token_traces.MOST_BYTES + 3 * problem_map.MOST_CELLS
     assert parts < MOST_BYTES

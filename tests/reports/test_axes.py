@@ -74,6 +74,38 @@ def test_one_run_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((1, 1), "of one run each, without an interval"),
+        ((2, 1), "with the range of two seeds"),
+        ((3, 3), "with the 95 % interval of the mean over seeds"),
+        ((2, 3), "with the 95 % interval of the mean over seeds; of two seeds, their range"),
+    ],
+)
+def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
+    """In the figure and in the table of scores; near 0 an interval of two seeds goes far below it."""
+    scores = (0.02, 0.05, 0.04)
+    runs = [
+        MadeRun(f"a x={x}", seed=seed, scores=flat(scores[seed]))
+        for x, count in enumerate(counts)
+        for seed in range(count)
+    ]
+    board = score_sweep(make_data(runs), expect(runs))
+    places = tuple(AxisPlace(f"a x={x}", "a", (x,)) for x in (0, 1))
+    info = shown(board, Axes(("x",), places))
+    half = 100 * T_3 * statistics.stdev(scores) / math.sqrt(3)
+    mean = 100 * statistics.fmean(scores)
+    limits = {1: (None, None), 2: pytest.approx((2, 5)), 3: pytest.approx((mean - half, mean + half))}
+    texts = {1: "2.00", 2: "3.50 (2.0 to 5.0)", 3: f"3.67 ({mean - half:.1f} to {mean + half:.1f})"}
+    (line,) = info.panels[0].lines
+    assert list(zip(line.low, line.high, strict=True)) == [limits[count] for count in counts]
+    assert info.around == said and said[:20] in render(Picture("axes", "", "Title", "", info, draw)).svg
+    table = statistics_tables(board, "Title")["scores"]
+    assert [row.cells[3] for row in table.rows] == [texts[count] for count in counts]
+    assert ("range of both" in table.notes[-1]) == (2 in counts)
+
+
+@pytest.mark.parametrize(
     ("values", "scale"),
     [
         ((0.01, 0.02, 0.04), LINEAR),
@@ -102,6 +134,55 @@ def test_two_axes_are_a_surface() -> None:
     assert svg.count("#10103a") + svg.count("#fff3b0") >= 6  # on the colour scale, in the dark scheme too
 
 
+NOISY = (
+    0.0,
+    0.02,
+    -0.01,
+    0.03,
+    0.01,
+    -0.02,
+    0.02,
+    0.0,
+    0.01,
+    -0.03,
+    0.03,
+    -0.01,
+)  # a spread without a pattern
+
+
+@pytest.mark.parametrize(
+    ("rise", "spread", "said"),
+    [
+        (0.0, NOISY, "which is within noise, so they are not coloured"),
+        (0.2, NOISY, ""),
+        (0.0, (0.0,) * 12, "within noise"),  # all cells alike
+        (0.2, (0.0,), "one run per cell shows no noise"),
+    ],
+)
+def test_noise_has_no_colours(rise: float, spread: tuple[float, ...], said: str) -> None:
+    places = [AxisPlace(f"cppo a={a} b={b}", "cppo", (a, b)) for a in (1, 2) for b in (3, 4)]
+    per_cell = max(1, len(spread) // 4)
+    runs = [
+        MadeRun(
+            place.variant,
+            seed=seed,
+            scores=flat(0.3 + rise * number + spread[(number + 4 * seed) % len(spread)]),
+        )
+        for number, place in enumerate(places)
+        for seed in range(per_cell)
+    ]
+    info = shown(score_sweep(make_data(runs), expect(runs)), Axes(("a", "b"), tuple(places)))
+    drawing = render(Picture("axes", "", "Title", "", info, draw))
+    coloured = "#10103a" in drawing.inline or "#fff3b0" in drawing.inline
+    assert coloured == ("within noise" not in said)
+    if not said:
+        assert info.noise is None
+        return
+    assert info.noise is not None and info.noise.startswith("chain: ") and said in info.noise
+    assert "chain: " in drawing.svg and said.split()[0] in drawing.svg
+    assert said in figure_csv(info)
+
+
 def test_no_axis_and_three_axes_have_no_such_figure() -> None:
     board = board_of({"a": 0.1, "b": 0.2})
     places = (AxisPlace("a", "a", (1, 1, 1)), AxisPlace("b", "b", (2, 2, 2)))
@@ -123,11 +204,11 @@ def test_the_baseline_of_the_file_counts() -> None:
     found = sweep_statistics(board, resamples=10, baseline=Baseline("grpo"))
     assert found.baseline == Baseline("grpo")
     table = main_table(board, "Scores", found)
-    cells = {row.variant: table_texts.plain(row.entries[0]) for row in table.rows}
+    cells = {row.pair[1]: str(row.cells[0]) for row in table.rows if row.pair}
     assert cells["dppo"].endswith(f" {ABOVE}")
     assert not cells["grpo"].endswith((ABOVE, BELOW)) and "above, " in table.notes[-1]
     lower = main_table(board, "Scores", sweep_statistics(board, resamples=10, baseline=Baseline("dppo")))
-    assert table_texts.plain(lower.rows[0].entries[0]).endswith(BELOW)
+    assert str(lower.rows[0].cells[0]).endswith(BELOW)
     assert r"$\downarrow$" in table_texts.latex(lower)
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -23,8 +22,8 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build, sweep
 from cppo_lab.reports.build import ZIP, build_report
-from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.saved import MARKER
+from cppo_lab.reports.sections import Section
 from cppo_lab.reports.sweep import ReportRequest, paper_request
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
@@ -54,9 +53,7 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
         ZIP,
         MARKER,
     }
-    assert (
-        "51.00 (38.3 to 63.7) |" in files["statistics_scores.md"].decode()
-    )  # Student's t with one degree of freedom
+    assert "51.00 (50.0 to 52.0) |" in files["statistics_scores.md"].decode()  # the range of two seeds
     assert (
         files["table_full.csv"].decode().splitlines()[0]
         == "model,t_stop,method,chain24,chain25,chain26,avg,core"
@@ -111,16 +108,14 @@ def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportR
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
 
 
-def test_a_figure_that_no_part_shows_has_a_part_of_its_own(
+def test_a_figure_and_its_part_cost_one_line(
     demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = sweep._pictures
+    def more(report: sweep.SweepReport) -> Section:
+        [curves] = sweep._curves(report).pictures
+        return sweep.figure_section("more", replace(curves.info, title="One more"), curves.draw)
 
-    def pictures(*arguments: Any) -> tuple[Picture, ...]:
-        [curves] = [one for one in made(*arguments) if one.name == "figure_curves"]
-        return (*made(*arguments), replace(curves, name="figure_more", title="One more"))
-
-    monkeypatch.setattr(sweep, "_pictures", pictures)
+    monkeypatch.setattr(sweep, "SWEEP", (*sweep.SWEEP, more))
     html = build_report(demo_request).read_text(encoding="utf-8")
     assert html.count('<section id="figure_more_part">') == 1
     assert html.count('<figure class="card wide" id="figure_more">') == 1

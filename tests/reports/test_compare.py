@@ -12,8 +12,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.compare import compare, compare_lines
-from cppo_lab.reports.saved import RECORD, read_record
+from cppo_lab.reports.saved import RECORD, compare, compare_lines, read_record
 from tests.reports.conftest import request_in
 
 
@@ -44,41 +43,41 @@ def test_a_record_gives_back_what_was_scored(two: tuple[Path, Path]) -> None:
     saved = read_record(two[1])
     assert (saved.kind, saved.name, saved.core) == ("sweep", "main", "mini")
     cell = saved.cells["main", "mini_base", "cppo"]
-    assert cell.score == pytest.approx((0.60 + 0.52) / 2)
-    assert cell.components["chain24"] == pytest.approx((0.59 + 0.51) / 2)
-    assert (cell.runs, cell.expected, cell.state, cell.provisional) == (2, 2, "scored", False)
+    assert cell["score"] == pytest.approx((0.60 + 0.52) / 2)
+    assert cell["components"]["chain24"] == pytest.approx((0.59 + 0.51) / 2)
+    assert (cell["runs"], cell["expected"], cell["state"], cell["provisional"]) == (2, 2, "scored", False)
     run = saved.runs["main", "cppo on mini_base, seed 0"]
-    assert (run.run_id, run.step, run.score) == ("cppo-0", 40, pytest.approx(0.6))
-    verdicts = {one.claim: one for one in saved.verdicts.values()}
+    assert (run["run_id"], run["step"], run["score"]) == ("cppo-0", 40, pytest.approx(0.6))
+    verdicts = {one["claim"]: one for one in saved.verdicts.values()}
     assert list(verdicts)[:3] == ["cppo_mean", "cppo_each", "cppo_best"]
     assert set(verdicts) >= {"cppo_widens", "cppo_horizon", "cispo_collapse", "prefix_early"}
     verdict = verdicts["cppo_best"]
-    assert verdict.outcome == "undecided"
+    assert verdict["outcome"] == "undecided"
     ours, theirs = (
         ((0.5 * 0.8 + 0.6) / 2, 0.52 * 0.85),
         (0.30 * 0.85, 0.32 * 0.85),
     )  # of the last part of the window
-    assert verdict.estimate == pytest.approx((sum(ours) - sum(theirs)) / 2)
-    assert verdict.low is not None
-    assert verdict.low < verdict.estimate
+    assert verdict["estimate"] == pytest.approx((sum(ours) - sum(theirs)) / 2)
+    assert verdict["low"] is not None
+    assert verdict["low"] < verdict["estimate"]
     assert set(saved.files) == {path.name for path in two[1].iterdir()} - {RECORD, ".cppo-report"}
 
 
 def test_what_differs_is_found(two: tuple[Path, Path]) -> None:
     found = compare(*map(read_record, two), ("a", "b"))
-    assert not found.same
-    runs = {(one.run, one.what): one.points for one in found.runs}
+    assert not found["same"]
+    runs = {(one["run"], one["what"]): one["points"] for one in found["runs"]}
     assert runs == {
         ("cppo on mini_base, seed 0", "changed"): pytest.approx(10.0),
         ("cppo on mini_base, seed 1", "added"): None,
     }
-    (cell,) = found.cells
-    assert (cell.variant, cell.runs_before, cell.runs_after) == ("cppo", 1, 2)
-    assert (cell.score_before, cell.score_after) == (pytest.approx(50.0), pytest.approx(56.0))
-    assert cell.points == pytest.approx(6.0)
-    assert cell.components == {name: pytest.approx(6.0) for name in ("chain24", "chain25", "chain26")}
-    assert found.verdicts == ()  # one seed and two decide nothing
-    assert found.figures == {"figure_curves": "changed", "figure_diagnostics": "changed"}
+    (cell,) = found["cells"]
+    assert (cell["variant"], cell["runs_before"], cell["runs_after"]) == ("cppo", 1, 2)
+    assert (cell["score_before"], cell["score_after"]) == (pytest.approx(50.0), pytest.approx(56.0))
+    assert cell["points"] == pytest.approx(6.0)
+    assert cell["components"] == {name: pytest.approx(6.0) for name in ("chain24", "chain25", "chain26")}
+    assert found["verdicts"] == []  # one seed and two decide nothing
+    assert found["figures"] == {"figure_curves": "changed", "figure_diagnostics": "changed"}
     text = "\n".join(compare_lines(found))
     for line in (
         "added: cppo on mini_base, seed 1 in main (scored)",
@@ -95,9 +94,9 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     best.update(outcome="supported", estimate=0.125)
     (two[1] / RECORD).write_text(json.dumps(record))
     found = compare(*map(read_record, two), ("a", "b"))
-    (verdict,) = found.verdicts
-    assert (verdict.before, verdict.after) == ("undecided", "supported")
-    assert verdict.estimate_after == pytest.approx(12.5)
+    (verdict,) = found["verdicts"]
+    assert (verdict["before"], verdict["after"]) == ("undecided", "supported")
+    assert verdict["estimate_after"] == pytest.approx(12.5)
     (line,) = [line for line in compare_lines(found) if "CPPO is best" in line]
     assert line.startswith("  CPPO is best in every setting: undecided -> supported (+")
     assert line.endswith("-> +12.50 points)")
@@ -107,10 +106,12 @@ def test_it_turns_around_and_nothing_differs_from_itself(two: tuple[Path, Path])
     first, second = map(read_record, two)
     forth, back = compare(first, second, ("a", "b")), compare(second, first, ("b", "a"))
     turned = {"added": "removed", "removed": "added", "changed": "changed"}
-    assert [(one.run, turned[one.what]) for one in forth.runs] == [(one.run, one.what) for one in back.runs]
-    assert [one.points for one in back.cells] == [-(one.points or 0) for one in forth.cells]
+    assert [(one["run"], turned[one["what"]]) for one in forth["runs"]] == [
+        (one["run"], one["what"]) for one in back["runs"]
+    ]
+    assert [one["points"] for one in back["cells"]] == [-one["points"] for one in forth["cells"]]
     same = compare(first, first, ("a", "a"))
-    assert same.same
+    assert same["same"]
     assert compare_lines(same) == ["a and a say the same."]
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.analysis.exact_claims import ErrorClaim
+from cppo_lab.analysis.statistics import verdicts
+from cppo_lab.analysis.statistics.claims import Claim, log_size
 from cppo_lab.reports import exact_view
-from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses
-from tests.analysis.test_exact_study import HORIZONS, claim, study
+from cppo_lab.reports.registration import Hypotheses
+from cppo_lab.reports.sections import Scored, Section
+from tests.analysis.statistics.test_exact_study import HORIZONS, claim, study
 
 NOT_REGISTERED = "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."
 
@@ -18,22 +19,23 @@ NOT_REGISTERED = "Not registered: `cppo launch` registers hypotheses before thei
 def view(
     monkeypatch: pytest.MonkeyPatch,
     law: float,
-    *claims: ErrorClaim,
+    *claims: Claim,
     control: float | None = None,
-    **stated: Any,
-) -> exact_view.ExactView:
+) -> Section:
     """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
     times in DPPO without a trust region, if that has runs.
     """
     laws = {"cppo": dict.fromkeys(HORIZONS, law), "dppo": dict.fromkeys(HORIZONS, 1.0)}
     if control is not None:
         laws["no_trust_region"] = dict.fromkeys(HORIZONS, control)
-    monkeypatch.setattr(exact_view, "read_curves", lambda _board: study(laws))
+    monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
+    for module in (verdicts, exact_view):
+        monkeypatch.setattr(module, "read_curves", lambda _board: study(laws))
     kinds = {} if control is None else {"no_trust_region": "control"}
     monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
-    board: Any = SimpleNamespace(runs=(), results=frozenset())
-    hypotheses = Hypotheses(errors=claims, **stated) if claims else NONE_STATED
-    found = exact_view.exact_view(board, hypotheses, "Tiny", PAPER)
+    board: Any = SimpleNamespace(runs=(), gaps=(), results=frozenset())
+    board.cells = {}
+    found = exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
     assert found is not None
     return found
 
@@ -41,26 +43,22 @@ def view(
 @pytest.mark.parametrize(
     ("law", "of_claim", "meaning"),
     [
-        (0.7, {}, "The advantage is above 0."),
-        (0.85, {"smallest": 0.4}, "The advantage is above 0 and below 40 %, the smallest that counts."),
-        (1.5, {}, "The opposite holds: the second rule's error is smaller."),
-        (
-            1.02,
-            {},
-            "An advantage of 10 % or more is excluded: any effect in the claimed direction is smaller.",
-        ),
-        (1.0, {"within": 0.15}, "The two are equivalent within 15 %."),
-        (1.6, {"within": 0.1}, "The two are not equivalent within 10 %."),
+        (0.7, {}, ("It holds: ", "an advantage below 10 % counts as none")),
+        (0.85, {"smallest": log_size(0.4)}, ("It holds, but the effect is below the smallest", "below 40 %")),
+        (1.5, {}, ("1 of 1 comparisons contradict it; the strongest: ", "10 %")),
+        (1.02, {}, ("1 of 1 comparisons show no relevant advantage; the clearest: ", "10 %")),
+        (1.0, {"margin": log_size(0.15)}, ("It holds: ", "margin 15 %")),
+        (1.6, {"margin": log_size(0.1)}, ("1 of 1 comparisons contradict it; the strongest: ", "margin 10 %")),
     ],
-)
+)  # fmt: skip
 def test_an_outcome_is_said_in_words(
-    monkeypatch: pytest.MonkeyPatch, law: float, of_claim: dict[str, Any], meaning: str
+    monkeypatch: pytest.MonkeyPatch, law: float, of_claim: dict[str, Any], meaning: tuple[str, str]
 ) -> None:
     [line] = view(monkeypatch, law, claim(**of_claim)).lines
-    assert line.sentence.startswith("CPPO against DPPO on early: ratio of errors at equal movement ")
-    assert meaning in line.sentence
-    power = "Power if there is no difference" if "within" in of_claim else "Power at a ratio of "
-    assert power in line.sentence
+    assert line.sentence.startswith(meaning[0]) and meaning[1] in line.sentence
+    assert "CPPO against DPPO on early, ratio of errors " in line.sentence and "30 seeds" in line.sentence
+    power = "power if there is no difference" if "margin" in of_claim else "power at a ratio of "
+    assert line.power.startswith(power)
 
 
 NEITHER = "speaks neither for nor against the rule's mechanism"
@@ -73,33 +71,33 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
     found = view(monkeypatch, 0.7, claim(), control=control)
     [line] = found.lines
     ratio = re.search(
-        r"The same ratio of the controls: no trust region \(control\) ([0-9.]+) \[", line.sentence
+        r"The same ratio of the controls: no trust region \(control\) ([0-9.]+) \(", line.sentence
     )
     assert ratio is not None and float(ratio[1]) == pytest.approx(control, rel=0.1)
     assert (NEITHER in line.sentence) is as_much
-    assert (NEITHER in found.judged[0]["reason"]) is as_much
-    assert found.notes[0].startswith(
+    assert (NEITHER in line.beside) is as_much
+    assert found.view["notes"][0].startswith(
         "Controls against DPPO on early, mean over T: no trust region (control) "
     )
-    assert ("speaks neither for nor against" in found.notes[0]) is as_much
-    rows = {row.label for row in found.tables["ratios"].rows}
+    assert ("speaks neither for nor against" in found.view["notes"][0]) is as_much
+    rows = {row.label for row in found.tables["exact_ratios"].rows}
     assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
 
 
 def test_a_sweep_without_a_control_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert view(monkeypatch, 0.7, claim()).notes[0].startswith("There is no control among these runs")
+    assert view(monkeypatch, 0.7, claim()).view["notes"][0].startswith("There is no control among these runs")
 
 
 def test_without_hypotheses_the_tables_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     found = view(monkeypatch, 0.7)
-    assert found.summary == "The sweep file states no hypothesis about the error."
-    assert found.registered == ""
-    assert set(found.files) == {"ratios", "conditions"}
-    assert {row.label for row in found.tables["ratios"].rows}  # CPPO with DPPO, without being asked
+    assert found.view["summary"] == "The sweep file states no hypothesis about the error."
+    assert found.view["registered"] == ""
+    assert found.tables["exact_hypotheses"] is None
+    assert {row.label for row in found.tables["exact_ratios"].rows}  # CPPO with DPPO, without being asked
 
 
 def test_a_registration_that_all_hypotheses_share_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = view(monkeypatch, 0.7, claim(), claim(key="b", text="B"))
-    assert found.registered == NOT_REGISTERED
-    assert set(found.files) == {"ratios", "conditions", "hypotheses"}
-    assert [row.label for row in found.files["hypotheses"].rows] == ["A", "B"]
+    assert found.view["registered"] == NOT_REGISTERED
+    assert found.tables["exact_hypotheses"] is not None
+    assert [row.label for row in found.tables["exact_hypotheses"].rows] == ["A", "B"]

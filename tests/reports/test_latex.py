@@ -14,6 +14,7 @@ from cppo_lab.reports import table_texts
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import comparison_table
 from cppo_lab.reports.registration import Standing
+from cppo_lab.reports.sections import Section
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import latex
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, main_table
@@ -160,7 +161,8 @@ def test_numbers_and_methods_of_hostile_names(tmp_path: Path) -> None:
         for key in ("higher", *NAMES[:12])
     }
     view = verdict_view({"demo": board}, "mini", own=own)
-    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, view.lines, [view.rule], NAMES)
+    sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)]
+    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, sections, NAMES)
     used = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])
     assert "\\cppoDemoMCppoDiff" in used and len(used) > 500
     document = [r"\documentclass{article}", r"\input{numbers}", r"\begin{document}", r"\input{methods}", ""]

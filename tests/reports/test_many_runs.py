@@ -44,8 +44,8 @@ def board_of(runs: Sequence[MadeRun], partial: bool = False) -> Scoreboard:
 def page_of(board: Scoreboard) -> str:
     request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
     made = sweep_contents(request, board)
-    figures = {one.name: PageFigure(one.heading, "", "not drawn here") for one in made.pictures}
-    return render_template(made.template, made.about, made.page, figures, ())
+    figures = {one.name: PageFigure(one.heading, "", "not drawn here") for one in made.figures}
+    return render_template(made.template, made.about, {**made.page, "sections": made.sections}, figures, ())
 
 
 def lines_drawn(info: CurvesInfo) -> int:

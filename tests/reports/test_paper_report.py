@@ -14,14 +14,14 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.audit import CONFIRMED, FOUND, NOT_SEEN, Discrepancy, discrepancies
 from cppo_lab.reports.printed import ablation_curves, printed_table
-from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
+from cppo_lab.reports.tables import BEST, SECOND, FullTable, TextTable, full_table, main_table
 from cppo_lab.tracking.reference_curves import reading
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
 
 @pytest.fixture(scope="module")
-def main(paper_board: Scoreboard) -> MainTable:
+def main(paper_board: Scoreboard) -> TextTable:
     return main_table(paper_board, "Table 1")
 
 
@@ -55,7 +55,7 @@ def assert_as_printed(ours: list[dict[str, str]], printed: list[dict[str, str]])
                 assert mine[column] == value, (theirs, column)
 
 
-def test_table_1_as_printed(main: MainTable) -> None:
+def test_table_1_as_printed(main: TextTable) -> None:
     assert_as_printed(rows_of(table_texts.table_csv(main)), printed_table("table_main"))
 
 
@@ -63,24 +63,21 @@ def test_table_4_as_printed(full: FullTable) -> None:
     assert_as_printed(rows_of(table_texts.table_csv(full)), printed_table("table_full"))
 
 
-def test_collapse_where_printed_and_nowhere_else(main: MainTable) -> None:
-    words = {
-        (row.variant, model)
-        for row in main.rows
-        for model, e in zip(main.models, row.entries, strict=True)
-        if e.word
-    }
-    assert words == {("cispo", "Qwen3-30B-A3B-Base")}
+def test_collapse_where_printed_and_nowhere_else(main: TextTable) -> None:
+    words = {entry.pair for row in main.rows for entry in row.cells if entry.word}
+    assert words == {("Qwen3-30B-A3B-Base", "cispo")}
 
 
-def test_best_and_second_as_in_the_printed_table(main: MainTable) -> None:
+def test_best_and_second_as_in_the_printed_table(main: TextTable) -> None:
     printed = printed_table("table_main")
-    for index, model in enumerate(main.models):
+    for index, model in enumerate(main.headings):
         numbers = {row["method"]: Decimal(row[model]) for row in printed if row[model] != "collapse"}
         order = sorted(numbers, key=numbers.__getitem__, reverse=True)
-        marks = {row.variant: row.entries[index].mark for row in main.rows if row.entries[index].mark}
+        marks = {
+            row.pair[1]: row.cells[index].mark for row in main.rows if row.pair and row.cells[index].mark
+        }
         assert marks == {order[0]: BEST, order[1]: SECOND}, model
-    assert [row.variant for row in main.rows if row.shaded] == ["cppo"]
+    assert [row.pair for row in main.rows if row.shaded] == [("", "cppo")]
 
 
 def test_steps_and_components_against_a_plain_computation(full: FullTable) -> None:
@@ -93,17 +90,18 @@ def test_steps_and_components_against_a_plain_computation(full: FullTable) -> No
             steps.setdefault(int(row["step"]), {})[row["benchmark"]] = value
     stops = {row["model"]: int(row["t_stop"]) for row in printed_table("table_full")}
     checked = 0
-    for block in full.blocks:
-        assert block.t_stop == stops[block.model]
+    assert dict(zip((one.title for one in full.tables), full.stops, strict=True)) == stops
+    for block in full.tables:
         for row in block.rows:
-            curve = curves[block.model, row.variant]
-            inside = [step for step in curve if step <= stops[block.model] and len(curve[step]) == 3]
+            assert row.pair is not None
+            curve, (*entries, steps) = curves[row.pair], row.cells
+            inside = [step for step in curve if step <= stops[block.title] and len(curve[step]) == 3]
             step = min(inside, key=lambda s: (-sum(curve[s].values()), s))
-            collapsed = row.entries[-1].word == "collapse"
-            assert row.steps == (max(inside) if collapsed else step,)
+            collapsed = entries[-1].word == "collapse"
+            assert steps == str(max(inside) if collapsed else step)
             if not collapsed:
                 exact = [*curve[step].values(), sum(curve[step].values()) / 3]
-                for entry, value in zip(row.entries, exact, strict=True):
+                for entry, value in zip(entries, exact, strict=True):
                     assert entry.value is not None
                     assert abs(Fraction(str(entry.value)) - 100 * value) <= Fraction(1, 200)
                     checked += 1
@@ -156,7 +154,7 @@ def test_audit_of_a_cell(paper_board: Scoreboard) -> None:
     assert [run.late.rank for run in audit.runs if run.score.variant == "cppo"] == [1, 1, 1, 1]
 
 
-def test_markdown_and_latex_carry_the_marks(main: MainTable, full: FullTable) -> None:
+def test_markdown_and_latex_carry_the_marks(main: TextTable, full: FullTable) -> None:
     markdown, latex = table_texts.markdown(main), table_texts.latex(main)
     assert "| **CPPO** | **31.88** | **12.78** | **31.11** | **54.79** |" in markdown
     assert "<u>49.24</u>" in markdown
@@ -178,16 +176,17 @@ def test_ablation_sweeps_of_the_paper_score_without_components(reference_uri: st
     expected = [ExpectedRun(None, "Qwen3-1.7B", name, None) for name in names]
     board = score_sweep(read_sweep(reference_uri, "paper", "single_mechanism"), expected)
     table = full_table(board, "single mechanism")
-    assert [row.variant for row in table.blocks[0].rows] == [
+    rows = table.tables[0].rows
+    assert [row.pair[1] for row in rows if row.pair] == [
         "dppo",
         "cppo",
         "cppo_no_position_weight",
         "cppo_no_prefix_budget",
     ]
-    assert [str(row.entries[-1].value) for row in table.blocks[0].rows] == [
+    assert [str(row.cells[-2].value) for row in rows] == [
         "28.19",
         "31.88",
         "29.44",
         "30.28",
     ]
-    assert [row.entries[0].word for row in table.blocks[0].rows] == ["", "", "not logged", "not logged"]
+    assert [row.cells[0].word for row in rows] == ["", "", "not logged", "not logged"]

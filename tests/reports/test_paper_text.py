@@ -11,6 +11,7 @@ from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.paper_text import letters, paper_texts
 from cppo_lab.reports.registration import Standing
+from cppo_lab.reports.sections import Section
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
@@ -44,14 +45,8 @@ def grid(
 
 
 def texts(board: Scoreboard, view: VerdictView | None = None, **other: tuple[str, ...]) -> dict[str, str]:
-    lines = view.lines if view else ()
-    return paper_texts(
-        {"demo": board},
-        {"demo": sweep_statistics(board)},
-        lines,
-        [view.rule] if view and view.rule else [],
-        **other,
-    )
+    sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)] if view else []
+    return paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, sections, **other)
 
 
 def macros(text: str) -> dict[str, str]:

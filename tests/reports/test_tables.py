@@ -8,11 +8,23 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, score_name
-from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, TableRow, full_table, main_table, mark
+from cppo_lab.reports.tables import (
+    ABOVE,
+    BELOW,
+    BEST,
+    NOT_DECLARED,
+    SECOND,
+    Entry,
+    full_table,
+    main_table,
+    mark,
+    steps_text,
+)
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
@@ -108,8 +120,8 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
         "large,80,cppo,40.00,40.00,40.00,mini",
     ]
     main = main_table(board, "Demo")
-    assert main.models == ("small", "large")
-    assert [row.entries[0].word for row in main.rows] == [NOT_DECLARED, ""]
+    assert main.headings == ("small", "large")
+    assert [row.cells[0].word for row in main.rows] == [NOT_DECLARED, ""]
 
 
 def test_a_partial_table_marks_its_cells_in_every_format() -> None:
@@ -127,7 +139,7 @@ def test_a_partial_table_marks_its_cells_in_every_format() -> None:
     ]
     assert "30.00†" in table_texts.markdown(table)
     assert r"30.00$^\dagger$" in table_texts.latex(table)
-    assert not any(entry.mark for row in table.rows for entry in row.entries)
+    assert not any(entry.mark for row in table.rows for entry in row.cells)
     assert "cppo on chain, seed 0 (running); grpo on chain, seed 0 (failed: killed)" in table.notes[-1]
 
 
@@ -137,7 +149,7 @@ def test_a_collapse_of_some_seeds_says_how_many() -> None:
         MadeRun("cppo", seed=1, scores=both({10: 0.3, 20: 0.0}), status=schema.COLLAPSED),
     ]
     table = main_table(board_of(*runs), "Demo")
-    assert table.rows[0].entries[0].word == "collapse 1/2"
+    assert table.rows[0].cells[0].word == "collapse 1/2"
 
 
 HOSTILE = r"50% of_A & B {x} #1 $2 ~ ^ \ <script>"
@@ -214,7 +226,25 @@ def sentences(*runs: MadeRun, partial: bool = False) -> dict[str, str]:
     return {entry.about: " ".join(entry.sentences) for entry in headlines(board_of(*runs, partial=partial))}
 
 
-def test_headlines_name_winner_margin_and_what_the_late_window_says() -> None:
+def test_an_arrow_is_about_the_score_beside_it() -> None:
+    """CPPO peaks above DPPO and ends like it."""
+    runs = [
+        MadeRun(
+            name,
+            seed=seed,
+            scores=both(
+                {10: peak + 0.001 * seed * (1 + peak), **dict.fromkeys((80, 90, 100), 0.2 + 0.001 * seed)}
+            ),
+        )
+        for name, peak in (("dppo", 0.3), ("cppo", 0.6))
+        for seed in range(4)
+    ]
+    board = board_of(*runs)
+    dppo, cppo = main_table(board, "Demo", sweep_statistics(board, resamples=10)).rows
+    assert str(cppo.cells[0]).endswith(ABOVE) and not str(dppo.cells[0]).endswith((ABOVE, BELOW))
+
+
+def test_headlines_name_winner_and_margin() -> None:
     said = sentences(
         MadeRun("cppo", model="a", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
         MadeRun("dppo", model="a", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
@@ -224,9 +254,8 @@ def test_headlines_name_winner_margin_and_what_the_late_window_says() -> None:
     assert said["All models"] == (
         "CPPO has the highest score on 2 of 2 models, 10.00 to 60.00 points above the runner-up."
     )
-    assert said["a"].startswith("CPPO scores 90.00, 60.00 points above DPPO (30.00).")
-    assert "the best two are DPPO (30.00) and CPPO (20.00), not CPPO and DPPO." in said["a"]
-    assert said["b"] == "CPPO scores 50.00, 10.00 points above DPPO (40.00)."  # nothing was evaluated late
+    assert said["a"] == "CPPO scores 90.00, 60.00 points above DPPO (30.00)."
+    assert said["b"] == "CPPO scores 50.00, 10.00 points above DPPO (40.00)."
 
 
 def test_headlines_name_the_start_and_the_gain() -> None:
@@ -297,7 +326,7 @@ def test_everything_is_ascii_in_latex() -> None:
     ],
 )
 def test_selected_steps_are_never_a_row_of_equal_numbers(steps: tuple[int, ...], text: str) -> None:
-    assert table_texts.steps_text(TableRow("cppo", "CPPO", False, (), steps)) == text
+    assert steps_text(steps) == text
 
 
 def test_the_score_has_the_name_that_its_core_gives_it() -> None:
@@ -307,11 +336,5 @@ def test_the_score_has_the_name_that_its_core_gives_it() -> None:
 
 def test_a_collapse_has_the_last_step_of_its_curve(paper_board: Scoreboard) -> None:
     """CISPO on 30B-A3B-Base is best at step 145 and ends at step 215, where it diverged."""
-    [row] = [
-        row
-        for block in full_table(paper_board, "Table 4").blocks
-        if block.model == "Qwen3-30B-A3B-Base"
-        for row in block.rows
-        if row.variant == "cispo"
-    ]
-    assert row.steps == (215,)
+    rows = [row for one in full_table(paper_board, "Table 4").tables for row in one.rows]
+    assert {row.pair: row.cells[-1] for row in rows}["Qwen3-30B-A3B-Base", "cispo"] == "215"

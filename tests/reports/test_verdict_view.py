@@ -28,8 +28,8 @@ def demo_board(demo_request: ReportRequest) -> Callable[..., Scoreboard]:
 def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper")
     mean, each, line, widens, horizon, collapse, prefix = view.lines
-    assert (line.outcome, view.summary) == ("undecided", "7 claims: 7 undecided.")
-    assert [one.model for one in mean.comparisons] == ["mean over models"]
+    assert (line.verdict.outcome.value, view.summary) == ("undecided", "7 claims: 7 undecided.")
+    assert [row.cells[1] for row in mean.comparisons.rows] == ["mean over models"]
     assert "CPPO against DPPO in the mean over the models" in mean.sentence
     assert "Exploratory" not in mean.sentence
     before = (
@@ -41,22 +41,20 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
     # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
     # budget in the first 30 % of the steps less that in the rest, over the three models that the paper plots.
-    assert dict(widens.numbers)["difference"] == "−0.33 points"
-    assert dict(horizon.numbers)["difference"].endswith("points for each doubling of the length")
-    assert dict(prefix.numbers) | {"noise of the evaluations alone": "not known"} == dict(prefix.numbers)
-    assert dict(prefix.numbers)["difference"] == "+34.52 % of the masks"
-    assert dict(prefix.numbers)["runs"] == "3"
+    assert widens.estimate.startswith("−0.33 points, ")
+    assert "points for each doubling of the length" in horizon.estimate
+    assert (
+        prefix.estimate.startswith("+34.52 % of the masks, ") and prefix.comparisons.rows[0].cells[2] == "3"
+    )
     # One run in four: of a probability single runs do say something.
-    assert dict(collapse.numbers)["difference"] == "+25.00 % of the runs"
-    assert dict(collapse.numbers)["95 % interval"] == "−28.08 to +69.94"
+    assert collapse.estimate.startswith("+25.00 % of the runs, 95 % interval −28.08 to +69.94")
     assert mean.power.startswith("power at 2 points: none: a single run does not show")
-    numbers = dict(line.numbers)
-    assert numbers["difference"] == "+1.05 points"  # 11.60 and 10.56, as the findings have them
-    assert numbers["noise of the evaluations alone"] == "0.19 points"
-    assert {each.interval for each in line.comparisons} == {"none"}
-    assert {each.p for each in line.comparisons} == {"none"}
-    assert {each.improvement for each in line.comparisons} == {"none"}
-    assert {each.ours for each in line.comparisons} == {(model, "cppo") for model in paper_board.models}
+    assert line.estimate.startswith("+1.05 points, no interval")  # 11.60 and 10.56, as the findings have them
+    for heading in ("95 % interval", "adjusted p", "P(improvement)"):
+        place = line.comparisons.headings.index(heading)
+        assert {row.cells[place] for row in line.comparisons.rows} == {"none"}
+    assert {row.cells[-1] for row in line.comparisons.rows} == {"not decided"}
+    assert {row.pair for row in line.comparisons.rows} == {(model, "cppo") for model in paper_board.models}
 
 
 def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(
@@ -64,11 +62,13 @@ def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(
 ) -> None:
     view = verdict_view({"demo": demo_board()}, "mini")
     (line,) = view.lines
-    assert line.text == "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
+    assert (
+        line.verdict.claim.text
+        == "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
+    )
     # Both differences are 0.20 * (0.8 + 0.9) / 2 (the steps after 28), the seeds' scatter cancels in the pairs.
-    assert dict(line.numbers)["difference"] == "+17.00 points"
+    assert line.estimate.startswith("+17.00 points, ")
     assert line.outcome == "undecided"
-    assert dict(line.numbers)["would decide it"] == "not known"
     assert "core=mini" in view.caution
     assert "no evidence for or against the paper" in view.caution
     assert view.cannot == ()
@@ -92,4 +92,5 @@ def test_missing_runs_are_said(demo_request: ReportRequest) -> None:
     view = verdict_view({"demo": score_sweep(data, more, partial=True)}, "mini")
     assert "no finished run" in view.lines[0].sentence
     assert "may change" in view.lines[0].sentence
-    assert [each.difference for each in view.lines[0].comparisons] == ["+17.00", "–"]
+    place = view.lines[0].comparisons.headings.index("difference")
+    assert [row.cells[place] for row in view.lines[0].comparisons.rows] == ["+17.00", "–"]

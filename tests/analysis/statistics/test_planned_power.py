@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
-from cppo_lab.analysis.statistics.planned_power import STUDIES, Design, planned_power
-from cppo_lab.analysis.statistics.power import MOST
+from cppo_lab.analysis.statistics.power import MOST, STUDIES, Design, planned_power
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
 from tests.analysis.statistics.made_curves import board_of, flat

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import RunAnswers
@@ -96,8 +97,40 @@ def test_the_error_of_one_evaluation_is_known(board: Scoreboard) -> None:
     found = run_sampling_error(board, run)
     assert found is not None and found.known
     assert found.answers == pytest.approx(variance**0.5)
-    entry = main_table(board, "Main").rows[0].entries[0]
+    entry = main_table(board, "Main").rows[0].cells[0]
     assert entry.evaluation is not None and f"[{entry.evaluation}]" in statistics_text(board)
+
+
+@pytest.mark.parametrize(
+    ("right", "text"),
+    [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")],  # of four answers to each of six problems
+)
+def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
+    found = no_outcomes(
+        SAMPLES, ("chain24", "chain25"), [f"p{i}" for i in range(PROBLEMS)], [0, 0, 0, 1, 1, 1]
+    )
+    for step in STEPS:
+        found = found.append(step, np.full(PROBLEMS, right), np.zeros(PROBLEMS), np.ones(PROBLEMS))
+    runs = [made_run("dppo", seed, found) for seed in (0, 1)] + [made_run("cppo", 0, made_outcomes(3, 0.5))]
+    data = make_data(runs)
+    outcomes = [found, found, made_outcomes(3, 0.5)]
+    known = dict(zip(data.runs["mlflow_id"], outcomes, strict=True))
+    board = score_sweep(replace(data, outcomes=known), expect(runs))
+    limits = stats.binomtest(SAMPLES * PROBLEMS * right // 4, SAMPLES * PROBLEMS).proportion_ci(
+        method="wilson"
+    )
+    expected = text.format(low=100 * limits.low, high=100 * limits.high)
+    tables = statistics_tables(board, "Title")
+    cells = [row.cells for row in tables["problems"].rows if row.pair == ("chain", "dppo")]
+    scores = [row.cells for row in tables["scores"].rows if row.pair == ("chain", "dppo")]
+    if not text:
+        assert "to " not in cells[0][2] and "Wilson" not in statistics_text(board)
+        assert not any("Wilson" in note for table in tables.values() for note in table.notes)
+        return
+    assert f"± 0.00 [{expected}]" in statistics_text(board)
+    assert "limit in place of an error of 0" in statistics_text(board)
+    assert (cells[0][2], cells[0][3], scores[0][6]) == (expected,) * 3
+    assert all(any("Wilson" in note for note in tables[name].notes) for name in ("problems", "scores"))
 
 
 def statistics_text(board: Scoreboard) -> str:

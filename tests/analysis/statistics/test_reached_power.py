@@ -60,8 +60,8 @@ def test_all_comparisons_have_to_hold() -> None:
     single, double = reached_power(ABOVE, [one], 4), reached_power(ABOVE, [one, one], 4)
     assert single is not None and double is not None
     assert double.power == pytest.approx(single.power**2)
-    assert single.needed.count is not None and double.needed.count is not None
-    assert single.needed.count < double.needed.count
+    assert single.needed is not None and double.needed is not None
+    assert single.needed < double.needed
 
 
 def test_shares() -> None:
@@ -73,7 +73,7 @@ def test_shares() -> None:
         if share_difference([(k, 12)], [(0, 12)]).low > 0:
             exact += float(stats.binom.pmf(k, 12, 0.2))
     assert found.power == pytest.approx(exact, abs=0.03)
-    assert found.needed.count is not None and found.needed.count > 12
+    assert found.needed is not None and found.needed > 12
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,5 @@ def test_shares() -> None:
 def test_what_cannot_be_supported_has_none(estimates: list[Estimate | None], why: str) -> None:
     found = reached_power(ABOVE, estimates, 1)
     assert found is not None
-    assert (found.power, found.needed.count, found.needed.unknown) == (0.0, None, why)
+    assert (found.power, found.needed, found.unknown) == (0.0, None, why)
     assert reached_power(ABOVE, [], 0) is None

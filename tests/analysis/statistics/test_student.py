@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from cppo_lab.analysis.statistics.estimate import Estimate, band, mean_estimate
-from cppo_lab.analysis.statistics.power import power
 
 # Degrees of freedom -> the 97.5 % quantile, as tables print it.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042, 120: 1.980, 1e9: 1.960}
@@ -56,18 +55,8 @@ def test_a_band_has_the_tables_width_at_every_number_of_runs() -> None:
         assert high - mean == pytest.approx(TABLE[len(values) - 1] * one.error, rel=1e-3)
 
 
-def test_power_where_there_is_nothing_to_find_and_where_it_cannot_be_missed() -> None:
-    """At no distance the power is the level itself, that of Holm's first step where there are many."""
-    for n in (2, 3, 30):
-        assert power(0.0, 1.0, n) == pytest.approx(0.025)
-        assert power(0.0, 1.0, n, comparisons=24) == pytest.approx(0.025 / 24)
-        assert power(1e9, 1.0, n) == pytest.approx(1)
-        assert power(-1e9, 1.0, n) == pytest.approx(0, abs=1e-9)
-
-
 def test_numbers_are_pythons() -> None:
     """NumPy's would make `is True` of a comparison, and the text of a value, something else."""
     found = Estimate(0.1, 3, error=0.01, degrees=2)
     for value in (found.half, found.low, found.high, found.p_above(), found.p_below(), found.p_value()):
         assert type(value) is float
-    assert type(power(0.1, 0.1, 4)) is float

@@ -6,7 +6,6 @@ import pytest
 
 from cppo_lab.analysis.statistics.estimate import holm
 from cppo_lab.analysis.statistics.summary import (
-    CANNOT,
     Ranking,
     Statistics,
     baseline_of,
@@ -84,13 +83,8 @@ def test_collapses_are_counted() -> None:
     assert [(cell.runs, cell.collapsed) for cell in found.cells] == [(2, 0), (2, 2)]
 
 
-def test_a_single_run_says_what_it_cannot_say() -> None:
-    wavy = {0: 0.1, 80: 0.30, 90: 0.32, 100: 0.30}
-    found = sweep_statistics(board_of([*flat({"dppo": [0.3, 0.31]}), MadeRun("cppo", "m", 0, both(wavy))]))
-    [single] = found.single
-    assert (single.model, single.variant, single.cannot) == ("m", "cppo", CANNOT)
-    assert single.step_noise == pytest.approx(0.02 / math.sqrt(2))
-    assert single.sampling is None  # benchmarks of unknown size
+def test_a_single_run_has_no_interval() -> None:
+    found = sweep_statistics(board_of(flat({"dppo": [0.3, 0.31], "cppo": [0.3]})))
     assert all(estimate.half is None for estimate in found.cells[1].scores.values())
     assert not found.adjusted
 

@@ -7,9 +7,8 @@ from scipy import stats
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.estimate import SlopeEstimate, mean_estimate
 from cppo_lab.analysis.statistics.paired import TOO_FEW, Difference, slope
-from cppo_lab.analysis.statistics.planned_power import STUDIES as PLANNED
-from cppo_lab.analysis.statistics.planned_power import Design, planned_power
-from cppo_lab.analysis.statistics.power import seeds_for_superiority, spread_of
+from cppo_lab.analysis.statistics.power import STUDIES as PLANNED
+from cppo_lab.analysis.statistics.power import Design, planned_power, reached_power, spread_of
 from cppo_lab.analysis.statistics.values import Score
 from tests.analysis.statistics.test_coverage import STUDIES, margin
 
@@ -72,7 +71,8 @@ def test_two_models_have_no_interval() -> None:
     leads = {"small": np.array([0.01, 0.011, 0.012]), "long": np.array([0.05, 0.051, 0.052])}
     found = slope_of(leads)
     assert (found.error, found.unknown) == (None, TOO_FEW)
-    assert seeds_for_superiority(found, 0.005, 1, 3).unknown == TOO_FEW
+    power = reached_power(TREND, [found], 3)
+    assert power is not None and power.unknown == TOO_FEW
     scores = {"small": {"a": 0.3, "b": 0.3}, "long": {"a": 0.5, "b": 0.3}}
     assert planned_power(TREND, scores, 0.001, 5, Design(lengths=LENGTHS)).power == 0.0
 
@@ -85,7 +85,8 @@ def test_a_scatter_of_the_models_takes_no_number_of_seeds() -> None:
     spread = spread_of(found, 4)
     assert found.models is not None and spread is not None
     assert spread.at(4) == spread.at(400) == (found.models.error, 2)
-    assert seeds_for_superiority(found, 0.005, 1, 4).count is None
+    power = reached_power(TREND, [found], 4)
+    assert power is not None and (power.needed, power.unknown) == (None, "")
     wiggle = np.array([0.01, -0.01, 0.02, -0.02])  # the models are on the line but for 0.0001
     alike = {"small": 0.0, "base": 0.0101, "large": 0.0142, "long": 0.0173}
     found = slope_of({model: lead + wiggle for model, lead in alike.items()})

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.exact_claims import ErrorClaim, judge_errors, log_size, of_seeds
-from cppo_lab.analysis.exact_study import (
+from cppo_lab.analysis.statistics import verdicts
+from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
+from cppo_lab.analysis.statistics.exact_study import (
     BIN,
     LEAST,
     RETURN_BIN,
@@ -22,12 +23,14 @@ from cppo_lab.analysis.exact_study import (
     EqualIn,
     controls,
     mean_estimate,
+    of_seeds,
     paired,
     pairs_of,
     slope_estimate,
     summarise,
 )
-from cppo_lab.analysis.statistics.verdicts import outcome_of
+from cppo_lab.analysis.statistics.values import Quantity
+from cppo_lab.analysis.statistics.verdicts import Verdict, outcome_of, reason
 
 SEEDS, STEPS = 30, 40
 HORIZONS = (16, 64, 256)
@@ -86,7 +89,10 @@ def test_ratio_and_error_are_those_of_plain_loops(equal: EqualIn) -> None:
 
 
 def test_only_common_seeds_are_compared() -> None:
-    one, other = of_seeds(curves(0, 0.5, 0.01), range(20)), of_seeds(curves(1, 1.0, 0.01), range(10, 30))
+    (one,), (other,) = (
+        of_seeds({Condition("early", "cppo", 16): curves(seed, law, 0.01)}, seeds).values()
+        for seed, law, seeds in ((0, 0.5, range(20)), (1, 1.0, range(10, 30)))
+    )
     pair = paired(one, other)
     assert pair.seeds == tuple(range(10, 20))
     found = mean_estimate([{16: pair}])
@@ -164,11 +170,29 @@ def test_the_slope_is_what_ten_times_the_horizon_changes() -> None:
     assert slope_estimate([{16: pairs_of(found, "early", "cppo", "dppo")[16]}]) is None
 
 
-def claim(**values: object) -> ErrorClaim:
-    plain = ErrorClaim(
-        "a", "A", "s", ("cppo",), ("dppo",), False, ("early",), False, 0.1, None, None, tuple(range(SEEDS))
+def claim(**values: object) -> Claim:
+    plain = Claim(
+        "a",
+        "A",
+        "s",
+        Kind.SUPERIORITY,
+        (("cppo",), ("dppo",)),
+        smallest=log_size(0.1),
+        score=Quantity.ERROR,
+        seeds=tuple(range(SEEDS)),
+        models=("early",),
     )
     return dataclasses.replace(plain, **values)  # type: ignore[arg-type]
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch, found: dict[Condition, Curves], *claims: Claim
+) -> tuple[Verdict, ...]:
+    """The verdicts on these curves, in a report that has every run."""
+    monkeypatch.setattr(verdicts, "read_curves", lambda _board: found)
+    monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
+    board: Any = SimpleNamespace(runs=(), gaps=(), results=frozenset())
+    return verdicts.verdicts({"s": board}, claims)
 
 
 @pytest.mark.parametrize(
@@ -182,48 +206,50 @@ def claim(**values: object) -> ErrorClaim:
         (1.6, 0.1, "not supported"),
     ],
 )
-def test_outcomes(law: float, within: float | None, outcome: str) -> None:
+def test_outcomes(monkeypatch: pytest.MonkeyPatch, law: float, within: float | None, outcome: str) -> None:
     laws = {"cppo": dict.fromkeys(HORIZONS, law), "dppo": dict.fromkeys(HORIZONS, 1.0)}
-    (found,) = judge_errors([claim(within=within)], study(laws), {})
+    margin = None if within is None else log_size(within)
+    (found,) = judged(monkeypatch, study(laws), claim(margin=margin))
     assert found.outcome.value == outcome
-    assert found.deciding is not None and found.deciding.advantage is not None
-    assert found.deciding.advantage.value == pytest.approx(-math.log(law), abs=0.12)
+    assert found.deciding is not None and found.deciding.difference is not None
+    assert found.deciding.difference.estimate.value == pytest.approx(-math.log(law), abs=0.12)
 
 
-def test_a_sure_advantage_below_the_smallest_that_counts_is_named() -> None:
+def test_a_sure_advantage_below_the_smallest_that_counts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = {"cppo": dict.fromkeys(HORIZONS, 0.85), "dppo": dict.fromkeys(HORIZONS, 1.0)}
-    claims = [claim(smallest=0.4), claim(key="next", after="a")]
-    first, second = judge_errors(claims, study(laws), {})
+    claims = [claim(smallest=log_size(0.4)), claim(key="next", after="a")]
+    first, second = judged(monkeypatch, study(laws), *claims)
     assert first.outcome.value == "supported, below the smallest relevant effect"
     assert first.deciding is not None and first.deciding.outcome is first.outcome
-    assert second.closed_by is None
+    assert second.after is None
 
 
-def test_runs_of_other_seeds_do_not_count() -> None:
+def test_runs_of_other_seeds_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The selection seeds say the opposite of the test seeds."""
     laws = {"cppo": dict.fromkeys(HORIZONS, 0.7), "dppo": dict.fromkeys(HORIZONS, 1.0)}
     found = study(laws)
     for condition, one in found.items():
         if condition.variant == "cppo":
             one.error[15:] *= 4
-    (first,) = judge_errors([claim(seeds=tuple(range(15)))], found, {})
-    (second,) = judge_errors([claim(seeds=tuple(range(15, 30)))], found, {})
-    (none,) = judge_errors([claim(seeds=(77,))], found, {"a": True})
+    (first,) = judged(monkeypatch, found, claim(seeds=tuple(range(15))))
+    (second,) = judged(monkeypatch, found, claim(seeds=tuple(range(15, 30))))
+    (none,) = judged(monkeypatch, found, claim(seeds=(77,), tests=frozenset([("early", "cppo", 77)])))
     assert (first.outcome.value, second.outcome.value) == ("supported", "not supported")
     assert none.outcome.value == "undecided" and none.provisional
-    assert all(one.advantage is None for one in none.comparisons)
+    assert all(one.difference is None for one in none.comparisons)
+    assert "where one side has no finished run" in reason(none)
 
 
-def test_a_claim_behind_an_unsupported_one_is_exploratory() -> None:
+def test_a_claim_behind_an_unsupported_one_is_exploratory(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = {name: dict.fromkeys(HORIZONS, law) for name, law in (("cppo", 1.3), ("dppo", 1.0), ("best", 0.5))}
     claims = [
-        claim(key="third", better=("best",), after="second"),
-        claim(key="second", better=("best",), after="first"),
+        claim(key="third", tiers=(("best",), ("dppo",)), after="second"),
+        claim(key="second", tiers=(("best",), ("dppo",)), after="first"),
         claim(key="first"),
     ]
-    found = judge_errors(claims, study(laws), {})
+    found = judged(monkeypatch, study(laws), *claims)
     assert [one.outcome.value for one in found] == ["supported", "supported", "not supported"]
-    assert [one.closed_by and one.closed_by.key for one in found] == ["first", "first", None]
+    assert [one.after and one.after.key for one in found] == ["first", "first", None]
 
 
 def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
@@ -254,7 +280,7 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
 @pytest.mark.parametrize("study", ["exact", "exact_paper_dose", "exact_order"])
 def test_documented_outcomes_follow_from_their_p_values(study: str) -> None:
     """The tables are kept longer than the words for an outcome. Each of these hypotheses has one comparison."""
-    with (Path(__file__).parents[2] / "docs" / "evidence" / f"{study}_hypotheses.csv").open(
+    with (Path(__file__).parents[3] / "docs" / "evidence" / f"{study}_hypotheses.csv").open(
         encoding="utf-8"
     ) as file:
         rows = list(csv.DictReader(file))

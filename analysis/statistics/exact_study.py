@@ -6,9 +6,10 @@ movement does not show what a rule does to an update.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +76,19 @@ class Curves:
     by_position: Array
 
 
-def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[Condition, Curves]:
-    """The finished runs of a scored sweep by condition, in declaration order; with `seeds`, only the runs with these
-    seeds. Runs that did not log `exact/error` are left out.
+_KNOWN: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
+
+
+def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
+    """The finished runs of a scored sweep by condition, in declaration order. Runs that did not log `exact/error` are
+    left out.
     """
+    if board not in _KNOWN:  # each claim and the tables need them
+        _KNOWN[board] = _all_curves(board)
+    return _KNOWN[board]
+
+
+def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
     found: dict[Condition, Curves] = {}
     for model, variant in board.cells:
         runs = {
@@ -87,7 +97,6 @@ def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[C
             if run.mlflow_id is not None
             and run.seed is not None
             and run.state in (SelectionState.SCORED, SelectionState.COLLAPSE)
-            and (seeds is None or run.seed in seeds)
         }
         tables = {name: _table(board, model, variant, name, tuple(runs)) for name in READ}
         if not runs or tables[METRICS["error"]].size == 0:
@@ -281,6 +290,33 @@ def _expand_weights(draws: Array, seeds: Sequence[int], own: Sequence[int]) -> A
     weights = np.zeros((len(draws), len(own)))
     weights[:, [own.index(seed) for seed in seeds]] = draws
     return weights
+
+
+def of_seeds(curves: Mapping[Condition, Curves], seeds: Collection[int]) -> dict[Condition, Curves]:
+    """The runs with these seeds, of the conditions that have any."""
+    found = {}
+    for condition, one in curves.items():
+        if rows := [row for row, seed in enumerate(one.seeds) if seed in seeds]:
+            parts = {name: value[rows] for name, value in vars(one).items() if name != "seeds"}
+            found[condition] = Curves(tuple(one.seeds[row] for row in rows), **parts)
+    return found
+
+
+def advantage(
+    curves: Mapping[Condition, Curves],
+    models: Sequence[str],
+    pair: tuple[str, str],
+    slope: bool,
+    equal: EqualIn,
+) -> Estimate | None:
+    """Minus the log ratio of the errors of the first variant of `pair` to the second's, mean over models and horizons,
+    or (`slope`) its change when the horizon is ten times as long; None if they cannot be compared.
+    """
+    pairs = [pairs_of(curves, model, *pair, equal) for model in models]
+    if not all(pairs):
+        return None
+    found = slope_estimate(pairs) if slope else mean_estimate(pairs)
+    return None if found is None else replace(found, value=-found.value)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,32 @@
-"""Results of a sweep as tidy frames: one row for each run, each point, each problem."""
+"""Results as tidy pandas frames: `cppo_lab.load`.
+
+- It reads a tracking store, or the paper's curves (those without MLflow), and writes nothing.
+- Frames have one row for each run, for each point, for each problem, with documented columns.
+- Runs that a sweep declares and the store lacks are rows too, with their state: no gap is hidden.
+- Histories and outcomes are read when they are first asked for.
+
+docs/notebook.md is for users.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
-import pandas as pd
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import run_id_of
+from cppo_lab.errors import UserError, unknown
+
+try:
+    import numpy as np
+    import pandas as pd
+except ModuleNotFoundError as error:
+    if error.name != "pandas":
+        raise
+    raise UserError("package 'pandas' is not installed: pip install 'cppo-lab[notebook]'") from None
+
+from cppo_lab.analysis.points import points_frame, run_id_of
 from cppo_lab.analysis.scoring import late_curve
 from cppo_lab.analysis.selection import (
     Choice,
@@ -21,15 +37,13 @@ from cppo_lab.analysis.selection import (
     validation_curves,
 )
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.file import Sweep
+from cppo_lab.files import redacted
+from cppo_lab.sweep.file import Search, Sweep, load_sweep
 from cppo_lab.sweep.overrides import quote, read
-from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.history import StoredRun
-
-if TYPE_CHECKING:
-    from cppo_lab.analysis.run_source import RunSource
-
+from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.tracking import address
+from cppo_lab.tracking.history import StoredRun, from_columns
+from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
 
 _OWN_COLUMN = frozenset({"model", "rule", "seed", "variant"})
 _CHOICES = frozenset(
@@ -122,7 +136,9 @@ class Results:
     name: str
     place: str
     _declared: Sequence[DeclaredRun]
-    _source: "RunSource"
+    _found: Sequence[StoredRun]
+    _points: Callable[[Sequence[StoredRun], Callable[[str], bool]], pd.DataFrame]
+    _outcomes: Callable[[Sequence[StoredRun]], Mapping[str, Outcomes]]
 
     def __repr__(self) -> str:
         states = self.runs.drop_duplicates("run_id")["state"].value_counts()
@@ -158,7 +174,7 @@ class Results:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of all metrics that any run has logged, sorted. Units: `cppo_lab.schema`."""
-        return tuple(sorted(self._source.metric_names(list(self._stored.values()))))
+        return tuple(sorted({name for run in self._stored.values() for name in run.latest}))
 
     def history(self, metrics: str | Iterable[str] | None = None, runs: Runs | None = None) -> pd.DataFrame:
         """The logged metrics in long format: one row for each (run, metric, step).
@@ -176,7 +192,7 @@ class Results:
             UserError: a metric that no run has logged, an id that is not in `runs`; the store cannot be read.
         """
         stored = self._chosen(runs)
-        frame = self._source.points(stored, self._wanted(metrics))
+        frame = self._points(stored, self._wanted(metrics))
         of_run = {run.mlflow_id: run_id_of(run) for run in stored}
         frame["mlflow_id"] = frame["mlflow_id"].cat.rename_categories(of_run)
         return frame.rename(columns={"mlflow_id": "run_id"})[list(HISTORY_COLUMNS)]
@@ -197,7 +213,7 @@ class Results:
             UserError: source="paper"; an id that is not in `runs`; a file of outcomes is broken.
         """
         stored = self._chosen(runs)
-        outcomes = self._source.outcomes(stored)
+        outcomes = self._outcomes(stored)
         parts = [
             _outcome_rows(run_id_of(run), outcomes[run.mlflow_id])
             for run in stored
@@ -212,7 +228,7 @@ class Results:
     def _stored(self) -> Mapping[str, StoredRun]:
         """Run id -> the run in the store, for the runs that it has, in declaration order."""
         ids = dict.fromkeys(run.run_id for run in self._declared)
-        stored = {run_id_of(run): run for run in self._source.find(ids)}
+        stored = {run_id_of(run): run for run in self._found}
         return {run_id: stored[run_id] for run_id in ids if run_id in stored}
 
     @cached_property
@@ -246,7 +262,7 @@ class Results:
     @cached_property
     def _validations(self) -> pd.DataFrame:
         stored = list(self._stored.values())
-        return self._source.points(stored, lambda name: schema.parse_validation_metric(name) is not None)
+        return self._points(stored, lambda name: schema.parse_validation_metric(name) is not None)
 
     def _rows_of_sweep(self, declared: Sequence[DeclaredRun]) -> Iterable[Mapping[str, Any]]:
         """Rows scored sweep by sweep, as in the reports, since a model's benchmarks are determined by its runs in the
@@ -282,11 +298,11 @@ class Results:
         if metrics is None:
             return lambda name: True
         patterns = [metrics] if isinstance(metrics, str) else list(metrics)
-        names = self._source.metric_names(list(self._stored.values()))
         chosen = set[str]()
         for pattern in patterns:
-            if not (matching := {name for name in names if name == pattern or fnmatchcase(name, pattern)}):
-                raise unknown("metric", pattern, names)
+            matching = {name for name in self.metrics if name == pattern or fnmatchcase(name, pattern)}
+            if not matching:
+                raise unknown("metric", pattern, self.metrics)
             chosen |= matching
         return chosen.__contains__
 
@@ -354,3 +370,141 @@ def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:
             "length": outcomes.length.reshape(-1).astype(np.float64),
         }
     )
+
+
+# Where the runs come from.
+
+
+WHOLE = "study"  # all sweeps with curves in the paper
+
+
+def paper_runs(name: str) -> list[DeclaredRun]:
+    """The runs of a sweep (`study`: of all sweeps) for which the paper has curves, in its order.
+
+    Raises UserError for a sweep without curves in the paper.
+    """
+    runs = reference_runs()
+    sweeps = dict.fromkeys(sweep for run in runs for sweep in run.sweeps)
+    if name != WHOLE and name not in sweeps:
+        raise unknown("sweep of the paper's curves", name, [*sweeps, WHOLE])
+    return [
+        DeclaredRun(sweep, run.run_id, run.sweeps[sweep], run.rule, run.model, schema.PAPER, None, run.t_stop)
+        for sweep in sweeps
+        if name in (WHOLE, sweep)
+        for run in runs
+        if sweep in run.sweeps
+    ]
+
+
+def _paper_run(run: ReferenceRun) -> StoredRun:
+    """A run's id also serves as its MLflow id."""
+    tags = run.tags() | {schema.TAG_STATUS: schema.DONE}
+    latest = {name: (max(curve), 0, curve[max(curve)]) for name, curve in run.points.items()}
+    return StoredRun(run.run_id, "", tags, name=f"{run.variant} on {run.model} (paper)", latest=latest)
+
+
+def _paper_points(runs: Sequence[StoredRun], wanted: Callable[[str], bool]) -> pd.DataFrame:
+    curves = {run.run_id: run.points for run in reference_runs()}
+    columns = (
+        (
+            run.mlflow_id,
+            {
+                name: (list(curve), list(curve.values()), [0] * len(curve))
+                for name, curve in curves[run.mlflow_id].items()
+                if wanted(name)
+            },
+        )
+        for run in runs
+    )
+    return points_frame((mlflow_id, from_columns(found)) for mlflow_id, found in columns)
+
+
+def _paper_outcomes(runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
+    raise UserError(
+        "source='paper': the paper has no outcomes of single problems; load your own runs: source='runs'"
+    )
+
+
+RUNS, PAPER = "runs", "paper"
+
+
+def load(
+    sweep: str | Path,
+    *overrides: str,
+    uri: str | Path | None = None,
+    source: str = RUNS,
+    **values: Any,
+) -> Results:
+    """The results of a sweep or study as tidy pandas frames.
+
+    Args:
+        sweep: name of a shipped sweep or study, or path to a sweep file.
+        overrides: as on the command line: "core=verl", "rule.w_min=0.6,0.8". They choose the runs, as in `cppo launch`.
+        uri: the tracking store, as a URI or as the path of a SQLite file. Default: MLFLOW_TRACKING_URI, else
+            `tracking.uri` of the configuration, else sqlite:///mlflow.db in the working folder.
+        source: "runs" for your own runs, "paper" for the paper's curves, which come with this package (sweep: "main",
+            an ablation, or "study" for all; without overrides and uri).
+        values: overrides as keyword arguments; a sequence is several values: seed=[0, 1], model="mini_base",
+            **{"rule.w_min": 0.8}.
+
+    Returns:
+        The current state of the store. `runs` is read now, `history` and `outcomes` when they are called.
+
+    Raises:
+        UserError: an unknown sweep, override or source; a store that is missing, cannot be read or has none of the
+        runs.
+    """
+    texts = [*overrides, *(override_text(key, value) for key, value in values.items())]
+    name = str(sweep)
+    if source == PAPER:
+        _refuse_for_paper(texts, uri)
+        runs = paper_runs(name)
+        found = [_paper_run(run) for run in reference_runs()]
+        return Results(name, "the paper's curves", runs, found, _paper_points, _paper_outcomes)
+    if source != RUNS:
+        raise unknown("source", source, [RUNS, PAPER])
+    from cppo_lab.analysis import reader  # MLflow, which the paper's curves do without
+
+    declared = load_sweep(name)
+    if isinstance(declared, Search):
+        raise UserError(
+            f"{declared.name} is a search, whose trials are no grid: see `cppo report {declared.name}`, or load "
+            "a sweep"
+        )
+    plan = make_plan(declared, texts)
+    store = _store(uri, plan.tracking.uri)
+    experiment = schema.experiment_name(plan.core)
+    runs = declared_runs(plan, texts)
+    stored = reader.find_runs(store, experiment, {run.run_id for run in runs})
+    if not stored:
+        command = " ".join(["cppo launch", name, *texts])
+        raise UserError(
+            f"experiment {experiment!r} of {redacted(store)} has none of the {len(plan.runs)} runs of {plan.name}: "
+            f"train them with `{command}`, or name the store that has them: uri="
+        )
+    return Results(
+        plan.name,
+        f"experiment {experiment} of {redacted(store)}",
+        runs,
+        stored,
+        partial(reader.read_points, store),
+        partial(reader.read_all_outcomes, store),
+    )
+
+
+def _store(uri: str | Path | None, configured: str | None) -> str:
+    """The store to read: `uri`, or the store that commands would use."""
+    if uri is None:
+        return address.tracking_uri(configured)
+    path = isinstance(uri, Path) or (":" not in uri and uri.endswith(".db"))
+    with address.in_the_environment(f"sqlite:///{uri}" if path else str(uri)):
+        return address.tracking_uri()
+
+
+def _refuse_for_paper(texts: list[str], uri: object) -> None:
+    if texts:
+        raise UserError(f"source='paper' with {' '.join(texts)!r}: its curves take no overrides; remove them")
+    if uri is not None:
+        raise UserError(
+            "source='paper' with uri=: its curves come with this package, from no store; remove it"
+        )
