@@ -15,6 +15,7 @@ from torch import Tensor
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 
 # (mu, pi) of each sampled token of a response with a positive advantage: those with pi > mu move away from mu.
@@ -38,10 +39,10 @@ def masking_rules() -> dict[str, Any]:
     tv, kl = (binary(logp, rollout_logp, measure) for measure in ("tv", "kl"))
     budget = {"delta": DELTA, "delta_b": DELTA_B, "w_min": W_MIN, "delta_b_mode": "fixed"}
     keep = {
-        "grpo": RULES["grpo"](*batch, clip_low=CLIP_LOW, clip_high=CLIP_HIGH).keep,
-        "dppo": RULES["dppo"](*batch, tv, delta=DELTA).keep,
-        "trm_max": RULES["trm_max"](*batch, kl, delta_max=KL_MAX).keep,
-        "cppo": RULES["cppo"](*batch, tv, **budget).keep,
+        "grpo": RULES["grpo"](Tokens(*batch), clip_low=CLIP_LOW, clip_high=CLIP_HIGH).keep,
+        "dppo": RULES["dppo"](Tokens(*batch, tv), delta=DELTA).keep,
+        "trm_max": RULES["trm_max"](Tokens(*batch, kl), delta_max=KL_MAX).keep,
+        "cppo": RULES["cppo"](Tokens(*batch, tv), **budget).keep,
     }
     weights = position_weights(valid, W_MIN, dtype=torch.float64)
     tests = threshold_tests(tv, weights, valid, DELTA, effective_delta_b(tv, valid, DELTA_B))

@@ -16,6 +16,7 @@ from cppo_lab.cores.verl.loss import rule_metrics, trust_region_loss
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import micro_batch, packed_output, plain_actor, reduced
@@ -79,7 +80,8 @@ def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
         assert logp.grad[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
     assert 0 < sum(map(sum, wanted.mask)) < int(valid.sum())
     d = binary(now, then, "tv")
-    own = RULES["cppo"](now, then, advantages[:, None].expand(-1, 12), valid, d, **rule.arguments(WIDTH))
+    tokens = Tokens(now, then, advantages[:, None].expand(-1, 12), valid, d)
+    own = RULES["cppo"](tokens, **rule.arguments(WIDTH))
     found = rule_metrics(reduced([metrics]))
     for name, value in summarise(own.stats).items():
         assert found[f"rule/{name}"] == pytest.approx(value), name
