@@ -183,8 +183,8 @@ MATHS = (
     Fault(
         "CPPO does not pass the cap of delta_b on",
         "cppo_lab/maths/masks.py",
-        "required_divergence\n    rate = effective_delta_b(\n        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap,",
-        "required_divergence\n    rate = effective_delta_b(\n        d, tokens.valid, delta_b, delta_b_mode, CAP,",
+        "divergence\n    rate = effective_delta_b(\n        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap,",
+        "divergence\n    rate = effective_delta_b(\n        d, tokens.valid, delta_b, delta_b_mode, CAP,",
         "tests/maths/test_recipe.py",
     ),
     Fault(
