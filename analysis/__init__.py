@@ -9,5 +9,5 @@ Guarantees of this package:
 - No trainer is imported, no run folder is read, and a store is only read.
 
 Begin with `reader.py` (runs), `selection.py`, `scoring.py`. `statistics/` compares methods;
-`search.py` has the results of a search, `exact_study.py` those of the exact core.
+`search.py` has the results of a search, `statistics/exact_study.py` those of the exact core.
 """

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
 from cppo_lab.maths.clips import grpo
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec.run import BatchSpec, RuleSpec, _divisors
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Sweep, load_sweep
@@ -49,9 +49,9 @@ def test_zero_has_one_sign(key: str) -> None:
 def test_a_dual_clip_has_a_value(value: float) -> None:
     with pytest.raises(ValidationError):
         RuleSpec(name="grpo", dual_clip=value)
-    batch: Any = [torch.zeros(1, 2)] * 3
+    tokens = Tokens(*[torch.zeros(1, 2)] * 3, torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="dual_clip"):
-        grpo(*batch, torch.ones(1, 2, dtype=torch.bool), clip_low=0.2, clip_high=0.2, dual_clip=value)
+        grpo(tokens, clip_low=0.2, clip_high=0.2, dual_clip=value)
 
 
 @pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\n", "\x1b"])
