@@ -32,6 +32,9 @@ _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
 _TEXT_CONTENT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
+_NUMBER_IN_TEXT = re.compile(
+    r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{((?:[^{}]*[^{}\w^])?[0-9]+(?!\w)[^{}]*)\}"
+)
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT}")
 _ASIDE = re.compile(r"\(\s*((?:or|and)\b[^()]*)\)")
 _MOST_PIECES = 8
@@ -149,6 +152,8 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     )
     if re.search("[0-9]", answer) and _NAME.search(answer):
         answer = _NAME.sub(_named, _TEXT_CONTENT.sub(r" \1 ", answer))
+    elif re.search("[0-9]", _TEXT.sub("", answer)):  # of "42 \\text{ or 43}" both are numbers
+        answer = _NUMBER_IN_TEXT.sub(r" \1 ", answer)
     if single:
         answer = _APART.sub(" or ", answer)
     answer = _BARE_ROOT.sub(r"\\sqrt{\1\2}", _FUNCTION.sub(r"\\\g<0>", answer))

@@ -364,11 +364,20 @@ CLEANED = [
                 "12 \\text{ or thirteen}",
                 "12 OR 13",
                 "12 → thirteen",
+                "12 \\text{ or 13}",
+                "12 or \\text{13}",
+                "12 \\mathbf{13}",
+                "12 \\text{(or 13)}",
+                "12 \\text{ if n is even, 13 if odd}",
             ),
         )
         for truth in ("12", "13")
     ],
     ("12 or one", "12", WRONG),
+    ("12 \\text{ cm}^2", "12", RIGHT),
+    ("\\mathbf{12}", "12", RIGHT),
+    ("\\frac{\\mathbf{1}}{2}", "1/2", RIGHT),
+    ("\\text{12 or 13}", "12", WRONG),
     ("12 and 13", "12,13", RIGHT),
     ("12 cm and 13 cm", "12,13", RIGHT),
 ]
