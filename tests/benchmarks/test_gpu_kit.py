@@ -94,7 +94,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     there = closure(["torch", "transformers"]) - set(gather.CARRIED) | {"typing-extensions"}
     link(there, folder / "venv" / "lib" / version / "site-packages")
     link(set(gather.CARRIED), folder / "carried")
-    unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV", "PYTHONHOME")  # launches in this process set the second
+    # Launches in this process set PYTHONSAFEPATH.
+    unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
     environment |= {"CPPO_GPU_KIT_SITE": str(folder / "carried"), "OMP_NUM_THREADS": "1"}
     return folder / "venv" / "bin" / "python", environment
