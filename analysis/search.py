@@ -168,9 +168,9 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
     """
     studies = read_studies(uri, experiment)
     if study not in studies:
-        known = ", ".join(studies) or "none"
+        names = ", ".join(studies) or "none"
         raise UserError(
-            f"experiment {experiment!r} has no search {study!r}: it has {known}; run `cppo tune SEARCH` first, "
+            f"experiment {experiment!r} has no search {study!r}: it has {names}; run `cppo tune SEARCH` first, "
             "or name one of these with --study"
         )
     stored = read_search_file(uri, studies[study])
@@ -268,8 +268,8 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
     """
     if len(result.seeds) < 2:
         return ()
-    wanted = {run_id for trial in result.complete for run_id in trial.user_attrs["run_ids"]}
-    data = read_runs(uri, experiment, wanted, _is_mean_score)
+    run_ids = {run_id for trial in result.complete for run_id in trial.user_attrs["run_ids"]}
+    data = read_runs(uri, experiment, run_ids, _is_mean_score)
     curves = mean_curves(data, result.t_stop)
     paired = all(
         starts_with_seed(data, str(run.mlflow_id), None if pd.isna(run.seed) else int(run.seed))

@@ -255,6 +255,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     sections = tuple(section for make in SWEEP if (section := make(report)) is not None)
     of_scores = tuple(claim for claim in report.own if not claim.of_errors)
     judged = verdicts({request.name: board}, of_scores)
+    of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
     gaps = describe_gaps(board.gaps)
     missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
     return Contents(
@@ -266,7 +267,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         template="page.html.j2",
         page={
             "kind": "report",
-            "short": short_answers(judged, report.statistics),
+            "short": short_answers(judged, of_errors, report.statistics),
             "caution": report.verdicts[1].caution,
             "counts": f"{len(board.runs)} runs{missing}.",
             "gaps": gaps,

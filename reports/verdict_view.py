@@ -418,22 +418,33 @@ def claims_table(
 LEVEL = 0.05
 
 
-def short_answers(found: Sequence[Verdict], statistics: Statistics) -> list[tuple[Word, str]]:
+def short_answers(
+    of_scores: Sequence[Verdict], of_errors: Sequence[VerdictLine], statistics: Statistics
+) -> list[tuple[Word, str]]:
     """What each comparison shows, and a sentence with its difference, 95 % interval and seeds: those of the sweep's own
-    hypotheses, which have these verdicts; without any, those with the baseline, whose p-values have Holm's adjustment.
+    hypotheses, which have these verdicts, and what controls show of those about errors; without any, those with the
+    baseline, whose p-values have Holm's adjustment.
     """
-    if not found:
+    if not of_scores and not of_errors:
         return [
-            _answer(one, SMALLEST, p is not None and p < LEVEL)
-            for one, p in with_holm(_against_baseline(statistics))
+            _answer(difference, SMALLEST, p is not None and p < LEVEL)
+            for difference, p in with_holm(_against_baseline(statistics))
         ]
-    return [
+    scores = [
         _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
-        for verdict in found
+        for verdict in of_scores
         if verdict.claim.compares_scores
         for comparison in verdict.comparisons
         if comparison.difference is not None and comparison.against
     ]
+    return scores + [_answer_about_error(line) for line in of_errors]
+
+
+def _answer_about_error(line: VerdictLine) -> tuple[Word, str]:
+    claim, deciding = line.verdict.claim, line.verdict.deciding
+    word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
+    shows = ", ".join(filter(None, (line.outcome, line.estimate)))
+    return word, f"{claim.text}: {shows}.{line.beside}"
 
 
 def _against_baseline(statistics: Statistics) -> list[Difference]:

@@ -76,20 +76,20 @@ class Curves:
     by_position: Array
 
 
-_KNOWN: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
+_READ: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
 
 
 def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
     """The finished runs of a scored sweep by condition, in declaration order. Runs that did not log `exact/error` are
     left out.
     """
-    if board not in _KNOWN:  # each claim and the tables need them
-        _KNOWN[board] = _all_curves(board)
-    return _KNOWN[board]
+    if board not in _READ:  # each claim and the tables need them
+        _READ[board] = _all_curves(board)
+    return _READ[board]
 
 
 def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
-    found: dict[Condition, Curves] = {}
+    curves: dict[Condition, Curves] = {}
     for model, variant in board.cells:
         runs = {
             run.mlflow_id: run.seed
@@ -106,12 +106,12 @@ def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
         horizon = board.data.params.get(next(iter(runs)), {}).get(schema.HORIZON, "")
         if not horizon.isdigit():
             continue
-        found[Condition(model, without_horizon(variant), int(horizon))] = Curves(
+        curves[Condition(model, without_horizon(variant), int(horizon))] = Curves(
             tuple(runs.values()),
             **{part: padded[metric] for part, metric in METRICS.items()},
             by_position=np.stack([padded[metric] for metric in POSITIONS], axis=-1),
         )
-    return found
+    return curves
 
 
 def controls(board: Scoreboard) -> dict[str, str]:
@@ -181,9 +181,9 @@ class Pair:
         means = np.divide(errors, steps, out=np.ones_like(errors), where=shared)
         logs, counts = np.log(means[0] / means[1]), np.where(shared, steps.min(0), 0.0)
         total = counts.sum(1)
-        known = np.where(shared, logs * counts, 0.0).sum(1)
-        found: Array = np.divide(known, total, out=np.full(len(weights), np.nan), where=total > 0)
-        return found
+        weighted = np.where(shared, logs * counts, 0.0).sum(1)
+        ratios: Array = np.divide(weighted, total, out=np.full(len(weights), np.nan), where=total > 0)
+        return ratios
 
 
 def paired(one: Curves, other: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
@@ -236,8 +236,8 @@ def pairs_of(
 
 def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
     """The log ratio of errors at each horizon; horizons where the two share no movement bin are left out."""
-    found = {h: combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
-    return {h: one for h, one in found.items() if one is not None}
+    ratios = {h: combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
+    return {h: ratio for h, ratio in ratios.items() if ratio is not None}
 
 
 def mean_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
@@ -285,21 +285,21 @@ def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate
     return estimate(float(values[0]), n, error, n - 1)
 
 
-def _expand_weights(draws: Array, seeds: Sequence[int], own: Sequence[int]) -> Array:
-    """The weights of the common `seeds` as weights of a part's `own` seeds; its further seeds have weight 0."""
-    weights = np.zeros((len(draws), len(own)))
-    weights[:, [own.index(seed) for seed in seeds]] = draws
+def _expand_weights(draws: Array, seeds: Sequence[int], of_part: Sequence[int]) -> Array:
+    """The weights of the common `seeds` as weights of a part's seeds `of_part`; its further seeds have weight 0."""
+    weights = np.zeros((len(draws), len(of_part)))
+    weights[:, [of_part.index(seed) for seed in seeds]] = draws
     return weights
 
 
 def of_seeds(curves: Mapping[Condition, Curves], seeds: Collection[int]) -> dict[Condition, Curves]:
     """The runs with these seeds, of the conditions that have any."""
-    found = {}
-    for condition, one in curves.items():
-        if rows := [row for row, seed in enumerate(one.seeds) if seed in seeds]:
-            parts = {name: value[rows] for name, value in vars(one).items() if name != "seeds"}
-            found[condition] = Curves(tuple(one.seeds[row] for row in rows), **parts)
-    return found
+    chosen = {}
+    for condition, runs in curves.items():
+        if rows := [row for row, seed in enumerate(runs.seeds) if seed in seeds]:
+            parts = {name: value[rows] for name, value in vars(runs).items() if name != "seeds"}
+            chosen[condition] = Curves(tuple(runs.seeds[row] for row in rows), **parts)
+    return chosen
 
 
 def advantage(
@@ -315,8 +315,8 @@ def advantage(
     pairs = [pairs_of(curves, model, *pair, equal) for model in models]
     if not all(pairs):
         return None
-    found = slope_estimate(pairs) if slope else mean_estimate(pairs)
-    return None if found is None else replace(found, value=-found.value)
+    log_ratio = slope_estimate(pairs) if slope else mean_estimate(pairs)
+    return None if log_ratio is None else replace(log_ratio, value=-log_ratio.value)
 
 
 @dataclass(frozen=True)

@@ -239,10 +239,12 @@ def planned_power(
 def planned_error_power(claim: Claim, comparisons: int, deviation: float, seeds: int) -> PlannedPower:
     """The power of a claim about errors, by Student's t, if the log ratio of one seed has this standard deviation."""
     enough = max(seeds, 2)
-    one = Estimate(0.0, enough, deviation / math.sqrt(enough), enough - 1)
-    found = reached_power(claim, [one] * comparisons, enough)
-    assert found is not None, "there are comparisons"
-    return PlannedPower(claim, comparisons, deviation, seeds, found.power if seeds > 1 else 0.0, found.needed)
+    comparison = Estimate(0.0, enough, deviation / math.sqrt(enough), enough - 1)
+    reached = reached_power(claim, [comparison] * comparisons, enough)
+    assert reached is not None, "there are comparisons"
+    return PlannedPower(
+        claim, comparisons, deviation, seeds, reached.power if seeds > 1 else 0.0, reached.needed
+    )
 
 
 def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design) -> float:
@@ -267,15 +269,15 @@ def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, desig
                 parts.setdefault((variant, against), []).append(part)
             else:
                 holds &= _supported(claim, part.value, _halves(part.square, part.degrees))
-    for own in parts.values():
-        mean, trend = (1 / len(own),) * len(own), claim.kind is Kind.TREND
-        weights = slope_weights([design.lengths[part.model] for part in own]) if trend else mean
-        if weights is None or (trend and len(own) < LEAST):
+    for cells in parts.values():
+        mean, trend = (1 / len(cells),) * len(cells), claim.kind is Kind.TREND
+        weights = slope_weights([design.lengths[part.model] for part in cells]) if trend else mean
+        if weights is None or (trend and len(cells) < LEAST):
             return 0.0  # all response lengths are equal, or there is no interval
-        value, half = _weighted(own, weights, design.common)
+        value, half = _weighted(cells, weights, design.common)
         if trend:
             half = np.maximum(
-                half, _half_by_residuals(np.array([part.value for part in own]), weights, value)
+                half, _half_by_residuals(np.array([part.value for part in cells]), weights, value)
             )
         holds &= _supported(claim, value, half)
     return float(holds.mean())

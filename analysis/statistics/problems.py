@@ -79,12 +79,12 @@ def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> Ev
     strata = strata_of(benchmark_of)
     shares = np.asarray(right, dtype=np.float64) / samples
     problems = None
-    if all(len(own) > 1 for own in strata):
-        problems = _over_strata([float(np.var(shares[own], ddof=1)) / len(own) for own in strata])
+    if all(len(stratum) > 1 for stratum in strata):
+        problems = _over_strata([float(np.var(shares[stratum], ddof=1)) / len(stratum) for stratum in strata])
     if samples < 2:
         return EvaluationVariance(None, problems, None)
     inside = within_problem(right, samples)
-    answers = _over_strata([float(inside[own].mean()) / (len(own) * samples) for own in strata])
+    answers = _over_strata([float(inside[stratum].mean()) / (len(stratum) * samples) for stratum in strata])
     return EvaluationVariance(answers, problems, _between(shares, inside, samples, strata))
 
 
@@ -105,7 +105,8 @@ def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> S
     """`edge_share` of the shares of right answers to each problem [P]."""
     strata = strata_of(benchmark_of)
     return edge_share(
-        [float(np.round(shares[own].mean(), 12)) for own in strata], [len(own) * samples for own in strata]
+        [float(np.round(shares[stratum].mean(), 12)) for stratum in strata],
+        [len(stratum) * samples for stratum in strata],
     )
 
 
@@ -117,8 +118,10 @@ def _between(
     shares: FloatArray, inside: FloatArray, samples: int, strata: Sequence[NDArray[np.intp]]
 ) -> float | None:
     """The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks."""
-    spread = math.fsum(float(np.var(shares[own]) - inside[own].mean() / samples) for own in strata)
-    noise = math.fsum(float(inside[own].mean()) for own in strata)
+    spread = math.fsum(
+        float(np.var(shares[stratum]) - inside[stratum].mean() / samples) for stratum in strata
+    )
+    noise = math.fsum(float(inside[stratum].mean()) for stratum in strata)
     total = spread + noise
     return min(1.0, max(0.0, spread / total)) if total > 0 else None
 
@@ -129,7 +132,9 @@ def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
     `n` is the number of problems. There is no interval if a benchmark has one problem or nothing varies.
     """
     strata = strata_of(benchmark_of)
-    parts = [part for own in strata if (part := mean_estimate([float(x) for x in shares[own]])) is not None]
+    parts = [
+        part for stratum in strata if (part := mean_estimate([float(x) for x in shares[stratum]])) is not None
+    ]
     found = combine(parts, [1 / len(strata)] * len(strata))
     assert found is not None, "an evaluation has problems"
     return found
@@ -310,13 +315,13 @@ def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
     runs, found, strata = len(values), 0.0, strata_of(benchmark_of)
     if runs < 2:
         return 0.0
-    for own in strata:
-        if len(own) < 2:
+    for stratum in strata:
+        if len(stratum) < 2:
             continue
-        part = values[:, own]
+        part = values[:, stratum]
         rest = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
-        square = float((rest**2).sum()) / ((runs - 1) * (len(own) - 1))
-        found += square / (runs * len(own)) / len(strata) ** 2
+        square = float((rest**2).sum()) / ((runs - 1) * (len(stratum) - 1))
+        found += square / (runs * len(stratum)) / len(strata) ** 2
     return found
 
 

@@ -123,9 +123,9 @@ def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> Sampling
 
 def _common_edge(edges: Sequence[Share | None]) -> Share | None:
     """The widest of the runs' edges; None unless all runs are at the same one."""
-    known = [edge for edge in edges if edge is not None]
-    alike = len(known) == len(edges) and len({edge.value for edge in known}) == 1
-    return max(known, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None
+    present = [edge for edge in edges if edge is not None]
+    alike = len(present) == len(edges) and len({edge.value for edge in present}) == 1
+    return max(present, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None
 
 
 def _problems(board: Scoreboard, run: RunScore) -> int | None:

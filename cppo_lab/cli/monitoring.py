@@ -112,7 +112,7 @@ def sync(options: argparse.Namespace) -> int:
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
-    told, first = "", True
+    last_fault, first = "", True
     while True:
         folders = run_folders(runs, options.run)
         if options.dry_run:
@@ -134,17 +134,17 @@ def sync(options: argparse.Namespace) -> int:
         except UserError as error:
             if not options.watch:
                 raise
-            if str(error) != told:  # an outage is one line, not one every few seconds
+            if str(error) != last_fault:  # an outage is one line, not one every few seconds
                 print(f"cppo: {error}; trying again", file=sys.stderr, flush=True)
-            told = str(error)
+            last_fault = str(error)
             time.sleep(SYNC_SECONDS)
             continue
         if options.json:
             values = {"runs": open_before, "points": sent.points, "dry_run": False}
             answer(options, {"store": redacted(uri), **values})
             return Exit.DONE
-        if sent.runs or told or not options.watch:
-            told = ""
+        if sent.runs or last_fault or not options.watch:
+            last_fault = ""
             print(f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}", flush=True)
         if not options.watch:
             return Exit.DONE

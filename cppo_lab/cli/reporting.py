@@ -76,15 +76,15 @@ def _watch(options: argparse.Namespace) -> int:
     if not 1 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
     gaps = {state.value for state in GAPS}
-    page, told = None, ""
+    page, last_line = None, ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
                 page = _report_once(options, quiet=page is not None)
                 runs = read_record(page.parent).runs.values()
                 missing = sum(run["state"] in gaps for run in runs)
-                if told != (told := f"{len(runs) - missing} of {len(runs)} runs are results"):
-                    print(told, file=sys.stderr, flush=True)
+                if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs are results"):
+                    print(last_line, file=sys.stderr, flush=True)
                 if not missing:
                     break
             except NothingScored as error:

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
@@ -155,6 +156,13 @@ class Lost(Exception):
     """Another worker has the trial, because this one was taken for dead."""
 
 
+class TrialClaim(NamedTuple):
+    """A trial that this worker has; `number` is its place in the budget, the same when Optuna repeats it."""
+
+    trial: Trial
+    number: int
+
+
 class SearchStudy:
     """A worker's access to the study of a search. `folder` has the search's file and logs, on this machine."""
 
@@ -185,26 +193,26 @@ class SearchStudy:
             return numbered(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
 
     @contextlib.contextmanager
-    def claim(self) -> Iterator[tuple[Trial, int] | None]:
+    def claim(self) -> Iterator[TrialClaim | None]:
         """Claim the first trial that waits, with its number; None if there is none. An exception gives it back."""
         claim = self._take()
         if claim is None:
             yield None
             return
         ended = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(claim[0].number, ended), daemon=True)
+        beating = threading.Thread(target=self._beat, args=(claim.trial.number, ended), daemon=True)
         beating.start()
         try:
             yield claim
         except BaseException:
             with contextlib.suppress(Exception):  # an unreachable storage gives it back by the silence
-                self.give_back(claim[0].number)
+                self.give_back(claim.trial.number)
             raise
         finally:
             ended.set()
             beating.join()
 
-    def _take(self) -> tuple[Trial, int] | None:
+    def _take(self) -> TrialClaim | None:
         """The next trial. All trials of the budget are created in advance, so that their number limits the claims."""
         with exclusive(self.url), deferred_for(self.url):
             self._repeat_lost()
@@ -216,7 +224,7 @@ class SearchStudy:
                 with contextlib.suppress(UpdateFinishedTrialError):
                     if trial.state is TrialState.WAITING and self._claims(trial.number):
                         self.study.sampler = make_sampler(self.tuning, number)
-                        return Trial(self.study, self._id(trial.number)), number
+                        return TrialClaim(Trial(self.study, self._id(trial.number)), number)
         return None
 
     def _claims(self, number: int) -> bool:

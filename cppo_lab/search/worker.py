@@ -260,7 +260,9 @@ class Worker:
                     try:
                         _Work(self, state, *claim).do()
                     except Lost:
-                        say(f"trial {claim[1]}: another worker has it, since this one gave no sign of life")
+                        say(
+                            f"trial {claim.number}: another worker has it, since this one gave no sign of life"
+                        )
             if claim is not None:
                 leave_at = math.inf
                 state.publish()

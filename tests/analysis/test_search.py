@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from cppo_lab import schema
 from cppo_lab.analysis import artifacts
@@ -57,8 +57,9 @@ def test_a_search_is_read_from_its_newest_run(uri: str) -> None:
     assert (result.mlflow_id, result.name, result.model) == (newest, "tune_made", "mini_base")
     assert (result.seeds, result.objectives) == ((0, 1), ("final_score",))
     log, plain = result.spaces.values()
-    assert (log.low, log.high, log.log, log.step) == (0.002, 0.05, True, None)  # type: ignore[union-attr]
-    assert (plain.low, plain.high, plain.log, plain.step) == (0.4, 1.0, False, 0.05)  # type: ignore[union-attr]
+    assert isinstance(log, FloatDistribution) and isinstance(plain, FloatDistribution)
+    assert (log.low, log.high, log.log, log.step) == (0.002, 0.05, True, None)
+    assert (plain.low, plain.high, plain.log, plain.step) == (0.4, 1.0, False, 0.05)
     states = [trial.state.name for trial in result.trials]
     assert [states.count(name) for name in ("COMPLETE", "PRUNED", "FAIL")] == [20, 3, 1]
     assert result.trials[11].user_attrs["reason"] == "out of memory"

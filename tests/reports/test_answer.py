@@ -21,7 +21,7 @@ def moved(shift: float, wiggle: tuple[float, ...] = WIGGLE) -> list[float]:
 
 def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
     board = board_of(flat(cells))
-    return short_answers(verdicts({"main": board}, own), sweep_statistics(board))
+    return short_answers(verdicts({"main": board}, own), (), sweep_statistics(board))
 
 
 @pytest.mark.parametrize("own", [(), (ABOVE,)], ids=["against the baseline", "a hypothesis"])

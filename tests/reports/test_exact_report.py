@@ -89,6 +89,11 @@ def test_from_the_file_to_the_page(workspace: Path) -> None:
     page = (folder / "index.html").read_text()
     section = re.search(r'<section id="exact">(.*?)</section>', page, re.DOTALL)
     assert section is not None
+    answer = re.search(r'<ul class="short" aria-label="Answer">(.*?)</ul>', page, re.DOTALL)
+    assert answer is not None  # about the hypotheses, not about scores against a baseline
+    assert re.findall(r"</strong> ([^:]*):", answer[1]) == [
+        "DPPO makes smaller errors", "The longer the response, the more so"
+    ]  # fmt: skip
     assert f"({digest}), before any of the 12 runs that test it; unchanged." in section[1]
     assert section[1].count("<svg") == 1
     assert "3 seeds, 0 to 2" in section[1]

@@ -6,6 +6,7 @@
 import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ from tests.servers.forked import Forked
 from tests.waiting import until
 
 INLINE = "launcher=inline"
+
+
+def is_free(folder: Path) -> bool:
+    return not is_held(folder)
 
 
 def trained_by(worker: Forked, at_least: int, runs: Path) -> tuple[int, int, Path]:
@@ -63,7 +68,7 @@ def test_24_trials_with_workers_that_are_killed_at_any_moment(workspace: Path) -
             if with_run:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-                until("the run is nobody's", lambda folder=folder: not is_held(folder))  # type: ignore[misc]
+                until("the run is nobody's", partial(is_free, folder))
             killed.add(number)
             victim = search.tune(*words)
         for worker in (steady, victim):

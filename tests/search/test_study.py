@@ -17,7 +17,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.search import study as module
 from cppo_lab.search import tune
 from cppo_lab.search.space import Tuning
-from cppo_lab.search.study import Lost, SearchStudy, find_trials, storage_url
+from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url
 from cppo_lab.search.tune import _follow
 from cppo_lab.sweep.file import Scalar
 from tests.search.made_search import made_tuning, search_values
@@ -39,7 +39,7 @@ def opened(tuning: Tuning, url: str) -> SearchStudy:
 
 
 @contextlib.contextmanager
-def claimed(study: SearchStudy) -> Iterator[tuple[Trial, int]]:
+def claimed(study: SearchStudy) -> Iterator[TrialClaim]:
     with study.claim() as claim:
         assert claim
         yield claim
@@ -69,7 +69,7 @@ def test_claims_are_held_once_and_end_with_the_budget(url: str) -> None:
     one, other = opened(tuning, url), opened(tuning, url)
     with contextlib.ExitStack() as stack:
         claims = [stack.enter_context(claimed(study)) for study in (one, other, other, one)]
-        assert [claim[1] for claim in claims] == [0, 1, 2, 3]
+        assert [claim.number for claim in claims] == [0, 1, 2, 3]
         assert stack.enter_context(other.claim()) is None  # all are held, none is left
 
 
@@ -78,24 +78,24 @@ def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url
     one, other, third = (opened(tuning, url) for _ in range(3))
     for before in range(2):  # who takes it up may die, too
         with claimed(one) as claim:
-            assert claim[1] == 0
-            point = one.draw(claim[0])
-            one.score(claim[0], 2 * before, 0.5)
+            assert claim.number == 0
+            point = one.draw(claim.trial)
+            one.score(claim.trial, 2 * before, 0.5)
     with claimed(other) as repeated:
-        assert (repeated[1], other.draw(repeated[0])) == (0, point)
+        assert (repeated.number, other.draw(repeated.trial)) == (0, point)
         assert other.trials()[0].intermediate_values == {0: 0.5, 2: 0.5}
         # The first worker was not dead: what it writes goes nowhere, and it learns of it.
         for write in (
-            lambda: note(one, claim[0], "run_ids", ["x"]),
-            lambda: one.score(claim[0], 4, 0.1),
-            lambda: one.end(claim[0], DONE, [0.9]),
-            lambda: one.end(claim[0], FAILED, reason="no memory"),
+            lambda: note(one, claim.trial, "run_ids", ["x"]),
+            lambda: one.score(claim.trial, 4, 0.1),
+            lambda: one.end(claim.trial, DONE, [0.9]),
+            lambda: one.end(claim.trial, FAILED, reason="no memory"),
         ):
             with pytest.raises(Lost):
                 write()
-        other.end(repeated[0], DONE, [0.1])
+        other.end(repeated.trial, DONE, [0.1])
     with claimed(third) as claim:
-        assert claim[1] == 1
+        assert claim.number == 1
     trials = find_trials(tuning, url)
     assert [trial.number for trial in trials] == [0, 1, 2, 3]
     assert (trials[0].values, trials[0].state) == ([0.1], DONE)
@@ -124,7 +124,7 @@ def test_a_process_killed_while_it_repeats_a_trial_loses_none(
 ) -> None:
     tuning = made_tuning()
     with claimed(opened(tuning, url)) as claim:
-        assert claim[1] == 0
+        assert claim.number == 0
 
     class Killed(BaseException):
         pass
@@ -139,15 +139,15 @@ def test_a_process_killed_while_it_repeats_a_trial_loses_none(
             patch.setattr(optuna.storages, "fail_stale_trials", killed)
         opened(tuning, url).claim().__enter__()
     with claimed(opened(tuning, url)) as claim:
-        assert claim[1] == 0
+        assert claim.number == 0
 
 
 def test_an_exception_gives_the_trial_back_at_once(url: str) -> None:
     study = opened(made_tuning(), url)
     for interruption in (KeyboardInterrupt, RuntimeError):
         with pytest.raises(interruption), claimed(study) as claim:
-            assert claim[1] == 0
-            study.draw(claim[0])
+            assert claim.number == 0
+            study.draw(claim.trial)
             raise interruption
     assert [trial.state for trial in study.trials()] == [TrialState.WAITING] * 4
     assert study.trials()[0].params
@@ -156,13 +156,13 @@ def test_an_exception_gives_the_trial_back_at_once(url: str) -> None:
 def test_a_failure_counts_and_a_worker_killed_while_it_prunes_has_not_failed(url: str, silence: None) -> None:
     study = opened(made_tuning(), url)
     with claimed(study) as claim:
-        study.end(claim[0], FAILED, reason="RuntimeError: no memory left")
+        study.end(claim.trial, FAILED, reason="RuntimeError: no memory left")
     with claimed(study) as claim:
-        assert claim[1] == 1
-        note(study, claim[0], "reason", "pruned by the search at step 2")
+        assert claim.number == 1
+        note(study, claim.trial, "reason", "pruned by the search at step 2")
     with claimed(study) as claim:
-        assert claim[1] == 1
-        study.end(claim[0], TrialState.PRUNED, reason="pruned by the search at step 2")
+        assert claim.number == 1
+        study.end(claim.trial, TrialState.PRUNED, reason="pruned by the search at step 2")
     states = [trial.state for trial in study.trials()]
     assert states == [FAILED, TrialState.PRUNED, TrialState.WAITING, TrialState.WAITING]
 
@@ -176,13 +176,13 @@ def test_a_trial_of_version_0_1_whose_worker_was_killed_goes_on(workspace: Path,
     old = create_trial(state=TrialState.RUNNING, user_attrs=attributes)
     study.study.add_trial(old)
     with claimed(study) as claim:
-        assert claim[1] == 1
-        study.end(claim[0], DONE, [0.1])
+        assert claim.number == 1
+        study.end(claim.trial, DONE, [0.1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SILENT_SECONDS", -1)
         with claimed(study) as claim:
-            assert (claim[1], claim[0].user_attrs["run_ids"]) == (0, ["x"])
-            assert "owner" not in claim[0].user_attrs
+            assert (claim.number, claim.trial.user_attrs["run_ids"]) == (0, ["x"])
+            assert "owner" not in claim.trial.user_attrs
 
 
 def test_a_trial_that_version_0_1_was_about_to_claim_is_claimed_once(
@@ -193,17 +193,17 @@ def test_a_trial_that_version_0_1_was_about_to_claim_is_claimed_once(
     with claimed(study) as claim:
         monkeypatch.setattr(module, "SILENT_SECONDS", -1)  # it is Optuna's heartbeat that counts for it now
         with claimed(study) as second:
-            assert (claim[1], second[1]) == (0, 1)
+            assert (claim.number, second.number) == (0, 1)
 
 
 def test_a_point_half_drawn_is_drawn_to_its_end(url: str, silence: None) -> None:
     study, whole = opened(made_tuning(), url), opened(made_tuning(study="whole"), url)
     with claimed(whole) as claim:
-        point = whole.draw(claim[0])
+        point = whole.draw(claim.trial)
     with claimed(study) as claim:
-        claim[0].suggest_float("rule.delta_b", 0.002, 0.05, log=True)
+        claim.trial.suggest_float("rule.delta_b", 0.002, 0.05, log=True)
     with claimed(study) as claim:
-        again = study.draw(claim[0])
+        again = study.draw(claim.trial)
     assert again.keys() == point.keys()
     assert again["rule.delta_b"] == point["rule.delta_b"]
 
@@ -218,8 +218,8 @@ def test_start_up_points_depend_on_the_trial_alone(workspace: Path) -> None:
         for number in range(4):
             study = studies[number % len(drawn)]
             with claimed(study) as claim:
-                drawn[-1].append(study.draw(claim[0]))
-                study.end(claim[0], DONE, [0.1])
+                drawn[-1].append(study.draw(claim.trial))
+                study.end(claim.trial, DONE, [0.1])
     assert drawn[0] == drawn[1]
     assert len({str(point) for point in drawn[0]}) == 4
 
@@ -229,8 +229,8 @@ def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
     study, step = opened(made_tuning(values), storage_url()), count()
     with claimed(study) as claim:
         for action in (
-            lambda: study.score(claim[0], next(step), 0.5),
-            lambda: note(study, claim[0], "a", "b"),
+            lambda: study.score(claim.trial, next(step), 0.5),
+            lambda: note(study, claim.trial, "a", "b"),
             study.trials,
         ):
             assert interrupted_everywhere(workspace / "optuna.db", action) > 0
@@ -246,8 +246,8 @@ def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
     study, points = opened(made_tuning(values), storage_url()), []
     for _ in range(30):
         with claimed(study) as claim:
-            points.append(study.draw(claim[0]))
-            study.end(claim[0], DONE, [0.1])
+            points.append(study.draw(claim.trial))
+            study.end(claim.trial, DONE, [0.1])
     assert {point["rule.w_min"] for point in points} == {0.5, 0.75}
     assert {repr(point["rollout.staleness"]) for point in points} == {"0", "1", "2"}
     on_grid = {point["rule.delta_b"] for point in points}
@@ -265,9 +265,9 @@ def test_many_claims_at_once_take_each_trial_once(url: str) -> None:
             with study.claim() as claim:
                 if claim is None:
                     return
-                numbers.append(claim[1])
-                study.draw(claim[0])
-                study.end(claim[0], DONE, [0.1])
+                numbers.append(claim.number)
+                study.draw(claim.trial)
+                study.end(claim.trial, DONE, [0.1])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -301,14 +301,14 @@ def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
             with study.claim() as claim:
                 if claim is None:
                     return
-                study.end(claim[0], FAILED, reason="a failure counts")
-                yield claim[1]
+                study.end(claim.trial, FAILED, reason="a failure counts")
+                yield claim.number
 
     with claimed(opened(made_tuning(trials=2), url)):
         pass  # its repetition is the third trial for Optuna
     assert list(work(2)) == [0, 1]
     with claimed(opened(made_tuning(trials=5), url)) as claim:
-        assert claim[1] == 2
+        assert claim.number == 2
     assert list(work(3)) == [2]  # and not the fourth, which waits before it
     assert list(work(5)) == [3, 4]
     assert list(work(3)) == []
@@ -391,7 +391,7 @@ def test_a_trial_that_another_machine_claims_meanwhile_is_left_to_it(
 
     monkeypatch.setattr(SearchStudy, "_id", claimed_meanwhile)
     with claimed(other) as claim:
-        assert claim[1] == 1
+        assert claim.number == 1
     assert one.study.get_trials()[0].values == ([0.5] if ended else None)
 
 
