@@ -618,7 +618,7 @@ TRACKING = (
         "cppo_lab/runs/recorder.py",
         "if step not in self._steps:",
         "if step != self.step:",
-        "tests/tracking/test_upload.py",
+        "tests/runs/test_recorder.py",
     ),
     Fault(
         "the stored traceback shows passwords",

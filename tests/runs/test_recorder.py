@@ -15,7 +15,7 @@ import pytest
 from cppo_lab import files, schema
 from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
-from cppo_lab.runs.spool import Artifact, lines, newest_record, read_rows
+from cppo_lab.runs.spool import Artifact, StepEvent, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
@@ -66,6 +66,21 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
     assert run.data.tags.get(schema.TAG_REASON, "") == reason
     assert run.data.tags.get(schema.TAG_STEP) == (None if status in schema.FINISHED else "3")
+
+
+def test_a_step_that_is_trained_again_is_on_file_once(recorder: Recorder, tiny_spec: RunSpec) -> None:
+    for step in (0, 1, 2, 3):
+        recorder.log(step, {"train/reward": 0.5})
+    recorder.interrupt("killed")
+    again = Recorder(tiny_spec, {}, recorder.folder)
+    again.begin(1)
+    for step in (0, 1, 2, 3, 4):
+        again.log(step, {"train/reward": 0.7})
+    logged = [line.step for line in lines(recorder.folder) if isinstance(line, StepEvent)]
+    assert logged == [0, 1, 2, 3, 4]
+    assert {row.step: row.metrics["train/reward"] for row in read_rows(recorder.folder)} == {
+        **dict.fromkeys((0, 1, 2, 3), 0.5), 4: 0.7
+    }  # fmt: skip
 
 
 def test_artifacts_are_replaced_and_recorded_again(recorder: Recorder) -> None:
