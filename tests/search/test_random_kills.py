@@ -9,6 +9,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from optuna.trial import TrialState
 
@@ -22,14 +23,27 @@ from tests.servers.forked import Forked
 from tests.waiting import until
 
 INLINE = "launcher=inline"
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def is_free(folder: Path) -> bool:
     return not is_held(folder)
 
 
+def stopped(process: int) -> bool:
+    """Stop a process where it stands; False if it has ended."""
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        os.kill(process, signal.SIGSTOP)
+        until(
+            "it stands or has ended",
+            lambda: psutil.Process(process).status() in (psutil.STATUS_STOPPED, *ENDED),
+        )
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    return False
+
+
 def trained_by(worker: Forked, at_least: int, runs: Path) -> tuple[int, int, Path]:
-    """Once so many trials are done and `worker` trains: its trial, the run's process and folder.
+    """Once so many trials are done and `worker` trains: its trial, the run's process, which is stopped, and folder.
 
     It is not between its first step and its first checkpoint: killed there, it would begin anew, in a second record.
     """
@@ -45,8 +59,10 @@ def trained_by(worker: Forked, at_least: int, runs: Path) -> tuple[int, int, Pat
                 ):
                     folder = runs / trial.user_attrs["run_ids"][0]
                     held = holder(folder) if folder.exists() else None
-                    if held and ((folder / CHECKPOINT).exists() or not read_rows(folder)):
-                        return trial.number, held[1], folder
+                    if held and stopped(held[1]):
+                        if (folder / CHECKPOINT).exists() or not read_rows(folder):
+                            return trial.number, held[1], folder
+                        os.kill(held[1], signal.SIGCONT)
         return None
 
     return until("a run can be killed", found)
@@ -65,9 +81,8 @@ def test_24_trials_with_workers_that_are_killed_at_any_moment(workspace: Path) -
         ):
             number, process, folder = trained_by(victim, at_least, runs)
             victim.kill()
+            os.kill(process, signal.SIGKILL if with_run else signal.SIGCONT)
             if with_run:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
                 until("the run is nobody's", partial(is_free, folder))
             killed.add(number)
             victim = search.tune(*words)
