@@ -1,4 +1,4 @@
-"""The model card of a run of a published model. The one of a miniature: cores/verl/test_export_synthetic.py."""
+"""The model card of a run of a published model. The one of a miniature: cores/verl/test_export.py."""
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Exported

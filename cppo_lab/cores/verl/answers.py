@@ -6,7 +6,7 @@ Reads the question and true answer of a data row, and the answer of a response, 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import TRAINING, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
-from cppo_lab.cores.mini.tasks.base import Task, make_task
+from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
 from cppo_lab.data.answers import answer_of
 from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
@@ -26,63 +26,35 @@ from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
 Row = Mapping[str, Any]  # of verl's data set
 
 
-class Wording(Protocol):
-    """How the rows of a data set, and the responses to them, are read."""
+class Wording:
+    """How the rows of a data set, and the responses to them, are read: mathematics, or a task of ours.
+
+    A task's problems and answers are those of the embedded core, so that their ids are the same in both cores.
+    """
+
+    def __init__(self, data: MathData | TaskData) -> None:
+        self.task = make_task(data) if isinstance(data, TaskData) else None
 
     def asked(self, row: Row) -> str:
-        """The text that identifies a problem in every run: the input of `problem_ids`."""
-        ...
+        """The text that identifies a problem in every run, the input of `problem_ids`: without a chat template's."""
+        if self.task is None:
+            return "\n\n".join(str(message["content"]) for message in row["raw_prompt"])
+        return str(tuple(json.loads(row["reward_model"]["ground_truth"])))
 
     def truth(self, row: Row) -> str:
         """The true answer."""
-        ...
-
-    def answer(self, ids: list[int], text: str) -> str | None:
-        """The answer that the grader extracts from a response with these ids and this text; None if there is none."""
-        ...
-
-
-def wording_of(data: MathData | TaskData) -> Wording:
-    """The wording of a run's data."""
-    return OfTask(make_task(data)) if isinstance(data, TaskData) else OfMathematics()
-
-
-class OfMathematics:
-    """Mathematics, with answers extracted as in `data.grading`."""
-
-    def asked(self, row: Row) -> str:
-        """The prompt, without the text that a chat template adds."""
-        return "\n\n".join(str(message["content"]) for message in row["raw_prompt"])
-
-    def truth(self, row: Row) -> str:
-        return str(row["reward_model"]["ground_truth"])
-
-    def answer(self, ids: list[int], text: str) -> str | None:
-        extracted = answer_of(text)
-        return None if extracted is None else extracted.text
-
-
-class OfTask:
-    """Our tasks, with problems and answers as in the embedded core, so that their ids are the same in both cores."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def asked(self, row: Row) -> str:
-        """The numbers and operators that define the problem."""
-        return str(tuple(_values(row)))
-
-    def truth(self, row: Row) -> str:
-        problem = self.task.write(torch.tensor([_values(row)]), torch.Generator().manual_seed(0))
+        truth = row["reward_model"]["ground_truth"]
+        if self.task is None:
+            return str(truth)
+        problem = self.task.write(torch.tensor([json.loads(truth)]), torch.Generator().manual_seed(0))
         return " ".join(map(str, problem.answers[0].tolist()))
 
     def answer(self, ids: list[int], text: str) -> str | None:
-        return self.task.answer(ids)
-
-
-def _values(row: Row) -> list[int]:
-    values: list[int] = json.loads(row["reward_model"]["ground_truth"])
-    return values
+        """The answer that the grader extracts from a response with these ids and this text; None if there is none."""
+        if self.task is not None:
+            return self.task.answer(ids)
+        extracted = answer_of(text)
+        return None if extracted is None else extracted.text
 
 
 # The validation problems of a run and the grades of their answers, from verl's data and queue.
@@ -151,22 +123,6 @@ def draw_of(key: str) -> int:
     return int(key.rsplit("_", 2)[1])
 
 
-def counted(
-    responses: Iterable[Graded], problems: int, longest: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Right answers, answers cut off at `longest` tokens, and mean length of every problem, each [P].
-
-    Failed responses are missing and count as wrong, as in verl's mean.
-    """
-    right, cut_off, count, tokens = (np.zeros(problems, np.int64) for _ in range(4))
-    for grade in responses:
-        right[grade.place] += grade.right
-        cut_off[grade.place] += grade.length >= longest
-        count[grade.place] += 1
-        tokens[grade.place] += grade.length
-    return right, cut_off, tokens / np.maximum(count, 1)
-
-
 # The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
 #
 # Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
@@ -199,7 +155,7 @@ class VerlAnswerRecorder:
         self, spec: VerlRun, settings: AnswersSpec, rows: Iterable[Row], decode: Decode, spell: Decode
     ) -> None:
         self.spec, self.settings, self._decode, self._spell = spec, settings, decode, spell
-        self._wording = wording_of(spec.data)
+        self._wording = Wording(spec.data)
         self._problems = held_out(rows, spec.data.benchmarks, self._wording)
         self._texts_of = frozenset(chosen_problems(self._problems.benchmark_of, settings.wanted_problems))
         self._longest = spec.rollout.max_response_length
@@ -289,8 +245,14 @@ class VerlAnswerRecorder:
             before = no_outcomes(
                 self.spec.validation.samples, problems.benchmarks, problems.problems, problems.benchmark_of
             )
-            counts = counted(self._graded, len(problems.problems), self._longest)
-            answers = StepAnswers(before.append(step, *counts), tuple(self._samples), self._tokens)
+            right, cut_off, count, tokens = (np.zeros(len(problems.problems), np.int64) for _ in range(4))
+            for grade in self._graded:  # failed responses are missing and count as wrong, as in verl's mean
+                right[grade.place] += grade.right
+                cut_off[grade.place] += grade.length >= self._longest
+                count[grade.place] += 1
+                tokens[grade.place] += grade.length
+            outcomes = before.append(step, right, cut_off, tokens / np.maximum(count, 1))
+            answers = StepAnswers(outcomes, tuple(self._samples), self._tokens)
         self._forget()
         return answers
 

@@ -189,7 +189,6 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     # Worker
     *_points(OVERRIDE, "verl.workers.engine_workers", _WORKER),
     # Loss
-    *_points(REGISTRY, "verl.trainer.ppo.core_algos", {"register_policy_loss": "name"}),
     *_points(CALL, "verl.workers.utils.losses", {"ppo_loss": "config model_output data dp_group"}),
     *_points(CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
     *_points(CALL, "verl.utils.metric", {"Metric": "aggregation value"}),

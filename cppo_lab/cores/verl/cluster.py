@@ -372,15 +372,7 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
     if memory_gb is not None:
         options["object-store-memory"] = object_store_bytes(memory_gb)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [
-        sys.executable,
-        "-m",
-        "cppo_lab.cores.verl.ray_start",
-        "start",
-        "--block",
-        "--disable-usage-stats",
-        *words,
-    ]
+    return [sys.executable, "-m", __name__, "start", "--block", "--disable-usage-stats", *words]
 
 
 @contextmanager
@@ -475,3 +467,10 @@ def _meet(allocation: Allocation) -> str | None:
             raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
         time.sleep(LOOK_SECONDS)
     return None
+
+
+if __name__ == "__main__":  # Ray's command line: `python -m cppo_lab.cores.verl.cluster start ...`
+    from ray.scripts.scripts import main
+
+    with longer_start_timeout():
+        main()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from cppo_lab.cores.verl.cluster import (
     without_working_folder,
 )
 from cppo_lab.cores.verl.files import planned_files, require_files
-from cppo_lab.cores.verl.rollout import weight_socket
+from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
@@ -102,15 +102,13 @@ def _train_on(
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         resources.doing("importing verl")
         # Imported here: Ray and verl read the environment when they are loaded.
-        from cppo_lab.cores.verl.config import check_config, set_answers, set_mismatch, verl_config
+        from cppo_lab.cores.verl.config import check_config, verl_config
 
         resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
         files = planned_files(spec, paths, resources.shared, folder, resume)
         require_files(spec, files, resources.shared)
-        config = verl_config(spec, layout, files)
+        config = verl_config(spec, layout, files, resources.answers, resources.mismatch)
         config.ray_kwargs.ray_init = ray_init
-        set_mismatch(config, resources.mismatch)
-        set_answers(config, resources.answers)
         check_config(spec, layout, config)
         resources.doing("starting verl's trainer")
         with _following(folder, answers, sink):
@@ -138,7 +136,7 @@ def own_ray(
     """Arguments of `ray.init` for a new cluster on this machine or the allocation, which is shut down afterwards."""
     cpu = layout.device == "cpu"
     plugin = plugin_environment(cpu) | {
-        weight_socket.VARIABLE: weight_socket.new_name(),
+        SOCKET_VARIABLE: new_socket_name(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",  # vLLM would report usage
@@ -209,6 +207,38 @@ def _last_line(error: BaseException) -> str:
     return informative[-1] if informative else ""
 
 
+class TaskRunner:
+    """verl's TaskRunner with our trainer: the Ray actor that `verl.trainer.main_ppo.run_ppo` starts."""
+
+    def run(self, config: Any) -> None:
+        """Train the run of `config` to its end."""
+        import transfer_queue
+        from omegaconf import OmegaConf
+        from verl.utils.import_utils import load_class_from_fqn
+
+        from cppo_lab.cores.verl.config import lab_settings
+        from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
+
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        transfer_queue.init(config.transfer_queue)
+        try:
+            with checkpoints.writing(lab_settings(config).folder):
+                trainer = LabTrainer(config=config)
+                trainer.init()
+                manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
+                loops = manager.create(
+                    config=config,
+                    llm_client=trainer.get_llm_client(),
+                    teacher_client=trainer.get_teacher_client(),
+                    reward_loop_worker_handles=trainer.get_reward_handles(),
+                )
+                with suppress(PolicyBroken):
+                    trainer.fit(loops)
+        finally:
+            transfer_queue.close()
+
+
 @contextmanager
 def _signals_after_ray() -> Iterator[Any]:
     """verl's TaskRunner, with SIGUSR2 blocked until verl has started Ray and requests an instance.
@@ -216,9 +246,9 @@ def _signals_after_ray() -> Iterator[Any]:
     Slurm sends its warnings to every process of a job, and SIGUSR2 kills a process without a handler. The processes
     that Ray starts inherit the signal mask.
     """
-    from cppo_lab.cores.verl.task_runner import TaskRunner
+    import ray
 
-    actor: Any = TaskRunner  # the class as wrapped by `ray.remote`
+    actor: Any = ray.remote(num_cpus=1)(TaskRunner)
 
     def let_in() -> None:
         restore()

@@ -1,50 +1,54 @@
-"""The best checkpoint of a run of verl as a folder in Hugging Face's format, by verl's merger.
+"""The best model of a run in Hugging Face's format: of verl by verl's merger, of the embedded core as a Qwen3.
 
 Others may have write access to the folder of a run: no link in it is followed, weights are read as tensors only, and
 of the other files only those that describe the model and tokenizer are used.
 """
 
+import contextlib
 import importlib.util
+import io
 import json
+import logging
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
-from cppo_lab.cores.base import Exported
-from cppo_lab.cores.verl.checkpoints import BEST, STEP
-from cppo_lab.cores.verl.hub_folder import copy_description, copy_file, require_complete
+from cppo_lab.cores.base import BEST_MODEL, Exported
+from cppo_lab.cores.verl.checkpoints import BEST, MALFORMED, STEP
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import names_below, open_below
 from cppo_lab.installed import install_extra
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import MiniRun, RunSpec
 
 Say = Callable[[str], None]
-_MOST_SHARDS = 100_000
+# Files that describe the model and tokenizer. No code, and nothing that a reader would unpickle.
+_DESCRIBES = (".json", ".txt", ".jinja", ".model")
+CONFIG = "config.json"
 
 
 def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
-    """Write the best checkpoint of `spec` to `target`. As `cores.base.Exporter`.
+    """Write the best checkpoint of `spec`, a run of verl, to `target`. As `cores.base.Exporter`.
 
     FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision; verl's merger converts Megatron's
     shards to bfloat16.
     """
-    for package in ("transformers", "verl"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"package {package!r} is not installed, and verl's checkpoints are merged by verl: "
-                f"{install_extra('verl')} (docs/verl.md)"
-            )
+    _require("transformers", "verl")
     at = (spec.run_id, BEST, "actor")
     step = _step(runs, spec.run_id)
-    inside = names_below(runs, *at)
-    if "fsdp_config.json" in inside:
+    if "fsdp_config.json" in names_below(runs, *at):
         _merge_fsdp(runs, at, target, say)
-    elif any(name.endswith(".safetensors") for name in names_below(runs, *at, "model", "huggingface")):
-        _copy_saved(runs, (*at, "model", "huggingface"), target, say)
+    elif names := [n for n in names_below(runs, *at, "model", "huggingface") if n.endswith(".safetensors")]:
+        # Complete weights, which verl's Megatron engine saves through Megatron-Bridge in our layouts.
+        copy_description(runs, (*at, "model", "huggingface"), target)
+        for number, name in enumerate(names, 1):
+            say(f"copying weights, file {number} of {len(names)}")
+            copy_file(runs, (*at, "model", "huggingface", name), target / name)
     elif names_below(runs, *at, "model", "dist_ckpt"):
         _merge_megatron(runs, (*at, "model"), target, say)
     else:
@@ -54,73 +58,96 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
         )
     if _step(runs, spec.run_id) != step:
         raise UserError(f"run {spec.run_id} has replaced its best checkpoint in the meantime: try again")
-    dtype, parameters = require_complete(target)
-    return Exported(step, dtype, parameters)
+    return Exported(step, *require_complete(target))
+
+
+def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
+    """Write the best model of `spec`, a run of the embedded core, to `target`. As `cores.base.Exporter`."""
+    assert isinstance(spec, MiniRun)
+    file = open_below(runs, spec.run_id, BEST_MODEL)
+    if file is None:
+        raise UserError(
+            f"run {spec.run_id} has kept no checkpoint: there is no {BEST_MODEL} in {runs / spec.run_id}. It is "
+            "written at the first validation after step 0, by this version; `cppo launch SWEEP --replace` trains runs "
+            "of an older one again"
+        )
+    with file:
+        _require("transformers", "tokenizers", "pyarrow")
+        from cppo_lab.cores.checkpoint import read_checkpoint, same_form
+        from cppo_lab.cores.mini.model import Transformer
+        from cppo_lab.cores.mini.tasks.base import make_task
+        from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
+
+        tokenizer = make_task(spec.data).tokenizer
+        context = spec.data.prompt_length + spec.rollout.max_response_length
+        model = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
+        say(f"reading {BEST_MODEL}")
+        try:
+            checkpoint = read_checkpoint(file, spec.run_id)
+            state = checkpoint["trainer"]
+            weights: Any = state.get("model") if isinstance(state, dict) else None
+            if not same_form(weights, model.state_dict()):
+                raise ValueError("it contains the weights of another model")
+        except ValueError as error:
+            raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
+    model.load_state_dict(weights)
+    say("writing the model")
+    with quiet():
+        as_qwen3(model, tokenizer).save_pretrained(target)
+        as_fast_tokenizer(tokenizer).save_pretrained(target)
+    return Exported(checkpoint["history"][-1][0], *require_complete(target))
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"package {package!r} is not installed, and models are exported by it: {install_extra('verl')}"
+            )
+
+
+def _content(runs: Path, *at: str) -> bytes:
+    """A small file at the path `at` below `runs`; empty if there is none."""
+    file = open_below(runs, *at)
+    if file is None:
+        return b""
+    with file:
+        return file.read(10_000)
 
 
 def _step(runs: Path, run_id: str) -> int:
     """The step of the best checkpoint."""
-    file = open_below(runs, run_id, BEST, STEP)
-    if file is not None:
-        with file:
-            text = file.read(100).strip()
-        if text.isdigit():
-            return int(text)
-    raise UserError(
-        f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST}. The first is kept at the first "
-        "validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
-    )
+    text = _content(runs, run_id, BEST, STEP).strip()
+    if not text.isdigit():
+        raise UserError(
+            f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST}. The first is kept at the "
+            "first validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
+        )
+    return int(text)
 
 
 def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
     """Merge the shards that FSDP's ranks have saved, a single shard or several."""
     from cppo_lab.cores.verl.export_fsdp import merge
 
-    ranks = _ranks(runs, at)
-    shards: list[BinaryIO] = []
-    with TemporaryDirectory(prefix="cppo-export-") as folder:
-        try:
-            # Open all first, so that they belong to one checkpoint even if it is replaced.
-            for rank in range(ranks):
-                file = open_below(runs, *at, f"model_world_size_{ranks}_rank_{rank}.pt")
-                if file is None:
-                    raise UserError(
-                        f"{runs.joinpath(*at)}: the shard of rank {rank} of {ranks} is missing: the checkpoint is "
-                        "damaged"
-                    )
-                shards.append(file)
-            copy_description(runs, (*at, "huggingface"), Path(folder))
-            merge(shards, Path(folder), target, say)
-        finally:
-            for file in shards:
-                file.close()
-
-
-def _ranks(runs: Path, at: tuple[str, ...]) -> int:
-    """How many ranks have saved a shard."""
-    file = open_below(runs, *at, "fsdp_config.json")
-    settings: Any = None
-    if file is not None:
-        with file:
-            try:
-                settings = json.loads(file.read(10_000))
-            except (ValueError, RecursionError):
-                settings = None
-    ranks = settings.get("world_size") if isinstance(settings, dict) else None
-    if not isinstance(ranks, int) or not 1 <= ranks <= _MOST_SHARDS:
+    where = runs.joinpath(*at)
+    try:
+        ranks = int(json.loads(_content(runs, *at, "fsdp_config.json"))["world_size"])
+    except MALFORMED:
         raise UserError(
-            f"{runs.joinpath(*at)}/fsdp_config.json does not say how many ranks there were: it is damaged"
-        )
-    return ranks
-
-
-def _copy_saved(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
-    """Copy the complete weights that verl's Megatron engine has saved through Megatron-Bridge, as our layouts do."""
-    copy_description(runs, at, target)
-    names = [name for name in names_below(runs, *at) if name.endswith(".safetensors")]
-    for number, name in enumerate(names, 1):
-        say(f"copying weights, file {number} of {len(names)}")
-        copy_file(runs, (*at, name), target / name)
+            f"{where}/fsdp_config.json does not say how many ranks there were: it is damaged"
+        ) from None
+    with TemporaryDirectory(prefix="cppo-export-") as folder, contextlib.ExitStack() as opened:
+        shards = []
+        # Open all first, so that they belong to one checkpoint even if it is replaced.
+        for rank in range(ranks):
+            file = open_below(runs, *at, f"model_world_size_{ranks}_rank_{rank}.pt")
+            if file is None:
+                raise UserError(f"{where}: the shard of rank {rank} of {ranks} is missing: it is damaged")
+            shards.append(opened.enter_context(file))
+        copy_description(runs, (*at, "huggingface"), Path(folder))
+        with quiet(), refusing("the checkpoint cannot be merged"):
+            merge(shards, Path(folder), target, say)
 
 
 def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
@@ -139,7 +166,7 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
         )
     with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         local = Path(folder)
-        copy_description(runs, (*at, "huggingface"), local / "model" / "huggingface")
+        config = copy_description(runs, (*at, "huggingface"), local / "model" / "huggingface")
         names = names_below(runs, *at, "dist_ckpt")
         (local / "model" / "dist_ckpt").mkdir()
         for number, name in enumerate(names, 1):
@@ -148,7 +175,6 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
         say("verl merges the shards")
         command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "megatron"]
         command += ["--local_dir", str(local), "--target_dir", str(target)]
-        config = json.loads((local / "model" / "huggingface" / "config.json").read_bytes())
         if config.get("tie_word_embeddings"):
             command.append("--tie-word-embedding")
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # everything that it needs is local
@@ -158,3 +184,118 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
     if done.returncode:
         last = (done.stdout.strip().splitlines() or [""])[-1]
         raise UserError(f"verl's merger has failed with exit code {done.returncode}: {one_line(last)}")
+
+
+# Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards.
+
+
+def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> dict[str, Any]:
+    """Copy the configuration and tokenizer of a model from the folder at the path `at` below `runs`.
+
+    Returns the configuration. Raises UserError if there is none, or if it requires code of the model.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names_below(runs, *at):
+        if name.endswith(_DESCRIBES):
+            copy_file(runs, (*at, name), target / name)
+    where = runs.joinpath(*at, CONFIG)
+    try:
+        config: Any = json.loads((target / CONFIG).read_bytes())
+    except (FileNotFoundError, *MALFORMED):
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(f"{where} is missing or damaged, so the model is unknown")
+    if config.get("auto_map"):
+        raise UserError(
+            f"{where} requires the model's own code (auto_map), which is neither run nor exported: only "
+            "architectures that transformers knows can be"
+        )
+    # Drop the attention implementation: it depends on the machine, and its name may refer to code on the hub.
+    for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+        config.pop(key, None)
+    (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return config
+
+
+def copy_file(runs: Path, at: tuple[str, ...], target: Path, link: bool = False) -> None:
+    """Copy the file at the path `at` below `runs`; `link`: by a hard link if possible.
+
+    Raises UserError if it is not a plain file.
+    """
+    file = open_below(runs, *at)
+    if file is None:
+        raise UserError(f"{runs.joinpath(*at)} no longer exists: try again")
+    with file:
+        if link:
+            with contextlib.suppress(OSError):  # another file system, or a kernel that forbids it
+                # Only with a `src_dir_fd` does Python follow the link; an absolute path ignores the folder itself.
+                os.link(
+                    f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno(), follow_symlinks=True
+                )
+                return
+        with target.open("xb") as copy:
+            shutil.copyfileobj(file, copy, 2**22)
+
+
+def require_complete(folder: Path) -> tuple[str, int]:
+    """Load the model of `folder` as users will, but without the values; returns precision and number of its weights.
+
+    Raises UserError if weights are missing, unexpected, or of a shape that does not match the configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), refusing("the checkpoint does not make a model that transformers reads"):
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported with the others
+            local_files_only=True,
+        )
+    wrong = {name: sorted(map(str, loading[name])) for name in _FAULTS if loading.get(name)}
+    if wrong:
+        problems = "; ".join(f"{_FAULTS[name]}: {', '.join(which[:3])}" for name, which in wrong.items())
+        raise UserError(f"the checkpoint's weights are not those of its configuration: {problems}")
+    return str(model.dtype).removeprefix("torch."), sum(parameter.numel() for parameter in model.parameters())
+
+
+_FAULTS = {
+    "missing_keys": "missing",
+    "unexpected_keys": "left over",
+    "mismatched_keys": "of another shape",
+    "error_msgs": "not read",
+}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings, logs, verl's output and transformers' progress bars."""
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    logging.disable()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Convert whatever libraries raise on untrusted files to a UserError with `what` and the reason.
+
+    Errors of the disk are not converted.
+    """
+    try:
+        yield
+    except (UserError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # tokenizers raises plain Exception, transformers nearly every type
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"{what}: {type(error).__name__}: {one_line(str(error))}") from error

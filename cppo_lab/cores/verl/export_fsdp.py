@@ -16,7 +16,6 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from cppo_lab.cores.checkpoint import load_whole
-from cppo_lab.cores.verl.hub_folder import CONFIG, quiet, refusing
 from cppo_lab.errors import UserError
 
 Say = Callable[[str], None]
@@ -25,7 +24,8 @@ Say = Callable[[str], None]
 def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say) -> None:
     """Merge `shards`, in the order of ranks, into a model at `target`.
 
-    `description` is a folder with the configuration and tokenizer. Raises UserError if they do not form a model.
+    `description` is a folder with the configuration and tokenizer. Raises what verl, torch and transformers raise if
+    they do not form a model.
     """
     config = ModelMergerConfig(
         operation="merge",
@@ -34,8 +34,7 @@ def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say)
         target_dir=str(target),
         hf_model_config_path=str(description),
     )
-    with quiet(), refusing("the checkpoint cannot be merged"):
-        LabMerger(config, shards, say).merge_and_save()
+    LabMerger(config, shards, say).merge_and_save()
 
 
 class LabMerger(FSDPModelMerger):
@@ -75,18 +74,20 @@ class LabMerger(FSDPModelMerger):
         self._first = {}
         if any(part.keys() != parts[0].keys() for part in parts):
             raise ValueError("the ranks have saved different weights")
-        whole = {}
-        for name in sorted(parts[0]):
-            whole[name] = self._whole(name, [part.pop(name) for part in parts], mesh_dim_names)
+        replicated = mesh_dim_names[0] == "ddp"
+        whole = {
+            name: self._whole(name, [part.pop(name) for part in parts], replicated)
+            for name in sorted(parts[0])
+        }
         kinds = {tensor.dtype for tensor in whole.values() if tensor.is_floating_point()}
         self._dtype = reduce(torch.promote_types, kinds) if kinds else self._dtype
         return whole
 
-    def _whole(self, name: str, parts: list[Any], mesh_dim_names: tuple[str, ...]) -> torch.Tensor:
+    def _whole(self, name: str, parts: list[Any], replicated: bool) -> torch.Tensor:
         """One complete weight from the ranks' parts of it."""
         if not isinstance(parts[0], DTensor):
             return merge_non_dtensor_shards(name, parts)
-        ways = [part.placements[1:] if mesh_dim_names[0] == "ddp" else part.placements for part in parts]
+        ways = [part.placements[replicated:] for part in parts]
         if any(way != ways[0] for way in ways) or len(ways[0]) != 1:
             raise ValueError(f"{name} is spread over ranks in a way that verl's merger does not know")
         merged: torch.Tensor = self._merge_by_placement([part._local_tensor for part in parts], ways[0][0])
@@ -98,7 +99,6 @@ class LabMerger(FSDPModelMerger):
         """verl's method, with the precision of the weights in the configuration, by which they are loaded."""
         self._say("writing the model")
         super().save_hf_model_and_tokenizer(state_dict)
-        path = Path(self.config.target_dir) / CONFIG
-        config = json.loads(path.read_bytes())
-        config["dtype"] = str(self._dtype).removeprefix("torch.")
+        path = Path(self.config.target_dir) / "config.json"
+        config = json.loads(path.read_bytes()) | {"dtype": str(self._dtype).removeprefix("torch.")}
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -177,13 +177,7 @@ def megatron_outputs(
 
 def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
     """Apply `change` to each column that is not None."""
-    tokens, rollout_logp, ids, topk_logp = columns
-    return Columns(
-        change(tokens),
-        change(rollout_logp),
-        None if ids is None else change(ids),
-        None if topk_logp is None else change(topk_logp),
-    )
+    return Columns(*(None if column is None else change(column) for column in columns))
 
 
 def packed_columns(data: Any, top_k: bool) -> Columns:
@@ -194,7 +188,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
             `rollout_topk_ids` and `rollout_topk_logp` [B, R, K].
 
     Raises:
-        UserError: Top-K columns that are missing or do not have a row for each response token.
+        UserError: Top-K columns that do not have a row for each response token.
     """
     sequences, responses = data["input_ids"], data["responses"]
     rows = predicting_rows(sequences.offsets(), responses.offsets())
@@ -207,11 +201,6 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
         return Columns(tokens, rollout_logp, None, None)
     recorded = []
     for name, filler in (("rollout_topk_ids", NO_TOKEN), ("rollout_topk_logp", 0.0)):
-        if name not in data.keys():  # noqa: SIM118 (a TensorDict iterates over its rows)
-            raise UserError(
-                f"the batch has no column {name!r}: the rollout must record mu's most likely tokens, set "
-                "rollout.engine_kwargs.cppo_lab.topk, or choose divergence=binary_tv or binary_kl"
-            )
         if not torch.equal(data[name].offsets().diff(), responses.offsets().diff()):
             raise UserError(
                 f"{name} has {data[name].offsets().diff().tolist()} rows, the responses have "
@@ -226,12 +215,9 @@ def predicting_rows(sequences: Tensor, responses: Tensor) -> Tensor:
 
     Token t of response i is the row before the last R_i - t rows of its sequence, and predicted one row earlier.
     """
-    lengths = responses.diff()
-    first = sequences[1:] - lengths - 1
-    count = int(responses[-1])
-    return (first - responses[:-1]).repeat_interleave(lengths, output_size=count) + torch.arange(
-        count, device=lengths.device
-    )
+    lengths, count = responses.diff(), int(responses[-1])
+    before = sequences[1:] - lengths - 1 - responses[:-1]
+    return before.repeat_interleave(lengths, output_size=count) + torch.arange(count, device=lengths.device)
 
 
 def laid(values: Tensor, rows: Tensor, total: int, filler: float) -> Tensor:

@@ -6,12 +6,13 @@ The typed configuration of our losses in verl: `actor.policy_loss` of a run.
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
@@ -20,20 +21,14 @@ from cppo_lab import schema
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.kept_responses import Decided, places_of
-from cppo_lab.errors import NotFinite, UserError, unknown
+from cppo_lab.errors import NotFinite, unknown
 from cppo_lab.maths import aggregation, divergence, mismatch
-from cppo_lab.maths.divergence import CONVENTIONS, ESTIMATES
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats, compute_dtype
-from cppo_lab.rules import MINIBATCH, PERMUTATION, RULES, Rule, rule_of
-
-if TYPE_CHECKING:
-    from verl.utils.metric import Metric
-
+from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype
+from cppo_lab.rules import Rule, rule_of
 
 NAME = "trust_region"
-MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"), "sample": tuple(ESTIMATES)}
 
 
 @dataclass
@@ -45,7 +40,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
     or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
     metrics `mismatch/*` are reported.
 
-    Raises UserError for settings that do not fit together.
+    Raises UserError for an unknown loss, rule or constant.
     """
 
     loss_mode: str = NAME
@@ -60,34 +55,10 @@ class TrustRegionLossConfig(PolicyLossConfig):
     mismatch: bool = True
 
     def __post_init__(self) -> None:
-        if self.estimator not in MEASURES:
-            raise unknown("policy_loss.estimator", self.estimator, MEASURES)
-        if self.measure not in MEASURES[self.estimator]:
-            raise UserError(
-                f"policy_loss.measure={self.measure!r} with estimator {self.estimator!r}: "
-                f"choose one of {', '.join(MEASURES[self.estimator])}"
-            )
-        is_topk = self.estimator == "topk"
-        if is_topk != (self.k is not None) or is_topk != (self.convention is not None):
-            raise UserError(
-                f"policy_loss.estimator={self.estimator!r} with k={self.k}, convention={self.convention!r}: "
-                "k and convention belong to estimator 'topk', and only to it"
-            )
-        if self.k is not None and self.k < 1:
-            raise UserError(f"policy_loss.k={self.k} must be at least 1")
-        if self.convention not in (None, *CONVENTIONS):
-            raise unknown("policy_loss.convention", self.convention, CONVENTIONS)
-        if self.horizon is not None and self.horizon < 1:
-            raise UserError(f"policy_loss.horizon={self.horizon} must be at least 1 token")
         if self.loss_mode == NAME:
-            _check_rule(self.record, self.constants, self.measure)
+            self.record.check(self.constants, self.measure)
         elif self.loss_mode not in POLICY_LOSS_REGISTRY:
             raise unknown("policy_loss.loss_mode", self.loss_mode, {NAME, *POLICY_LOSS_REGISTRY})
-        elif self.rule or self.constants:
-            raise UserError(
-                f"policy_loss.rule={self.rule!r} with loss_mode={self.loss_mode!r}: that is verl's own loss and "
-                f"takes no rule; set loss_mode={NAME} or drop rule and constants"
-            )
 
     @property
     def needs_topk(self) -> bool:
@@ -95,34 +66,9 @@ class TrustRegionLossConfig(PolicyLossConfig):
         return self.estimator in ("topk", "exact")
 
     @property
-    def needs_permutation(self) -> bool:
-        """Whether the rule shuffles weights, by the column `weight_permutation`."""
-        return PERMUTATION in self.record.needs
-
-    @property
     def record(self) -> Rule:
-        """The rule; a rule of another package is imported in this process.
-
-        Raises UserError if there is none.
-        """
-        if self.path is None and self.rule not in RULES:
-            raise unknown("policy_loss.rule", self.rule, RULES)
+        """The rule; a rule of another package is imported in this process."""
         return rule_of(self.rule, self.path)
-
-
-def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
-    """Raise UserError for a rule that does not take these constants."""
-    rule.check(constants, measure)
-    if MINIBATCH in rule.needs:
-        raise UserError(
-            f"policy_loss.rule={rule.name!r} decides over a whole minibatch, which verl cuts into micro-batches and "
-            "spreads over ranks: choose another rule, or core=mini"
-        )
-    single = torch.zeros(1, 1)
-    try:  # the rule itself validates its constants
-        rule.load(Tokens(single, single, single, single.bool(), single, single.long()), **constants)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"policy_loss.constants of rule {rule.name!r}: {error}") from error
 
 
 # The statistics that a loss reports through verl, converted to the metrics of our schema.
@@ -132,8 +78,6 @@ def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
 # report sums, which those reductions divide by the same factor (ranks x minibatches): the ratio of two of them is
 # exact. `loss` and `updates` are scaled by the number of ranks beforehand, so that `updates` becomes the share of
 # minibatches with a token, and `loss` the sum over all minibatches.
-#
-# Importing this module imports no verl.
 
 
 PREFIX = "rule_sums/"
@@ -157,7 +101,7 @@ def diagnostic_sums(
 
 def report(
     stats: Mapping[str, Tensor], *, loss: Tensor, minibatch_tokens: float, dp_size: int
-) -> "dict[str, Metric]":
+) -> dict[str, Metric]:
     """The micro-batch's `stats` (sums; `*_max`: maxima) and loss as verl metrics.
 
     Args:
@@ -166,8 +110,6 @@ def report(
         minibatch_tokens: valid tokens of the minibatch on all ranks; 0 if all its rows are padding.
         dp_size: data-parallel ranks.
     """
-    from verl.utils.metric import AggregationType, Metric
-
     values = dict(stats) | {"loss": loss, "updates": stats["tokens"] * dp_size / max(minibatch_tokens, 1)}
     # One transfer from the device for all of them.
     numbers = torch.stack([value.detach().double() for value in values.values()]).tolist()
@@ -177,10 +119,8 @@ def report(
     }
 
 
-def report_mismatch(sums: mismatch.MismatchSums) -> "dict[str, Metric]":
+def report_mismatch(sums: mismatch.MismatchSums) -> dict[str, Metric]:
     """The micro-batch's sums as verl metrics: one number each, since verl reduces only scalars."""
-    from verl.utils.metric import AggregationType, Metric
-
     numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
     return {
         name: Metric(AggregationType.MAX if "/largest/" in name else AggregationType.SUM, number)
@@ -262,27 +202,6 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
 # logits, see `logits.py`, and then for the loss of a micro-batch. The losses of micro-batches add up to that of the
 # minibatch: each is divided by the per-minibatch total (of tokens, or of responses), and multiplied by the number of
 # data-parallel ranks, over which FSDP and Megatron average gradients.
-#
-# Importing this module also registers the loss `trust_region` in verl's standard protocol, for recipes that do not use
-# our worker. It gets only verl's arguments: no Top-K, unless D_t is passed as `rollout_is_weights`.
-
-
-class MicroBatch(NamedTuple):
-    """The responses of a micro-batch, right-padded [B, T]; only `logp` has a gradient."""
-
-    logp: Tensor
-    rollout_logp: Tensor
-    advantages: Tensor
-    valid: Tensor  # bool
-    permutation: Tensor | None = None
-
-
-class MinibatchTotals(NamedTuple):
-    """Per-minibatch totals needed by a micro-batch. `responses` is None if verl does not count them."""
-
-    tokens: float
-    responses: float | None
-    dp_size: int
 
 
 def trust_region_loss(
@@ -308,37 +227,57 @@ def trust_region_loss(
         keep: called with the rule's decisions on a micro-batch that has marked rows (`kept_responses`).
 
     Raises:
-        UserError: settings of the actor that this loss does not have, or missing columns.
         NotFinite: a log-probability of a response token is NaN or infinite.
     """
     loss_config = config.policy_loss
     if student_logits is not None:
         return _from_logits(config, student_logits, data, data_format)
-    responses = _responses(model_output, data)
-    d = _divergence(loss_config, responses, _on_responses(model_output, data, from_engine.DIVERGENCE))
-    ids = _padded(data["responses"], responses.logp.shape[1])
-    seen = ObservedTokens(
-        responses.logp.detach(), responses.rollout_logp, d, responses.advantages, responses.valid, ids
-    )
+    logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
+
+    def column(name: str) -> Tensor:
+        """[B, T] from a column of response tokens."""
+        values = data[name]
+        if not values.is_nested:
+            return values
+        return torch.nested.to_padded_tensor(values, 0, (values.size(0), logp.shape[1]))
+
+    def output(key: str) -> Tensor | None:
+        """[B, T] without gradient from an output of the first phase; None where there is none."""
+        return no_padding_2_padding(model_output[key], data).detach() if key in model_output else None
+
+    valid = column("response_mask").bool()
+    if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
+        raise NotFinite("log-probabilities are not finite")
+    rollout_logp, advantages = column("old_log_probs"), column("advantages")
+    d = _divergence(loss_config, logp.detach(), rollout_logp, output(from_engine.DIVERGENCE))
+    seen = ObservedTokens(logp.detach(), rollout_logp, d, advantages, valid, column("responses"))
     if watch is not None:
         watch(seen)
-    totals = _totals(data)
+    dp_size, tokens_in_all = int(data["dp_size"]), float(data["batch_num_tokens"])
+    counts = data.get("minibatch_responses", None)
+    # Without padding, over all ranks: the same number in every row, except 0 in rows that pad.
+    responses = None if counts is None else float((counts.values() if counts.is_nested else counts).max())
     if loss_config.loss_mode == NAME:
-        loss, output = evaluate(config, config.loss_agg_mode, responses, d, totals)
-        stats, metrics = output.stats, {}
+        shuffled = data.get("weight_permutation", None) is not None
+        order = column("weight_permutation").long() if shuffled else None
+        batch = Tokens(logp, rollout_logp, advantages, valid, d, order)
+        decided = loss_config.record.load(batch, **loss_config.constants)
+        loss = _part(config, decided.objective, valid, tokens_in_all, responses) * dp_size
+        stats, metrics = decided.stats, {}
         if keep is not None and (places := places_of(data)) is not None:
-            keep(Decided(places, seen, responses.permutation, output))
+            keep(Decided(places, seen, order, decided))
     else:
-        loss, metrics = _verl_loss(config, model_output, data, dp_group, totals)
-        batch = Tokens(responses.logp.detach(), *responses[1:4], d)
+        if responses is not None:  # verl counts rows that pad
+            data = data.clone(recurse=False)
+            tu.assign_non_tensor(data, global_batch_size=max(responses, 1.0))
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
+        batch = Tokens(logp.detach(), rollout_logp, advantages, valid, d)
         # verl's losses apply their masks and report them.
-        stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
+        stats = {k: v for k, v in common_stats(batch, valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
-        gap = log_ratios(responses.logp, responses.rollout_logp, responses.valid)
-        metrics = metrics | report_mismatch(mismatch_sums(gap))
-    entropy = _on_responses(model_output, data, from_engine.ENTROPY)
-    stats = stats | diagnostic_sums(responses.logp.detach(), *responses[1:2], responses.valid, entropy)
-    return loss, metrics | report(stats, loss=loss, minibatch_tokens=totals.tokens, dp_size=totals.dp_size)
+        metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, valid)))
+    stats = stats | diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
+    return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
 
 
 def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
@@ -355,144 +294,24 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
     return from_engine.fsdp_outputs(logits, data, top_k=top_k, **cells)
 
 
-def evaluate(
-    config: Any, mode: str, responses: MicroBatch, d: Tensor, totals: MinibatchTotals
-) -> tuple[Tensor, RuleOutput]:
-    """Apply the rule to these responses with divergence `d` [B, T]; returns also their part of the minibatch loss.
-
-    `mode` is the aggregation. Raises UserError as `trust_region_loss`.
-    """
-    _check_actor(config, mode)
-    loss_config = config.policy_loss
-    if loss_config.needs_permutation and responses.permutation is None:
-        raise UserError(f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout")
-    shuffled = responses.permutation if loss_config.needs_permutation else None
-    output = loss_config.record.load(Tokens(*responses[:4], d, shuffled), **loss_config.constants)
-    denominator = totals.tokens if mode == "token-mean" else totals.responses
-    if denominator is None:
-        raise UserError(
-            f"loss_agg_mode={mode} needs the column minibatch_responses: the non-padding responses of the "
-            "minibatch over all ranks (verl's global_batch_size counts padding rows)"
-        )
+def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, responses: float | None) -> Tensor:
+    """This micro-batch's part of the loss of a minibatch of that many tokens and responses."""
+    mode = config.loss_agg_mode
+    denominator = tokens if mode == "token-mean" else responses
+    assert denominator is not None  # verl's own count of rows has those that pad
     if not denominator:  # a minibatch of padding only
-        return 0.0 * output.objective.sum(), output
-    horizon = loss_config.horizon if mode == "seq-mean-token-sum-norm" else None
-    part = aggregation.aggregate(
-        output.objective, responses.valid, mode, denominator=denominator, horizon=horizon
-    )
-    return -totals.dp_size * part, output
+        return 0.0 * objective.sum()
+    horizon = config.policy_loss.horizon if mode == "seq-mean-token-sum-norm" else None
+    return -aggregation.aggregate(objective, valid, mode, denominator=denominator, horizon=horizon)
 
 
-def _check_actor(config: Any, mode: str) -> None:
-    """Raise UserError for settings of the actor that our losses do not have."""
-    if mode not in aggregation.MODES:
-        raise unknown("actor.loss_agg_mode", mode, aggregation.MODES)
-    if mode == "seq-mean-token-sum-norm" and config.policy_loss.horizon is None:
-        raise UserError(
-            f"actor.loss_agg_mode={mode} without policy_loss.horizon: set it to the maximum response length"
-        )
-    if config.entropy_coeff or config.use_kl_loss:
-        raise UserError(
-            f"actor.entropy_coeff={config.entropy_coeff}, actor.use_kl_loss={config.use_kl_loss}: rules have "
-            "neither an entropy bonus nor a KL loss; set 0 and False"
-        )
-
-
-def _responses(model_output: Any, data: Any) -> MicroBatch:
-    """The padded [B, T] arguments of a rule.
-
-    Raises NotFinite if a log-probability of a valid token is not finite.
-    """
-    logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
-    width = logp.shape[1]
-    valid = _padded(data["response_mask"], width).bool()
-    if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
-        raise NotFinite("log-probabilities are not finite")
-    permutation = data.get("weight_permutation", None)
-    return MicroBatch(
-        logp,
-        _padded(data["old_log_probs"], width),
-        _padded(data["advantages"], width),
-        valid,
-        None if permutation is None else _padded(permutation, width).long(),
-    )
-
-
-def _padded(column: Tensor, width: int) -> Tensor:
-    """[B, width] from a column of response tokens, nested or padded already."""
-    if not column.is_nested:
-        return column
-    padded: Tensor = torch.nested.to_padded_tensor(column, 0, (column.size(0), width))
-    return padded
-
-
-def _on_responses(model_output: Any, data: Any, key: str) -> Tensor | None:
-    """[B, T] without gradient from an output of the logits processor; None where there is none."""
-    return no_padding_2_padding(model_output[key], data).detach() if key in model_output else None
-
-
-def _totals(data: Any) -> MinibatchTotals:
-    """The totals of the minibatch, from verl and our batch."""
-    counts = data.get("minibatch_responses", None)
-    if counts is not None:
-        # The same number in every row, except 0 in padding rows.
-        counts = float((counts.values() if counts.is_nested else counts).max())
-    return MinibatchTotals(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
-
-
-def _divergence(loss_config: TrustRegionLossConfig, responses: MicroBatch, measured: Tensor | None) -> Tensor:
+def _divergence(
+    loss_config: TrustRegionLossConfig, logp: Tensor, rollout_logp: Tensor, measured: Tensor | None
+) -> Tensor:
     """D_t [B, T]: what the logits processor measured, or from the sampled tokens' log-probabilities."""
     if measured is not None:
         return compute_dtype(measured)
-    logp, rollout_logp, measure = responses.logp.detach(), responses.rollout_logp, loss_config.measure
-    if loss_config.needs_topk:
-        raise UserError(
-            f"policy_loss.estimator={loss_config.estimator!r} but the engine did not measure D_t: set "
-            "distillation_use_topk in the batch, or choose estimator binary or sample"
-        )
+    assert not loss_config.needs_topk, "the engine did not measure D_t"
     if loss_config.estimator == "sample":
-        return divergence.ESTIMATES[measure](logp, rollout_logp)
-    return divergence.binary(logp, rollout_logp, measure)
-
-
-def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, totals: MinibatchTotals) -> Any:
-    """verl's policy loss with its metrics; seq-mean modes divide by the number of non-padding responses."""
-    if totals.responses is not None:
-        data = data.clone(recurse=False)
-        tu.assign_non_tensor(data, global_batch_size=max(totals.responses, 1.0))
-    return ppo_loss(config, model_output, data, dp_group)
-
-
-@register_policy_loss(NAME)
-def registered_loss(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """`trust_region` in verl's standard protocol: the same evaluation from verl's arguments.
-
-    `rollout_is_weights` is D_t [B, T] if given; otherwise D_t is computed from the log-probabilities. The seq-mean
-    modes divide by verl's `global_batch_size`, padding rows included. The metrics are those of a micro-batch, which
-    verl averages.
-    """
-    if not isinstance(config.policy_loss, TrustRegionLossConfig):
-        raise UserError(
-            f"policy_loss.loss_mode={NAME} with a {type(config.policy_loss).__name__}: set policy_loss._target_ to "
-            f"{TrustRegionLossConfig.__module__}.{TrustRegionLossConfig.__name__}"
-        )
-    batch_info = config.global_batch_info
-    valid = response_mask.bool()
-    responses = MicroBatch(log_prob, old_log_prob, advantages, valid)
-    tokens_in_all, rows_in_all = batch_info.get("batch_num_tokens"), batch_info.get("global_batch_size")
-    totals = MinibatchTotals(
-        float(valid.sum() if tokens_in_all is None else tokens_in_all),
-        float(valid.any(1).sum() if rows_in_all is None else rows_in_all),
-        batch_info.get("dp_size", 1),
-    )
-    d = _divergence(config.policy_loss, responses, rollout_is_weights)
-    loss, output = evaluate(config, loss_agg_mode, responses, d, totals)
-    return loss, {f"actor/rule/{name}": value for name, value in summarise(output.stats).items()}
+        return divergence.ESTIMATES[loss_config.measure](logp, rollout_logp)
+    return divergence.binary(logp, rollout_logp, loss_config.measure)

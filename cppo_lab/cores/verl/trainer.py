@@ -9,9 +9,10 @@ padding rows (`None`).
 """
 
 import json
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,9 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from transformers import AutoConfig
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -44,7 +45,6 @@ from cppo_lab.files import replace_file
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import AnswersSpec
 
 Arrangement = list[list[list[int | None]]]  # [minibatch][rank][row]: index of a response, or None for padding
 
@@ -66,13 +66,8 @@ def arrange(
         keep: whether the group of each response has a learning signal.
         groups_per_minibatch: prompts per update.
         ranks: data-parallel ranks.
-        rows: responses per full minibatch, a multiple of `ranks`.
-
-    Raises:
-        ValueError: `rows` is not a multiple of `ranks`, or a minibatch has more responses than rows.
+        rows: responses per full minibatch, a multiple of `ranks` (`placement.check_placement`).
     """
-    if rows % ranks:
-        raise ValueError(f"a minibatch of {rows} responses cannot be shared equally by {ranks} ranks")
     members: dict[int, list[int]] = {}
     for index, (group, is_kept) in enumerate(zip(groups, keep, strict=True)):
         if is_kept:
@@ -82,8 +77,6 @@ def arrange(
 
 def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int) -> list[list[int | None]]:
     """Distribute `members`, longest first, each to the rank with the fewest tokens that has a free row."""
-    if len(members) > ranks * places:
-        raise ValueError(f"a minibatch has {len(members)} responses, but {ranks} x {places} rows")
     shares: list[list[int | None]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for index in sorted(members, key=lambda member: (-lengths[member], member)):
@@ -97,9 +90,6 @@ def by_rank(arrangement: Arrangement) -> list[int | None]:
     """All rows in verl's order: first those of rank 0, and so on; within a rank by minibatch."""
     ranks = len(arrangement[0]) if arrangement else 0
     return [row for rank in range(ranks) for minibatch in arrangement for row in minibatch[rank]]
-
-
-# Adds rows and columns to a training batch in TransferQueue, between verl's rollout and its update.
 
 
 def padding_rows(
@@ -124,60 +114,46 @@ def padding_rows(
     return list(zip(keys, tags, strict=True))
 
 
-def clear(partition: str, keys: Sequence[str]) -> None:
-    """Remove rows; unlike TransferQueue, accepts an empty list."""
-    if keys:
-        tq.kv_clear(keys=list(keys), partition_id=partition)
-
-
-def write_minibatch_responses(batch: KVBatchMeta, counts: Sequence[int]) -> None:
-    """Column `minibatch_responses` [1] float32: the responses, without padding, in each row's minibatch."""
-    _put(batch, {"minibatch_responses": torch.tensor(counts, dtype=torch.float32)[:, None]})
-
-
-def mark_kept(batch: KVBatchMeta, keys: Sequence[str]) -> None:
-    """Column `kept_place` [1] int64: the place of each row's key in `keys`, -1 for all others."""
-    places = {key: place for place, key in enumerate(keys)}
-    _put(batch, {PLACE: torch.tensor([places.get(key, -1) for key in batch.keys])[:, None]})
-
-
-def write_permutations(batch: KVBatchMeta, seed: int, step: int) -> None:
-    """Column `weight_permutation` [R] int32: a fresh order per rollout, kept for all its minibatches.
-
-    It depends on the run's seed and the step only, so that a resumed run draws the same as an uninterrupted run.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    orders = [torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags]
-    _put(batch, {"weight_permutation": torch.nested.as_nested_tensor(orders, layout=torch.jagged)})
-
-
-def _put(batch: KVBatchMeta, columns: dict[str, Any]) -> None:
-    fields = TensorDict(columns, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-
-
 # verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
 #
 # Everything else is verl's. The overridden methods are listed in `api_contract`.
 
 
 TRACES = "verl_traces.pt"
+POLL_SECONDS = 0.1  # verl checks for a complete batch every 2 s
 
 
 class PolicyBroken(ArithmeticError):
     """The run has collapsed in the middle of a step; its outcome is written."""
 
 
-def beyond_tokenizer(model: str, symbols: int) -> str:
-    """A warning for a model with more logits than its tokenizer has symbols; empty for others."""
-    logits = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
-    if logits <= symbols:
-        return ""
-    return (
-        f"{model} has {logits} logits and its tokenizer {symbols} symbols. verl's vLLM server never samples the other "
-        f"{logits - symbols}: mu gives them no probability, but pi does, so ratios and divergences are biased; "
-        "see train/relative_logprob_error"
-    )
+class LabReplayBuffer(ReplayBuffer):
+    """verl's, with a shorter wait and a warning about failed rollouts: `trainer.v1.sampler.custom_sampler`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, poll_interval=POLL_SECONDS)
+        self.on_validation: Callable[[Any], None] | None = None  # called with each batch of a validation
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        """Wait for a complete batch.
+
+        Raises RuntimeError if all of its responses failed.
+        """
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if not batch.keys:
+            raise RuntimeError(
+                f"all {batch_size} rollouts ({partition_id}) failed: the run's log has the errors"
+            )
+        if failed := len(self.failure_keys[partition_id]):
+            print(
+                f"step {global_steps}: {failed} of {batch_size} prompts ({partition_id}) have responses that failed; "
+                "they are missing from training, and count as wrong in validation",
+                file=sys.stderr,
+                flush=True,
+            )
+        if partition_id == "val" and self.on_validation is not None:
+            self.on_validation(batch)  # verl clears the batch before it reports the result
+        return batch, metrics
 
 
 class LabTrainer(PPOTrainerSync):
@@ -204,21 +180,17 @@ class LabTrainer(PPOTrainerSync):
     def _load_checkpoint(self) -> None:
         """Load verl's checkpoint and the traces that belong to it."""
         super()._load_checkpoint()
-        if warning := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
-            print(warning, flush=True)
         traces = checkpoints.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
         self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
         if self._answer_settings is not None:
-            self._keep_answers(self._answer_settings)
-
-    def _keep_answers(self, settings: AnswersSpec) -> None:
-        """Collect the responses of validated steps from now on."""
-        rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        self._answers = record = VerlAnswerRecorder(self.spec, settings, rows, decode, self.tokenizer.decode)
-        self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
+            rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
+            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+            self._answers = record = VerlAnswerRecorder(
+                self.spec, self._answer_settings, rows, decode, self.tokenizer.decode
+            )
+            self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}
@@ -242,12 +214,14 @@ class LabTrainer(PPOTrainerSync):
         rewards, groups = rewards[order], groups[order]
         advantages, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
         responses, longest = [tag["response_len"] for tag in tags], self.spec.rollout.max_response_length
+        wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
+        bytes_per_token = top_k(self.spec) * (4 + (4 if wide else 2))
         self._collected = {
             "train/reward": float(rewards.mean()),
             "train/response_length": sum(responses) / len(responses),
             "train/truncated_share": sum(n >= longest for n in responses) / len(responses),
             "train/zero_variance_group_share": 1 - float(keep.float().mean()),
-            "perf/topk_megabytes": sum(responses) * self._bytes_per_token() / 1e6,
+            "perf/topk_megabytes": sum(responses) * bytes_per_token / 1e6,
         }
         self._sampled_tokens = sum(responses)
         if not self.spec.advantage.drop_zero_variance:
@@ -267,7 +241,8 @@ class LabTrainer(PPOTrainerSync):
         dropped = [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]
         missing = sum(row is None for row in by_rank(arrangement))
         padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
-        clear(batch.partition_id, dropped)
+        if dropped:
+            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         spare = iter(padding)
         chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
@@ -280,22 +255,28 @@ class LabTrainer(PPOTrainerSync):
             fields=batch.fields,
             extra_info=batch.extra_info,
         )
-        write_minibatch_responses(arranged, per_rank * self._ranks())
+        columns = {
+            "minibatch_responses": torch.tensor(per_rank * self._ranks(), dtype=torch.float32)[:, None]
+        }
         if self._answers is not None and self._is_validated():
             worth = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
-            mark_kept(arranged, [choice.key for choice in self._answers.choose(keys, *worth)])
-        if self._shuffles():
-            write_permutations(arranged, self.spec.seed, self.global_steps)
+            places = {choice.key: place for place, choice in enumerate(self._answers.choose(keys, *worth))}
+            columns[PLACE] = torch.tensor([places.get(key, -1) for key in arranged.keys])[:, None]
+        rule = self.spec.rule
+        if rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs:
+            # A fresh order per rollout, kept for all its minibatches; a resumed run draws the same.
+            generator = torch.Generator().manual_seed(self.spec.seed * 1_000_003 + self.global_steps)
+            orders = [torch.randperm(tag["response_len"], generator=generator) for tag in arranged.tags]
+            columns["weight_permutation"] = torch.nested.as_nested_tensor(
+                [order.to(torch.int32) for order in orders], layout=torch.jagged
+            )
+        fields = TensorDict(columns, batch_size=len(arranged))
+        tq.kv_batch_put(keys=arranged.keys, partition_id=arranged.partition_id, fields=fields)
         return arranged
 
     def _is_validated(self) -> bool:
         """Whether the policy is validated after this step."""
         return self.global_steps % self.spec.validation.every == 0
-
-    def _shuffles(self) -> bool:
-        """Whether the rule shuffles the weights of each response."""
-        rule = self.spec.rule
-        return rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs
 
     def _ranks(self) -> int:
         """Data-parallel ranks of the actor."""
@@ -303,10 +284,6 @@ class LabTrainer(PPOTrainerSync):
         if "actor" not in group._dispatch_info:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
         return max(group._dispatch_info["actor"]) + 1
-
-    def _bytes_per_token(self) -> int:
-        wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
-        return top_k(self.spec) * (4 + (4 if wide else 2))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_old_log_prob(batch, metrics) if self._trains else batch

@@ -25,8 +25,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
-from cppo_lab.cores.verl.rollout import weight_socket
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run
 from cppo_lab.spec import RuleSpec
 
 _COLUMNS = (TOPK_IDS, TOPK_LOGP)
@@ -117,7 +116,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             )  # verl's choice for a CPU is refused by torch
         super().init_model()
         if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
-            self.rollout.zmq_handle = weight_socket.of_this_run(handle)
+            self.rollout.zmq_handle = socket_of_this_run(handle)
         self.same_rows = same_rows_group(self.actor.engine.get_data_parallel_rank())
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None

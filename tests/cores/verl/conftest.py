@@ -79,11 +79,11 @@ print("let in", ray.cluster_resources()["CPU"])
 
 
 # In the order in which they come: each is waited for by itself.
-PARTS = ("up", "sampled", "trained", "sampled_after", "warned", "done", "cancelled")
+PARTS = ("up", "trained", "warned", "done", "cancelled")
 
 
 class OnRay:
-    """The job of `on_ray`: what it has found, part by part."""
+    """The job of `on_ray`: what it has seen, part by part."""
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder, self.shared = folder, shared
@@ -91,35 +91,30 @@ class OnRay:
         command = [sys.executable, "-m", "tests.cores.verl.on_ray", str(folder), str(shared)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def found(self, part: str) -> Any:
-        """What a part has found; fails with the part's error, or with the end of the log."""
-        for one in PARTS[: PARTS.index(part) + 1]:
-            path = self.folder / f"{one}.json"
-            until(f"{one} of on_ray", lambda path=path: path.exists() or self._process.poll() is not None)
-        assert path.exists(), self._log.read_text()[-5000:]
-        found = json.loads(path.read_text())
-        assert not (isinstance(found, dict) and "failed" in found), (
-            f"{found['failed']}\n{self._log.read_text()[-3000:]}"
-        )
-        return found
+    def seen(self, part: str) -> Any:
+        """What a part has seen; fails with the part's error, or with the end of the log."""
+        for name in PARTS[: PARTS.index(part) + 1]:
+            path = self.folder / f"{name}.json"
+            until(f"{name} of on_ray", lambda path=path: path.exists() or self.process.poll() is not None)
+        log = self._log.read_text()
+        assert path.exists(), log[-5000:]
+        seen = json.loads(path.read_text())
+        assert not (isinstance(seen, dict) and "failed" in seen), f"{seen['failed']}\n{log[-3000:]}"
+        return seen
 
     @cached_property
     def clients(self) -> "list[subprocess.CompletedProcess[str]]":
         """Who asks Ray to be let in: with the token, without one, and with another one."""
-        up = self.found("up")
+        up = self.seen("up")
         whole = os.environ | up["environment"]
         stranger = {name: value for name, value in whole.items() if not name.startswith("RAY_AUTH")}
         wrong = self.folder / "wrong"
         wrong.write_text("0" * 64)
-        environments = (
-            whole,
-            stranger | {"RAY_AUTH_MODE": "disabled"},
-            stranger | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)},
-        )
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)}
 
         def ask(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
             command = [sys.executable, "-c", CLIENT, up["address"]]
@@ -127,15 +122,7 @@ class OnRay:
 
         # At once: Ray's client tries again for 20 seconds before it gives up.
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(ask, environments))
-
-    def wait(self) -> None:
-        """Until the job has ended; the last of its parts cancels it."""
-        self._process.wait()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+            return list(pool.map(ask, (whole, stranger | {"RAY_AUTH_MODE": "disabled"}, stranger | token)))
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +135,8 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
         job.clients  # while Ray is up  # noqa: B018
         yield job
     finally:
-        job.end()
+        job.process.kill()
+        job.process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -156,5 +144,5 @@ def story(on_ray: OnRay) -> "Story":
     """Runs while another Ray of the same user is up on this machine."""
     from tests.cores.verl.story import tell
 
-    on_ray.found("up")
+    on_ray.seen("up")
     return tell(on_ray.shared.parent)

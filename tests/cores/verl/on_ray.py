@@ -5,6 +5,7 @@ rollout server each; each training step has another rule. What is seen goes to F
 """
 
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 
 from cppo_lab.cores.verl.cluster import longer_start_timeout
-from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
+from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
 from tests.cores.verl.story import OVERRIDES
@@ -34,7 +35,6 @@ RULES = (
 RANKS = 2
 # A step whose minibatches do not both have a signal shows nothing of the second one: the rule has the next step too.
 MOST_STEPS = 8 * len(RULES)
-HERE = [f"layout.devices_per_node={RANKS}", "layout.topk_dtype=float16"]
 
 
 def composed(rule: str) -> Composed:
@@ -42,43 +42,23 @@ def composed(rule: str) -> Composed:
     if rule == FOREIGN:  # as its file beside a sweep, and `rule.path` on the command line
         constants = {"name": rule, "delta": "${trust_region.delta}", "options": {"slack": 0.0}}
         add_rules({rule: {"rule": {**constants, "path": f"tests.rules.acme_rules:{rule}"}}}, f"{rule}.yaml")
-    return compose([*OVERRIDES, *HERE, "model=tiny_qwen3", "seed=0", f"rule={rule}"])
-
-
-def write(folder: Path, part: str, found: Any) -> None:
-    partial = folder / f"{part}.partial"
-    partial.write_text(json.dumps(found))
-    partial.replace(folder / f"{part}.json")
-
-
-# -- Ray's processes ---------------------------------------------------------------------------------------------------
+    here = [f"layout.devices_per_node={RANKS}", "layout.topk_dtype=float16"]
+    return compose([*OVERRIDES, *here, "model=tiny_qwen3", "seed=0", f"rule={rule}"])
 
 
 def listening(processes: list[psutil.Process]) -> list[str]:
     """Listening TCP sockets of these processes as /proc has them (`ss` may not be installed)."""
-    inodes = set()
+    targets = set()
     for process in processes:
-        for link in _open_files(process.pid):
-            try:
-                target = str(link.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            part = line.split()
-            if part[3] == "0A" and part[9] in inodes:
-                found.append(part[1])
-    return found
-
-
-def _open_files(pid: int) -> list[Path]:
-    try:
-        return list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # it has ended meanwhile
-        return []
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    targets.add(str(link.readlink()))
+    lines = [
+        line for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()
+    ]
+    rows = [line.split() for line in lines]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in targets]
 
 
 def below() -> list[psutil.Process]:
@@ -93,10 +73,8 @@ def survives_sigusr2(process: psutil.Process) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    if status["State"].startswith("Z"):
-        return True
-    bit = 1 << (signal.SIGUSR2 - 1)
-    return bool((int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) & bit)
+    handled = int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)
+    return status["State"].startswith("Z") or bool(handled & 1 << (signal.SIGUSR2 - 1))
 
 
 def send(number: signal.Signals, processes: list[psutil.Process]) -> None:
@@ -105,140 +83,42 @@ def send(number: signal.Signals, processes: list[psutil.Process]) -> None:
             process.send_signal(number)
 
 
-# -- The rollout -------------------------------------------------------------------------------------------------------
-
-COLUMNS = (
-    "prompts",
-    "responses",
-    "rollout_log_probs",
-    "rollout_topk_ids",
-    "rollout_topk_logp",
-    "response_mask",
-)
-PROBLEMS = 3
-
-
-def prompts(dataset: Any, step: int, validate: bool) -> Any:
-    """A batch of problems as verl's trainer hands it to the agent loop manager."""
-    from verl.utils import tensordict_utils
-    from verl.utils.dataset.rl_dataset import collate_fn
-
-    kind = "val" if validate else "train"
-    rows = [dataset[i] | {"uid": f"{kind}{step}-{i}", "index": i} for i in range(PROBLEMS)]
-    # To a problem without its end the model does not answer with the usual number of symbols.
-    rows[1]["raw_prompt"] = [one | {"content": one["content"][:2]} for one in rows[1]["raw_prompt"]]
-    batch = tensordict_utils.get_tensordict(collate_fn(rows))
-    tensordict_utils.assign_non_tensor_data(batch, "global_steps", step)
-    if validate:
-        tensordict_utils.assign_non_tensor_data(batch, "validate", True)
-    return batch
-
-
-def responses(manager: Any, dataset: Any, step: int, validate: bool) -> dict[str, dict[str, Any]]:
-    """Send a batch and wait for its responses: key without uid -> columns. The queue is as before."""
-    import transfer_queue
-
-    partition = "val" if validate else "train"
-    batch = prompts(dataset, step, validate)
-    names = list(batch["uid"])
-    manager.generate_sequences(batch)
-
-    def listed() -> dict[str, Any] | None:
-        found = transfer_queue.kv_list(partition).get(partition, {})
-        states = [found.get(name, {}).get("status") for name in names]
-        return found if all(state in ("finished", "failure") for state in states) else None
-
-    tags = until("all responses are there", listed)
-    assert tags is not None and all(tags[name]["status"] == "finished" for name in names), tags
-    keys = sorted(key for key in tags if key.split("_")[0] in names and "_" in key)
-    data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition)
-    found = {
-        key.split("-")[1]: {name: data[name][i] for name in COLUMNS if name in data} | {"tag": tags[key]}
-        for i, key in enumerate(keys)
-    }
-    transfer_queue.kv_clear(keys=[*names, *keys], partition_id=partition)
-    return found
-
-
-def alignment(model: Any, found: dict[str, dict[str, Any]]) -> tuple[float, float]:
-    """Largest errors of log mu and of its Top-K against a forward pass, over all responses."""
-    import torch
-
-    sampled, kept = 0.0, 0.0
-    for row in found.values():
-        prompt, tokens = row["prompts"], row["responses"]
-        with torch.no_grad():
-            logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
-        logp = torch.log_softmax(logits, -1)
-        error = logp.gather(-1, tokens[:, None])[:, 0] - row["rollout_log_probs"]
-        sampled = max(sampled, float(error.abs().max()))
-        error = logp.gather(-1, row["rollout_topk_ids"].long()).half() - row["rollout_topk_logp"]
-        kept = max(kept, float(error.abs().max()))
-    return sampled, kept
-
-
-def sampled_before_training(trainer: Any, manager: Any, model: Any) -> dict[str, Any]:
-    """What the servers say with the model that they were started with."""
-    dataset = trainer.val_dataset
-    first, again = (responses(manager, dataset, 3, False) for _ in range(2))
-    validation = [responses(manager, dataset, step, True) for step in (3, 4)]
-    some = next(iter(first.values()))
-    tokens = [row["responses"].tolist() for row in first.values()]
-    return {
-        "sessions": sorted(first),
-        "columns": sorted(name for name in some if name != "tag"),
-        "dtypes": [str(some[name].dtype) for name in ("rollout_topk_ids", "rollout_topk_logp")],
-        "rows": [list(row["rollout_topk_ids"].shape) for row in first.values()],
-        "lengths": [len(row["responses"]) for row in first.values()],
-        "errors": alignment(model, first),
-        "repeated": tokens == [row["responses"].tolist() for row in again.values()],
-        "validation_columns": sorted(name for name in next(iter(validation[0].values())) if name != "tag"),
-        "validations_equal": [row["responses"].tolist() for row in validation[0].values()]
-        == [row["responses"].tolist() for row in validation[1].values()],
-        "sessions_differ": len({str(one) for one in tokens}) > PROBLEMS,
-        "steps": sorted({row["tag"]["min_global_steps"] for row in first.values()}),
-    }
-
-
-def sampled_after_training(trainer: Any, manager: Any, model: Any) -> dict[str, Any]:
-    """The same with the weights that verl has pushed after its last step."""
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    now = trainer.actor_rollout_wg.whole_weights()[0]
-    missing, unexpected = model.load_state_dict(now, strict=False)
-    found = responses(manager, trainer.val_dataset, 3, False)
-    return {
-        "missing": [*missing, *unexpected],
-        "moved": max(float((now[name] - before[name]).abs().max()) for name in now),
-        "errors": alignment(model, found),
-        "steps": sorted({row["tag"]["min_global_steps"] for row in found.values()}),
-    }
-
-
-# -- Training ----------------------------------------------------------------------------------------------------------
-
-
-def policy_loss(one: Composed, folder: Path) -> dict[str, Any]:
-    """verl's `actor.policy_loss` for a rule, as plain values."""
-    from omegaconf import OmegaConf
+def policy_loss(run: Composed, folder: Path) -> Any:
+    """verl's `actor.policy_loss` for a rule."""
+    from verl.utils.config import omega_conf_to_dataclass
 
     from cppo_lab.cores.verl.config import verl_config
     from cppo_lab.cores.verl.files import planned_files
 
-    files = planned_files(one.run, one.paths, folder, folder)
-    section = verl_config(one.run, one.layout, files).actor_rollout_ref.actor.policy_loss
-    values = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(values, dict)
-    return values
+    files = planned_files(run.run, run.paths, folder, folder)
+    return omega_conf_to_dataclass(
+        verl_config(run.run, run.layout, files).actor_rollout_ref.actor.policy_loss
+    )
+
+
+def worker_class() -> Any:
+    """Our training worker, whose rule can be changed between steps."""
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+
+    class RuleByRule(TrustRegionWorker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def use_rule(self, loss: Any) -> None:
+            config = copy.copy(self.actor_config)
+            object.__setattr__(config, "policy_loss", loss)
+            self.use_loss(config)
+
+    return RuleByRule
 
 
 def trainer_class(folder: Path, job: "Job") -> Any:
-    """Our trainer, with another rule at each step."""
+    """Our trainer, with another rule at each step; before the last one every process is warned."""
     import ray
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from cppo_lab.answers.tokens import write as write_tokens
     from cppo_lab.cores.verl.trainer import LabTrainer
-    from tests.cores.verl.on_ray_worker import RuleByRule
 
     class EveryRule(LabTrainer):
         trained: list[tuple[str, int]]
@@ -247,7 +127,7 @@ def trainer_class(folder: Path, job: "Job") -> Any:
             super()._init_resource_pool_mgr()
             for role, actor in self.role_worker_mapping.items():
                 if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
-                    self.role_worker_mapping[role] = ray.remote(RuleByRule)
+                    self.role_worker_mapping[role] = ray.remote(worker_class())
 
         def fit(self, loops: Any) -> None:
             self.trained = []
@@ -255,14 +135,14 @@ def trainer_class(folder: Path, job: "Job") -> Any:
             # validations after the first are the story's too; here they would cost time.
             self.total_training_steps = MOST_STEPS
             self.config.trainer.test_freq = self.config.trainer.save_freq = -1
-            job.part("sampled", lambda: sampled_before_training(self, loops, job.model()))
             super().fit(loops)
             job.part("trained", lambda: self.trained)
-            job.part("sampled_after", lambda: sampled_after_training(self, loops, job.model()))
-            job.part("warned", lambda: job.warn(lambda: responses(loops, self.val_dataset, 3, False)))
+            job.part("warned", job.warned)
 
         def _submit_batch_to_rollout(self, batch: Any) -> int:
             rule = RULES[len(self.trained)]
+            if rule == RULES[-1]:
+                job.warn()
             self.spec = job.specs[rule].run
             self.actor_rollout_wg.use_rule(policy_loss(job.specs[rule], folder))
             return int(super()._submit_batch_to_rollout(batch))
@@ -272,7 +152,7 @@ def trainer_class(folder: Path, job: "Job") -> Any:
 
         def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
             self._answers.spec = self.spec
-            found = super()._update_actor(batch, metrics)
+            updated = super()._update_actor(batch, metrics)
             if self._answers._tokens is not None:
                 (folder / f"tokens-{self.global_steps}.npz").write_bytes(write_tokens(self._answers._tokens))
             self._answers._forget()
@@ -281,7 +161,7 @@ def trainer_class(folder: Path, job: "Job") -> Any:
                 self.trained.append((self.spec.rule.name, self.global_steps))
                 if len(self.trained) == len(RULES):
                     self.total_training_steps = self.global_steps
-            return found
+            return updated
 
     return EveryRule
 
@@ -293,39 +173,35 @@ class Job:
         self.folder, self.shared = folder, shared
         self.specs = {rule: composed(rule) for rule in RULES}
         self.heard: list[int] = []
-        self._model: Any = None
+        self.lasting: dict[psutil.Process, str] = {}
+        self.mortal: list[list[str]] = []
 
-    def part(self, name: str, found: Callable[[], Any]) -> None:
-        """Write down what a part has found, or how it failed; the next one goes on."""
+    def write(self, part: str, seen: Any) -> None:
+        partial = self.folder / f"{part}.partial"
+        partial.write_text(json.dumps(seen))
+        partial.replace(self.folder / f"{part}.json")
+
+    def part(self, name: str, look: Callable[[], Any]) -> None:
+        """Write down what a part has seen, or how it failed; the next one goes on."""
         try:
-            write(self.folder, name, found())
+            self.write(name, look())
         except Exception:  # noqa: BLE001  whatever it is
-            write(self.folder, name, {"failed": traceback.format_exc()})
-
-    def model(self) -> Any:
-        """The run's model in this process, to compare with."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        if self._model is None:
-            self._model = AutoModelForCausalLM.from_pretrained(self.files.model, dtype=torch.float32)
-        return self._model
+            self.write(name, {"failed": traceback.format_exc()})
 
     def run(self) -> None:
-        one = self.specs[RULES[0]]
+        first = self.specs[RULES[0]]
         signal.signal(signal.SIGUSR2, lambda *_: self.heard.append(1))
-        with own_ray(one.layout) as ray_init:
+        with own_ray(first.layout) as ray_init:
             from verl.trainer.main_ppo import run_ppo
 
-            from cppo_lab.cores.verl.config import check_config, set_answers, verl_config
+            from cppo_lab.cores.verl.config import check_config, verl_config
             from cppo_lab.cores.verl.files import planned_files, require_files
 
-            self.files = planned_files(one.run, one.paths, self.shared, self.folder)
-            require_files(one.run, self.files, self.shared)
-            config = verl_config(one.run, one.layout, self.files)
+            files = planned_files(first.run, first.paths, self.shared, self.folder)
+            require_files(first.run, files, self.shared)
+            config = verl_config(first.run, first.layout, files, first.tracking.answers)
             config.ray_kwargs.ray_init = ray_init
-            set_answers(config, one.tracking.answers)
-            check_config(one.run, one.layout, config)
+            check_config(first.run, first.layout, config)
             with longer_start_timeout(), _signals_after_ray() as runner:
                 run_ppo(config, task_runner_class=self._here(runner))
 
@@ -352,13 +228,11 @@ class Job:
 
     def everything(self, config: Any) -> None:
         from cppo_lab.cores.verl import trainer
-        from cppo_lab.cores.verl.task_runner import TaskRunner
 
         self.part("up", self.up)
         trainer.LabTrainer = trainer_class(self.folder, self)  # type: ignore[misc]
-        plain: Any = TaskRunner
-        self.part("done", lambda: plain.__ray_metadata__.modified_class().run(config))
-        write(self.folder, "cancelled", {"failed": "not cancelled"})
+        self.part("done", lambda: TaskRunner().run(config))
+        self.write("cancelled", {"failed": "not cancelled"})
         self.cancel()
 
     def up(self) -> dict[str, Any]:
@@ -382,17 +256,20 @@ class Job:
             "folder": os.environ["RAY_TMPDIR"],
         }
 
-    def warn(self, ask: Callable[[], Any]) -> dict[str, Any]:
+    def warn(self) -> None:
         """SIGUSR2 to every process, as Slurm sends it; all of verl's actors are there."""
         processes = below()
-        mortal = [process.cmdline() for process in processes if not survives_sigusr2(process)]
+        self.mortal += [process.cmdline() for process in processes if not survives_sigusr2(process)]
+        names = {process: " ".join(process.cmdline()) for process in processes}
         # Without those that Ray keeps for the next task, and may end at any time.
-        lasting = [process for process in processes if "ray::IDLE" not in " ".join(process.cmdline())]
-        names = [" ".join(process.cmdline()) for process in lasting]
-        send(signal.SIGUSR2, [*lasting, psutil.Process()])
-        ask()  # through the agent loop, both servers and the queue
-        ended = [name for process, name in zip(lasting, names, strict=True) if not process.is_running()]
-        return {"mortal": mortal, "names": names, "ended": ended, "heard": len(self.heard)}
+        self.lasting = {process: name for process, name in names.items() if "ray::IDLE" not in name}
+        send(signal.SIGUSR2, [*self.lasting, psutil.Process()])
+
+    def warned(self) -> dict[str, Any]:
+        """After a step through the agent loop, both servers, the queue and both ranks."""
+        ended = [name for process, name in self.lasting.items() if not process.is_running()]
+        names = list(self.lasting.values())
+        return {"mortal": self.mortal, "names": names, "ended": ended, "heard": bool(self.heard)}
 
     def cancel(self) -> None:
         """SIGTERM to every process while this one waits for a task."""
@@ -430,7 +307,7 @@ def main(folder: Path, shared: Path) -> None:
         import ray
 
         # Ray's shutdown would look ten seconds for processes that were told as well.
-        write(folder, "cancelled", {"said": str(error), "shut_down": not ray.is_initialized()})
+        job.write("cancelled", {"said": str(error), "shut_down": not ray.is_initialized()})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Recorded responses in verl's form: micro-batches of nested columns, as its engines hand them to the loss."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 
-from cppo_lab.cores.verl.loss import TrustRegionLossConfig
+from cppo_lab.cores.verl.kept_responses import PLACE, KeptResponse, kept_responses
+from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
+from tests.maths.maths_batches import TokenBatch, random_permutation
 
 
 def actor(
@@ -55,13 +57,73 @@ def micro_batch(
     }
     batch["response_mask"] = nested([row[:length].long() for row, length in zip(valid, lengths, strict=True)])
     batch["prompts"] = nested([torch.arange(n) for n in prompts])
-    batch.setdefault("responses", nested([torch.arange(n) + 100 for n in lengths]))
     batch["input_ids"] = nested(
         [torch.cat(pair) for pair in zip(batch["prompts"].unbind(), batch["responses"].unbind(), strict=True)]
     )
     data = tu.get_tensordict(batch, {})
     tu.assign_non_tensor(data, **known)
     return data, lengths
+
+
+class Trained(NamedTuple):
+    """What a minibatch in parts gives: loss and gradient as FSDP makes them; by rank, metrics and kept responses."""
+
+    loss: float
+    gradient: Tensor
+    metrics: list[list[dict[str, Any]]]
+    kept: list[list[KeptResponse]]
+
+
+def train(
+    config: Any,
+    batch: TokenBatch,
+    cuts: Sequence[Sequence[Sequence[int]]],
+    *,
+    measured: bool = True,
+    entropy: Tensor | None = None,
+    marked: dict[int, int] | None = None,
+    watch: Any = None,
+    responses: bool = True,
+) -> Trained:
+    """The loss on a minibatch that is cut into [rank][micro-batch] -> rows. Token t of row i has the id 100 i + t.
+
+    `measured`: the engine has measured D_t; `marked`: row -> its place among those that are kept; `responses`: whether
+    the batch counts its responses.
+    """
+    logp = batch.logp.clone().requires_grad_()
+    tokens, rows, width = int(batch.valid.sum()), float(batch.valid.any(1).sum()), batch.valid.shape[1]
+    columns = {
+        "old_log_probs": batch.rollout_logp, "advantages": batch.advantages,
+        "responses": 100 * torch.arange(len(logp))[:, None] + torch.arange(width),
+    }  # fmt: skip
+    if config.policy_loss.rule == "cppo_no_prefix_budget_shuffled":
+        columns["weight_permutation"] = random_permutation(batch.valid, 0).int()
+    trained = Trained(0.0, logp, [[] for _ in cuts], [[] for _ in cuts])
+    loss = 0.0
+    for cut, metrics, kept in zip(cuts, trained.metrics, trained.kept, strict=True):
+        for index in map(list, cut):
+            prompts = [2 + row % 3 for row in index]
+            data, lengths = micro_batch(
+                {name: column[index] for name, column in columns.items()}, batch.valid[index], prompts,
+                dp_size=len(cuts), batch_num_tokens=tokens, global_batch_size=len(logp),
+            )  # fmt: skip
+            if responses:
+                data["minibatch_responses"] = torch.where(batch.valid.any(1), rows, 0.0)[index, None]
+            if marked:
+                data[PLACE] = nested([torch.tensor([marked.get(row, -1)]) for row in index])
+            values = {"log_probs": logp}
+            values |= {"divergence": batch.divergence} if measured else {}
+            values |= {} if entropy is None else {"policy_entropy": entropy}
+            output = {name: packed_output(value[index], lengths, prompts) for name, value in values.items()}
+            part, reported = trust_region_loss(
+                config, output, data, watch=watch,
+                keep=lambda decided, kept=kept: kept.extend(kept_responses(decided)),
+            )  # fmt: skip
+            (part / len(cuts)).backward()  # FSDP averages gradients over the ranks
+            loss += float(part.detach()) / len(cuts)
+            metrics.append(reported)
+    assert logp.grad is not None
+    return trained._replace(loss=loss, gradient=logp.grad)
 
 
 def by_minibatch(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, Any]:

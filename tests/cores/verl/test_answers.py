@@ -6,37 +6,39 @@ import numpy as np
 import pytest
 import torch
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from cppo_lab import schema
 from cppo_lab.answers.outcomes import problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import TRAINING, VALIDATION
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
-from cppo_lab.cores.verl.answers import OfMathematics, VerlAnswerRecorder, held_out, wording_of
-from cppo_lab.cores.verl.checkpoints import validation_metrics
+from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording, held_out
+from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.kept_responses import KeptResponse
 from cppo_lab.data.manifest import read_rows
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue
-from tests.cores.verl.test_validation import of_verl
 from tests.oracles.loops import cppo_response
 
 pytestmark = pytest.mark.verl
 SAMPLES, STEP, LONGEST = 4, 10, 12
 SETTINGS = AnswersSpec(keep=True, problems=3, groups=2, megabytes=50)
+REWARDS = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
 Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def run() -> VerlRun:
-    found = compose(
+    spec = compose(
         ["core=verl", "model=tiny_qwen3", f"validation.samples={SAMPLES}", "data.validation_problems=5",
          f"rollout.max_response_length={LONGEST}", "training.t_stop=2", "rule=cppo"]
     ).run  # fmt: skip
-    assert isinstance(found, VerlRun)
-    return found
+    assert isinstance(spec, VerlRun)
+    return spec
 
 
 @pytest.fixture(scope="module")
@@ -53,35 +55,32 @@ def rows(run: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ro
 class Answered:
     """Responses in the queue, each with a made-up grade."""
 
-    def __init__(self, run: VerlRun, rows: Rows, patch: pytest.MonkeyPatch, draws: int) -> None:
+    def __init__(self, run: VerlRun, rows: Rows, queue: Queue, draws: int = SAMPLES) -> None:
         assert isinstance(run.data, TaskData)
-        self.queue, self.task = Queue(patch), make_task(run.data)
+        self.queue, self.tokenizer = queue, make_task(run.data).tokenizer
         self.draw = np.random.default_rng(3)
-        self.rows, self.grades = rows, {}
-        eos, keys = self.task.tokenizer.eos, []
+        self.grades: dict[str, float] = {}
         for place, row in enumerate(rows):
             for draw in range(draws):
                 key = f"uid{place}_{draw}_0"
                 length = int(self.draw.integers(2, LONGEST + 1))
-                tokens = [int(self.draw.integers(eos)) for _ in range(length)]
+                tokens = [int(self.draw.integers(self.tokenizer.eos)) for _ in range(length)]
                 if length < LONGEST:
-                    tokens[-1] = eos
+                    tokens[-1] = self.tokenizer.eos
                 self.grades[key] = float(self.draw.integers(2))
-                self.queue.rows[key] = {
+                queue.rows[key] = {
                     **{name: row[name] for name in ("raw_prompt", "reward_model", "data_source", "extra_info")},
                     "prompts": torch.tensor([1, 2, 3 + place % 4]), "responses": torch.tensor(tokens),
                     "extra_fields": {"reward_extra_info": {"acc": self.grades[key]}},
                 }  # fmt: skip
-                self.queue.tags[key] = {"response_len": length}
-                keys.append(key)
-        self.keys = [keys[i] for i in self.draw.permutation(len(keys))]  # as they come back
+                queue.tags[key] = {"response_len": length}
+        self.keys = [str(key) for key in self.draw.permutation(list(self.grades))]  # as they come back
 
-    def batch(self, keys: list[str] | None = None) -> KVBatchMeta:
-        keys = self.keys if keys is None else keys
+    def batch(self, keys: list[str]) -> KVBatchMeta:
         return KVBatchMeta(keys=keys, tags=[self.queue.tags[key] for key in keys], partition_id="val")
 
-    def length(self, key: str) -> int:
-        return len(self.queue.rows[key]["responses"])
+    def tokens(self, key: str) -> list[int]:
+        return list(self.queue.rows[key]["responses"].tolist())
 
 
 def record_of(run: VerlRun, rows: Rows, settings: AnswersSpec = SETTINGS) -> VerlAnswerRecorder:
@@ -96,197 +95,178 @@ def validated(
     run: VerlRun, rows: Rows, patch: pytest.MonkeyPatch, settings: AnswersSpec = SETTINGS
 ) -> tuple[Answered, StepAnswers]:
     """A validation in two batches. One response of the first problem failed, and all of the last."""
-    answered = Answered(run, rows, patch, SAMPLES)
+    answered = Answered(run, rows, Queue(patch))
     lost = {"uid0_1_0", *(f"uid{len(rows) - 1}_{draw}_0" for draw in range(SAMPLES))}
     answered.keys = [key for key in answered.keys if key not in lost]
-    record = record_of(run, rows, settings)
-    half = len(answered.keys) // 2
+    record, half = record_of(run, rows, settings), len(answered.keys) // 2
     for keys in (answered.keys[:half], answered.keys[half:]):
         record.validation(STEP, answered.batch(keys))
-    found = record.take(STEP)
-    assert found is not None
-    assert record.take(STEP) is None
-    return answered, found
+    answers = record.take(STEP)
+    assert answers is not None and record.take(STEP) is None
+    return answered, answers
 
 
-def test_outcomes_are_those_of_a_plain_loop(
+def of_verl(grades: dict[str, list[list[float]]], samples: int, **extra: Any) -> dict[str, float]:
+    """What verl's own code makes of grades: benchmark -> problem -> its responses' grades."""
+    problems = [(source, f"{source}-{i}", g) for source, many in grades.items() for i, g in enumerate(many)]
+    sources = [source for source, _, g in problems for _ in g]
+    uids = [uid for _, uid, g in problems for _ in g]
+    acc = [grade for *_, g in problems for grade in g]
+    infos = {"reward": list(acc), "acc": acc} | {key: [values] * len(acc) for key, values in extra.items()}
+    expected = {(source, uid): samples for source, uid, _ in problems}
+    metrics: dict[str, float] = PPOTrainer._val_metrics_update(
+        None, sources, uids, infos, [2] * len(acc), expected_acc_counts=expected
+    )
+    return metrics
+
+
+def test_outcomes_are_those_of_a_plain_loop_and_of_verls_own_code(
     run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, found = validated(run, rows["validation"], monkeypatch)
-    one = found.outcomes
-    assert one.steps.tolist() == [STEP]
-    assert one.benchmarks == run.data.benchmarks
-    for place, row in enumerate(rows["validation"]):
-        keys = [key for key in answered.keys if key.split("_")[0] == f"uid{place}"]
-        lengths = [answered.length(key) for key in keys]
-        assert one.benchmarks[one.benchmark_of[place]] == row["data_source"]
-        assert one.right[0, place] == sum(answered.grades[key] for key in keys)
-        assert one.cut_off[0, place] == sum(length == LONGEST for length in lengths)
-        assert one.length[0, place] == pytest.approx(sum(lengths) / max(len(lengths), 1))
-    assert one.cut_off.sum() > 0
-    assert one.length[0, -1] == 0
-
-
-def test_avg_at_k_is_the_metric_that_is_logged(
-    run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly, against verl's own code."""
-    answered, found = validated(run, rows["validation"], monkeypatch)
+    """Avg@k is the metric that is logged, exactly."""
+    answered, answers = validated(run, rows["validation"], monkeypatch)
+    outcomes = answers.outcomes
+    assert outcomes.steps.tolist() == [STEP]
+    assert outcomes.benchmarks == run.data.benchmarks
     grades: dict[str, list[list[float]]] = {name: [] for name in run.data.benchmarks}
     for place, row in enumerate(rows["validation"]):
         keys = [key for key in answered.keys if key.split("_")[0] == f"uid{place}"]
+        lengths = [len(answered.tokens(key)) for key in keys]
         grades[row["data_source"]].append([answered.grades[key] for key in keys])
+        assert outcomes.benchmarks[outcomes.benchmark_of[place]] == row["data_source"]
+        assert outcomes.right[0, place] == sum(answered.grades[key] for key in keys)
+        assert outcomes.cut_off[0, place] == sum(length == LONGEST for length in lengths)
+        assert outcomes.length[0, place] == pytest.approx(sum(lengths) / max(len(lengths), 1))
+    assert outcomes.cut_off.sum() > 0 and outcomes.length[0, -1] == 0
     logged = validation_metrics(of_verl(grades, SAMPLES), run.data.benchmarks, SAMPLES)
-    averages = found.outcomes.averages()[0].tolist()
-    for benchmark, average in zip(run.data.benchmarks, averages, strict=True):
-        assert average == logged[f"val/{benchmark}/avg_at_{SAMPLES}"]
+    assert score_name(run) in logged
+    names = [schema.validation_metric(name, SAMPLES) for name in run.data.benchmarks]
+    assert outcomes.averages()[0].tolist() == [logged[name] for name in names]
+
+
+def test_names_of_verls_validation_metrics() -> None:
+    """Responses that failed count as wrong; the mean is one of benchmarks; foreign sources are left out."""
+    grades = {"aime24": [[1.0, 0.0, 1.0], [0.0] * 4], "aime25": [[1.0] * 4], "amc": [[1.0] * 4]}
+    reported = of_verl(grades, 4, answer_rule=0.25)
+    metrics = validation_metrics(reported, ("aime24", "aime25"), 4)
+    assert metrics == {
+        "val/aime24/avg_at_4": 2 / 8,
+        "val/aime25/avg_at_4": 1.0,
+        "val/mean/avg_at_4": (2 / 8 + 1) / 2,
+        "val/aime24/answer_rule_at_4": 0.25,
+        "val/aime25/answer_rule_at_4": 0.25,
+    }
+    assert all(schema.is_known_metric(name) for name in metrics)
+    for benchmarks, samples, message in [
+        (("aime24", "aime26"), 4, r"no val/aime26/avg_at_4 among .*val-core/aime24/acc/mean@4"),
+        (("aime24", "aime25"), 16, "no val/aime24/avg_at_16, val/aime25/avg_at_16"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            validation_metrics(reported, benchmarks, samples)
 
 
 def test_problems_have_the_ids_of_the_embedded_core(run: VerlRun, rows: dict[str, Rows]) -> None:
     """Whatever their place: the order of the rows does not matter."""
     assert isinstance(run.data, TaskData)
-    sets = validation_sets(make_task(run.data))
+    sets, wording = validation_sets(make_task(run.data)), Wording(run.data)
     sources = [name for name, problems in sets.items() for _ in range(len(problems))]
-    expected = problem_ids(sources, [str(one) for problems in sets.values() for one in problems.identities()])
-    found = held_out(rows["validation"], run.data.benchmarks, wording_of(run.data))
-    assert found.problems == expected
-    backwards = held_out(rows["validation"][::-1], run.data.benchmarks, wording_of(run.data))
-    assert backwards.problems == expected[::-1]
-    assert held_out(rows["train"], run.data.benchmarks, wording_of(run.data)).problems == ()
-
-
-def test_rows_that_cannot_be_told_apart_are_refused(run: VerlRun, rows: dict[str, Rows]) -> None:
+    identities = [str(identity) for problems in sets.values() for identity in problems.identities()]
+    expected, validation = problem_ids(sources, identities), rows["validation"]
+    assert held_out(validation, run.data.benchmarks, wording).problems == expected
+    assert held_out(validation[::-1], run.data.benchmarks, wording).problems == expected[::-1]
+    assert held_out(rows["train"], run.data.benchmarks, wording).problems == ()
     with pytest.raises(ValueError, match="the same data_source and extra_info"):
-        held_out([*rows["validation"], rows["validation"][0]], run.data.benchmarks, wording_of(run.data))
+        held_out([*validation, validation[0]], run.data.benchmarks, wording)
 
 
 def test_only_the_texts_of_the_chosen_problems_are_fetched(
     run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, found = validated(run, rows["validation"], monkeypatch)
-    chosen = sorted({one.problem for one in found.samples})
+    answered, answers = validated(run, rows["validation"], monkeypatch)
+    chosen = {sample.problem for sample in answers.samples}
     assert len(chosen) == SETTINGS.problems
     fetched = {key for keys, fields in answered.queue.asked for key in keys if "responses" in fields}
-    places = [found.outcomes.problems.index(one) for one in chosen]
+    places = [answers.outcomes.problems.index(problem) for problem in chosen]
     assert fetched == {key for key in answered.keys if int(key.split("_")[0][3:]) in places}
-    assert len(found.samples) == len(fetched)
-    eos, modulus = answered.task.tokenizer.eos, answered.task.tokenizer.modulus
-    for one in found.samples:
-        place = found.outcomes.problems.index(one.problem)
-        tokens = answered.queue.rows[f"uid{place}_{one.draw}_0"]["responses"].tolist()
-        assert (one.kind, one.step, one.length) == (VALIDATION, STEP, len(tokens))
-        assert one.right == bool(answered.grades[f"uid{place}_{one.draw}_0"])
+    assert len(answers.samples) == len(fetched)
+    tokenizer = answered.tokenizer
+    for sample in answers.samples:
+        key = f"uid{answers.outcomes.problems.index(sample.problem)}_{sample.draw}_0"
+        tokens = answered.tokens(key)
         cut_off = len(tokens) == LONGEST
-        assert (one.cut_off, one.stop) == (cut_off, "length" if cut_off else "end")
-        shown = [answered.task.tokenizer.name(token) for token in tokens if token != eos]
-        assert one.response == " ".join(shown)
-        number = len(tokens) > 1 and tokens[-1] == eos and tokens[-2] < answered.task.tokenizer.operator
-        assert one.answer == (str(tokens[-2] % modulus) if number else None)
-        assert (one.group, one.reward, one.advantage) == (None, None, None)
-    assert {one.cut_off for one in found.samples} == {True, False}
-
-
-def test_all_problems_on_demand(run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = SETTINGS.model_copy(update={"problems": "all"})
-    answered, found = validated(run, rows["validation"], monkeypatch, wanted)
-    assert len(found.samples) == len(answered.keys)
-
-
-REWARDS = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
-
-
-def trained(
-    run: VerlRun, rows: dict[str, Rows], patch: pytest.MonkeyPatch
-) -> tuple[Answered, VerlAnswerRecorder, list[KeptResponse]]:
-    """A training batch of five prompts, one of which teaches nothing, and what two ranks have kept of it."""
-    answered = Answered(run, rows["train"][:5], patch, 4)
-    record = record_of(run, rows["validation"])
-    keys = [f"uid{group}_{draw}_0" for group in range(5) for draw in range(4)]
-    rewards = [reward for of_group in REWARDS for reward in of_group]
-    advantages = [reward - sum(of_group) / 4 for of_group in REWARDS for reward in of_group]
-    chosen = record.choose(
-        keys, [i // 4 for i in range(20)], rewards, advantages, [i // 4 != 1 for i in range(20)]
-    )
-    assert [(one.group, one.draw) for one in chosen] == [(4, n) for n in range(4)] + [
-        (2, n) for n in range(4)
-    ]
-    kept = []
-    for place, one in enumerate(chosen):
-        tokens = answered.queue.rows[one.key]["responses"].numpy().astype(np.int32)
-        mu, pi = (-3 * answered.draw.random(len(tokens)).astype(np.float32) for _ in range(2))
-        divergence = (0.3 * answered.draw.random(len(tokens))).astype(np.float32)
-        mask, *_ = cppo_response(
-            (pi - mu).tolist(), [one.advantage] * len(tokens), divergence.tolist(), adaptive=True,
-            delta=run.rule.delta or 0, delta_b=run.rule.delta_b or 0, w_min=run.rule.w_min or 0,
-        )  # fmt: skip
-        kept.append(
-            KeptResponse(
-                place, one.advantage, ("threshold", "budget"), tokens, mu, pi, divergence,
-                np.array(mask, np.float32), 1 - np.array(mask, np.uint8), np.empty(0, np.int32),
-            )
-        )  # fmt: skip
-    return answered, record, kept
+        assert (sample.kind, sample.step, sample.length) == (VALIDATION, STEP, len(tokens))
+        assert sample.right == bool(answered.grades[key])
+        assert (sample.cut_off, sample.stop) == (cut_off, "length" if cut_off else "end")
+        assert sample.response == " ".join(tokenizer.name(t) for t in tokens if t != tokenizer.eos)
+        number = len(tokens) > 1 and tokens[-1] == tokenizer.eos and tokens[-2] < tokenizer.operator
+        assert sample.answer == (str(tokens[-2] % tokenizer.modulus) if number else None)
+        assert (sample.group, sample.reward, sample.advantage) == (None, None, None)
+    assert {sample.cut_off for sample in answers.samples} == {True, False}
+    every = SETTINGS.model_copy(update={"problems": "all"})
+    answered, answers = validated(run, rows["validation"], monkeypatch, every)
+    assert len(answers.samples) == len(answered.keys)
 
 
 def test_training_groups_with_rewards_advantages_and_tokens(
     run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, record, kept = trained(run, rows, monkeypatch)
+    """Of five prompts, one of which teaches nothing; a replay of the run's own rule is the plain loop's mask."""
+    queue = Queue(monkeypatch)
+    trained, record = Answered(run, rows["train"][:5], queue), record_of(run, rows["validation"])
+    keys = [f"uid{group}_{draw}_0" for group in range(5) for draw in range(4)]
+    worth = {
+        key: (reward, reward - sum(REWARDS[i // 4]) / 4)
+        for i, (key, reward) in enumerate(zip(keys, sum(REWARDS, []), strict=True))  # noqa: RUF017
+    }
+    rewards, advantages = ([pair[i] for pair in worth.values()] for i in (0, 1))
+    groups = [i // 4 for i in range(20)]
+    chosen = record.choose(keys, groups, rewards, advantages, [group != 1 for group in groups])
+    assert [(choice.group, choice.draw) for choice in chosen] == [(g, n) for g in (4, 2) for n in range(4)]
+    kept = []
+    rule, draw = run.rule, trained.draw
+    assert rule.delta_b_mode == "adaptive"
+    for place, choice in enumerate(chosen):
+        tokens = np.array(trained.tokens(choice.key), np.int32)
+        mu, pi = (-3 * draw.random(len(tokens)).astype(np.float32) for _ in range(2))
+        divergence = (0.3 * draw.random(len(tokens))).astype(np.float32)
+        mask, *_ = cppo_response(
+            (pi - mu).tolist(), [choice.advantage] * len(tokens), divergence.tolist(), adaptive=True,
+            delta=rule.delta or 0, delta_b=rule.delta_b or 0, w_min=rule.w_min or 0,
+        )  # fmt: skip
+        kept.append(
+            KeptResponse(
+                place, choice.advantage, ("threshold", "budget"), tokens, mu, pi, divergence,
+                np.array(mask, np.float32), 1 - np.array(mask, np.uint8), np.empty(0, np.int32),
+            )
+        )  # fmt: skip
     record.training(STEP, "train", [kept[1::2], kept[::2]])
-    record.validation(STEP, answered_validation(run, rows["validation"], monkeypatch, answered))
-    found = record.take(STEP)
-    assert found is not None
-    samples = [one for one in found.samples if one.kind == TRAINING]
-    assert [(one.group, one.draw) for one in samples] == [(g, n) for g in (4, 2) for n in range(4)]
-    for one in samples:
-        assert one.group is not None
-        assert one.reward == REWARDS[one.group][one.draw]
-        assert one.advantage == one.reward - sum(REWARDS[one.group]) / 4
-        assert one.right == (one.reward == 1)
-    assert len({one.problem for one in samples}) == 2
-    table = found.tokens
-    assert table is not None
-    assert table.group.tolist() == [4] * 4 + [2] * 4
-    assert table.draw.tolist() == [0, 1, 2, 3] * 2
+    after = Answered(run, rows["validation"], queue)
+    record.validation(STEP, after.batch(after.keys))
+    answers = record.take(STEP)
+    assert answers is not None and answers.tokens is not None
+    samples = [sample for sample in answers.samples if sample.kind == TRAINING]
+    assert [(sample.group, sample.draw) for sample in samples] == [(g, n) for g in (4, 2) for n in range(4)]
+    for sample in samples:
+        assert (sample.reward, sample.advantage) == worth[f"uid{sample.group}_{sample.draw}_0"]
+        assert sample.right == (sample.reward == 1)
+    assert len({sample.problem for sample in samples}) == 2
+    table = answers.tokens
+    assert (table.group.tolist(), table.draw.tolist()) == ([4] * 4 + [2] * 4, [0, 1, 2, 3] * 2)
     assert table.rule.name == "cppo"
-    assert table.reward.tolist() == [reward for group in (4, 2) for reward in REWARDS[group]]
-    for one, place in zip(kept, table.responses(), strict=True):
+    assert table.reward.tolist() == [*REWARDS[4], *REWARDS[2]]
+    for response, place in zip(kept, table.responses(), strict=True):
         for name in ("token", "rollout_logp", "logp", "divergence", "keep", "reason"):
-            np.testing.assert_array_equal(getattr(table, name)[place], getattr(one, name))
-    names = [answered.task.tokenizer.name(int(token)) for token in table.token]
-    assert table.texts() == names
-
-
-def test_a_replay_of_the_runs_own_rule_is_the_plain_loops_mask(
-    run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table names rule and constants as a replay needs them."""
-    answered, record, kept = trained(run, rows, monkeypatch)
-    assert run.rule.delta_b_mode == "adaptive"
-    record.training(STEP, "train", [kept])
-    record.validation(STEP, answered_validation(run, rows["validation"], monkeypatch, answered))
-    found = record.take(STEP)
-    assert found is not None
-    assert found.tokens is not None
-    again = replay(found.tokens)
-    np.testing.assert_array_equal(again.keep, found.tokens.keep)
+            np.testing.assert_array_equal(getattr(table, name)[place], getattr(response, name))
+    assert table.texts() == [trained.tokenizer.name(int(token)) for token in table.token]
+    again = replay(table)
+    np.testing.assert_array_equal(again.keep, table.keep)
     assert 0 < again.keep.mean() < 1
 
 
-def answered_validation(run: VerlRun, rows: Rows, patch: pytest.MonkeyPatch, before: Answered) -> KVBatchMeta:
-    """A validation behind the training step, in the queue that has the training rows already."""
-    answered = Answered(run, rows, patch, SAMPLES)
-    for key, row in before.queue.rows.items():
-        answered.queue.rows.setdefault(key, row)
-    return answered.batch()
-
-
 def test_the_words_of_mathematics() -> None:
-    words = OfMathematics()
-    row = {
-        "raw_prompt": [{"role": "user", "content": "What is $6 \\cdot 7$?"}],
-        "reward_model": {"ground_truth": "42"},
-    }
+    words = Wording(compose(["core=verl", "model=qwen3_1_7b_base"]).run.data)  # type: ignore[arg-type]
+    asked = [{"role": "user", "content": "What is $6 \\cdot 7$?"}]
+    row = {"raw_prompt": asked, "reward_model": {"ground_truth": "42"}}
     assert words.asked(row) == "What is $6 \\cdot 7$?"
     assert words.truth(row) == "42"
     assert words.answer([], "I think.\nAnswer: $42$") == "$42$"  # as it is handed to math-verify

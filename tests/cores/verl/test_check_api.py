@@ -4,9 +4,9 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import verl.workers.rollout.base as rollout_base
@@ -27,63 +27,37 @@ def test_the_installed_verl_is_as_expected() -> None:
     assert check_api.check_api() == []
 
 
-def test_a_missing_attribute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_has_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(PPOTrainer, "_balance_batch")
-    (problem,) = check_api.check_api()
-    assert problem.startswith(
-        "verl.trainer.ppo.v1.trainer_base.PPOTrainer._balance_batch (overridden) is missing"
-    )
-
-
-def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics, step: None)
-    (problem,) = check_api.check_api()
-    assert "PPOTrainer._update_actor (overridden) has changed" in problem
-    assert "['self', 'batch', 'metrics', 'step']" in problem
-
-
-def test_changed_fields_and_registries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {name: field for name, field in TokenOutput.model_fields.items() if name != "extra_fields"}
     monkeypatch.setattr(TokenOutput, "__pydantic_fields__", fields)
     monkeypatch.setattr(rollout_base, "_ROLLOUT_REGISTRY", {})
-    problems = check_api.check_api()
-    assert [problem.split(" ")[0].split(".")[-1] for problem in problems] == [
-        "TokenOutput",
-        "_ROLLOUT_REGISTRY",
-    ]
-
-
-def test_a_missing_module_is_named() -> None:
-    gone = api_contract.ContractItem("verl.no_such_module", "thing", api_contract.CALL, ())
-    (problem,) = check_api.check_api((gone,))
-    assert problem == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
-
-
-def test_vllms_server_is_checked_in_its_source() -> None:
-    (point,) = (one for one in api_contract.API_CONTRACT if one.attribute == "vLLMHttpServer.run_server")
-    changed = api_contract.ContractItem(point.module, point.attribute, point.kind, ("self", "arguments"))
-    missing = api_contract.ContractItem(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
-    first, second = check_api.check_api((changed, missing))
-    assert (
-        "run_server (overridden) has changed: expected ['self', 'arguments'], found ['self', 'args']" in first
-    )
-    assert "no stream in" in second
-
-
-@pytest.mark.parametrize(
-    ("installed", "supported"), [("0.9.1", True), ("0.9.1.post1", True), ("0.9.0", False), ("0.10.0", False)]
-)
-def test_the_range_of_versions(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    monkeypatch.setattr(check_api, "version", lambda name: installed)
-    problem = check_api.version_problem()
-    assert (problem is None) == supported
-    assert supported or (problem is not None and installed in problem and "pip install" in problem)
-
-
-def test_an_adapter_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_base, "_ROLLOUT_REGISTRY", {})
+    output, registry, balance, update = check_api.check_api()
+    assert ".TokenOutput (fields) has changed" in output
+    assert "._ROLLOUT_REGISTRY (private dict) has changed" in registry
+    name = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
+    assert balance.startswith(f"{name}._balance_batch (overridden) is missing")
+    assert update.startswith(f"{name}._update_actor (overridden) has changed")
+    assert "['self', 'batch', 'metrics', 'step']" in update
     check_api.register_rollout_adapter("some", "verl.workers.rollout.base.BaseRollout")
     assert get_rollout_class("some") is rollout_base.BaseRollout
+
+
+def test_modules_that_are_missing_or_read_in_their_source() -> None:
+    """vLLM's server is read: vLLM is not installed here."""
+    [point] = (item for item in api_contract.API_CONTRACT if item.attribute == "vLLMHttpServer.run_server")
+    gone = replace(point, module="verl.no_such_module", attribute="thing", kind=api_contract.CALL)
+    changed = replace(point, parameters=("self", "arguments"))
+    missing = replace(point, attribute="vLLMHttpServer.stream")
+    assert check_api.check_api((point,)) == []
+    first, second, third = check_api.check_api((gone, changed, missing))
+    assert first == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
+    assert (
+        "run_server (overridden) has changed: expected ['self', 'arguments'], found ['self', 'args']"
+        in second
+    )
+    assert "no stream in" in third
 
 
 # Forks a process per question from one that has what takes longest to import; none of it asks for the device.
@@ -136,57 +110,30 @@ CASES = {
 }
 
 
-class Done(NamedTuple):
-    """How a process ended, and what it printed."""
-
-    status: int
-    lines: list[str]
-    errors: str
-
-
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """verl imported in a fresh process of each case."""
-    folder = tmp_path_factory.mktemp("imported")
-    command = [sys.executable, "-c", FORKS, str(folder), json.dumps(CASES)]
+def test_the_plugin_chooses_the_cpu_when_asked(tmp_path: Path) -> None:
+    """verl imported in a fresh process of each case. Without being asked the device is verl's own choice."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path), json.dumps(CASES)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return {
-        name: Done(
-            int((folder / f"{name}.status").read_text()),
-            (folder / f"{name}.out").read_text().strip().splitlines(),
-            (folder / f"{name}.err").read_text(),
-        )
-        for name in CASES
-    }
-
-
-def test_the_plugin_chooses_the_cpu_when_asked(imported: dict[str, Done]) -> None:
-    status, lines, errors = imported["cpu"]
-    assert status == 0, errors[-2000:]
-    platforms, loaded, engines, sklearn, servers = lines[-5:]
+    printed = {name: (tmp_path / f"{name}.out").read_text().strip().splitlines() for name in CASES}
+    errors = {name: (tmp_path / f"{name}.err").read_text() for name in CASES}
+    status = {name: int((tmp_path / f"{name}.status").read_text()) for name in CASES}
+    loud = status.pop("loud")
+    assert not any(status.values()), errors
+    platforms, loaded, engines, sklearn, servers = printed["cpu"][-5:]
     assert platforms.endswith(" cpu") and "'cpu')" in platforms
-    assert not [part for part in ("cpu_server", "vllm_server", "decode") if part in loaded]  # only on demand
+    assert "rollout.cpu" not in loaded and "vllm_server" not in loaded  # only on demand
     assert engines == "['cpu', 'cuda', 'npu']"
     assert sklearn == f"{find_spec('sklearn') is not None} False"  # seconds in every process of a run
     assert servers == "CpuReplica CpuServerAdapter"
-
-
-def test_without_being_asked_the_device_is_verls_own_choice(imported: dict[str, Done]) -> None:
-    plain, ours = imported["plain"], imported["ours"]
-    assert plain.status == ours.status == 0, ours.errors[-2000:]
-    assert plain.lines[0] == ours.lines[0] and plain.lines[2] == ours.lines[2]
-    assert "platform_cpu" not in ours.lines[1] and "plugin" in ours.lines[1]
-
-
-def test_the_plugin_is_loud(imported: dict[str, Done]) -> None:
-    loud = imported["loud"]
-    assert loud.status != 0
-    assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in loud.errors
+    plain, ours = printed["plain"], printed["ours"]
+    assert plain[0] == ours[0] and plain[2] == ours[2]
+    assert "platform_cpu" not in ours[1] and "plugin" in ours[1]
+    assert loud != 0
+    assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in errors["loud"]
 
 
 def test_the_table_has_every_method_that_we_override() -> None:
-    from cppo_lab.cores.verl.replay import LabReplayBuffer
     from cppo_lab.cores.verl.rollout.agent_loop import (
         MarkedAgentLoopManager,
         TopKAgentLoop,
@@ -194,7 +141,7 @@ def test_the_table_has_every_method_that_we_override() -> None:
     )
     from cppo_lab.cores.verl.rollout.cpu import CpuReplica, CpuServerAdapter
     from cppo_lab.cores.verl.task_reward import TaskRewardManager
-    from cppo_lab.cores.verl.trainer import LabTrainer
+    from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer
     from cppo_lab.cores.verl.worker import TrustRegionWorker
 
     classes = [

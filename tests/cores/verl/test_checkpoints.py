@@ -1,181 +1,278 @@
-"""The best checkpoint is the record's best after a kill at any moment, and costs no space while verl keeps it too."""
+"""The trainer's record and checkpoints: what a kill at any moment leaves of them can be continued."""
 
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import (
+    append_row,
     best_step,
+    cut_after,
     drop_others,
     forget_later,
     keep_best,
     last_readable,
+    read_outcome,
+    resume_step,
     seal,
 )
 from cppo_lab.errors import UserError
+from cppo_lab.schema import Outcome
 
 SCORE = "val/mean/avg_at_16"
+MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
+ORDER, SHARD, CONFIG, SIZES = (
+    "data.pt",
+    "actor/model/dist_ckpt/__0_0.distcp",
+    "actor/fsdp_config.json",
+    "sizes.json",
+)
 
 
-def save(folder: Path, step: int) -> Path:
-    """As verl saves: weights below `actor`, the rest beside it."""
-    path = checkpoints.checkpoint_folder(folder, step)
-    (path / "actor").mkdir(parents=True)
-    (path / "actor" / "weights.pt").write_text(f"weights of {step}")
-    (path / "data.pt").write_text(f"order at {step}")
-    return path
+def read(folder: Path) -> list[int]:
+    return [step for _, (step, _) in checkpoints.rows(folder)]
 
 
-def score(folder: Path, step: int, value: float) -> None:
-    checkpoints.append_row(folder, step, {SCORE: value})
-
-
-def best(folder: Path) -> str:
-    return (folder / checkpoints.BEST / "actor" / "weights.pt").read_text()
-
-
-def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> None:
-    score(tmp_path, 0, 0.9)  # the model before training has no checkpoint
-    keep_best(tmp_path, SCORE)
-    assert best_step(tmp_path) is None
-    kept = []
-    for step, value in [(2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.0)]:
-        save(tmp_path, step)
-        score(tmp_path, step, value)
-        keep_best(tmp_path, SCORE)
-        kept.append(best_step(tmp_path))
-        assert best(tmp_path) == f"weights of {kept[-1]}"
-    assert kept == [2, 4, 4, 8, 8]
-    assert (tmp_path / checkpoints.BEST / "data.pt").read_text() == "order at 8"
-
-
-def test_it_is_linked_and_outlives_verls_own(tmp_path: Path) -> None:
-    source = save(tmp_path, 2)
-    score(tmp_path, 2, 0.5)
-    keep_best(tmp_path, SCORE)
-    weights = tmp_path / checkpoints.BEST / "actor" / "weights.pt"
-    assert weights.samefile(source / "actor" / "weights.pt")
-    shutil.rmtree(source / "actor")  # as verl does to old ones
-    keep_best(tmp_path, SCORE)
-    assert best(tmp_path) == "weights of 2"
-
-
-def test_without_links_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: str, target: str) -> None:
-        raise OSError(95, "Operation not supported")
-
-    source = save(tmp_path, 2)
-    score(tmp_path, 2, 0.5)
-    monkeypatch.setattr(os, "link", refuse)
-    keep_best(tmp_path, SCORE)
-    assert best(tmp_path) == "weights of 2"
-    assert not (tmp_path / checkpoints.BEST / "actor" / "weights.pt").samefile(
-        source / "actor" / "weights.pt"
-    )
-
-
-def test_what_verl_leaves_of_an_old_checkpoint_does_not_replace_it(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    score(tmp_path, 2, 0.5)
-    keep_best(tmp_path, SCORE)
-    shutil.rmtree(save(tmp_path, 4) / "actor")
-    score(tmp_path, 4, 0.6)
-    keep_best(tmp_path, SCORE)
-    assert (best_step(tmp_path), best(tmp_path)) == (2, "weights of 2")
+def record(folder: Path, *numbers: int) -> None:
+    for number in numbers:
+        append_row(folder, number, {"train/reward": number / 10})
 
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
-def test_a_kill_at_any_moment_is_mended_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed before each of its operations on files in turn."""
-    for survived in itertools.count():
-        folder = tmp_path / str(survived)
-        for step in (2, 4):
-            save(folder, step)
-            score(folder, step, step / 10)
-            if step == 2:
-                keep_best(folder, SCORE)
-        with monkeypatch.context() as patch:
-            left = iter(range(survived))
-            for owner, name in OPERATIONS:
-                patch.setattr(owner, name, dying(getattr(owner, name), left))
-            try:
-                keep_best(folder, SCORE)
-                killed = False
-            except Killed:
-                killed = True
-        keep_best(folder, SCORE)  # as the next attempt begins
-        assert (best_step(folder), best(folder)) == (4, "weights of 4")
-        if not killed:
-            break
-    assert survived >= 8  # folders, links, the number, the removal of the old one, the change of names
-
-
 OPERATIONS: list[tuple[Any, str]] = [
     (os, "mkdir"), (os, "link"), (Path, "write_text"), (os, "unlink"), (os, "rmdir"), (Path, "replace"),
+    (os, "fsync"),
 ]  # fmt: skip
 
 
-def dying(real: Callable[..., Any], left: Iterator[int]) -> Callable[..., Any]:
-    """`real` until `left` is used up."""
+def survives(patch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) -> bool:
+    """Whether this is through before its operation on files of that number, at which it is killed."""
+    left = iter(range(number))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(left, None) is None:
-            raise Killed
-        return real(*args, **kwargs)
+    def dying(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def die(*arguments: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                raise Killed
+            return operation(*arguments, **options)
 
-    return call
+        return die
 
-
-def test_others_are_dropped(tmp_path: Path) -> None:
-    for step in (2, 4, 6):
-        save(tmp_path, step)
-        score(tmp_path, step, step / 10)
-    keep_best(tmp_path, SCORE)
-    drop_others(tmp_path, 4)
-    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_4"]
-    # The best one stands, whatever is written where its links came from.
-    (save(tmp_path, 6) / "actor" / "weights.pt").write_text("retrained")
-    assert best(tmp_path) == "weights of 6"
-    drop_others(tmp_path, None)
-    assert list((tmp_path / CHECKPOINTS).iterdir()) == []
-    drop_others(tmp_path / "nothing here", None)
+    with patch.context() as inner:
+        for owner, name in OPERATIONS:
+            inner.setattr(owner, name, dying(getattr(owner, name)))
+        try:
+            work()
+        except Killed:
+            return False
+    return True
 
 
-MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
-EXTRA, ORDER, SHARD = (
-    "actor/extra_state_world_size_1_rank_0.pt",
-    "data.pt",
-    "actor/model/dist_ckpt/__0_0.distcp",
-)
-CONFIG = "actor/fsdp_config.json"
+# -- The record --------------------------------------------------------------------------------------------------------
 
 
-def save_whole(folder: Path, step: int, *, sealed: bool = True) -> Path:
-    """As verl saves, with a file of each kind, and the row of the step."""
+def test_rows_come_back_with_the_offset_behind_them(tmp_path: Path) -> None:
+    """Exactly; a torn line waits until it is whole."""
+    assert list(checkpoints.rows(tmp_path)) == []
+    metrics = {"a": 0.1 + 0.2, "b": 1e-300, "c": float("inf")}
+    append_row(tmp_path, 0, metrics)
+    [(offset, row)] = checkpoints.rows(tmp_path)
+    assert row == (0, metrics)
+    append_row(tmp_path, 1, {})
+    path = tmp_path / checkpoints.STEPS
+    content = path.read_bytes()
+    assert list(checkpoints.rows(tmp_path, offset)) == [(len(content), (1, {}))]
+    for end in range(offset, len(content)):
+        path.write_bytes(content[:end])
+        assert read(tmp_path) == [0], end
+
+
+def test_cutting_drops_what_will_be_trained_again(tmp_path: Path) -> None:
+    record(tmp_path, 0, 1, 2, 3)
+    with (tmp_path / checkpoints.STEPS).open("a") as file:
+        file.write('{"step": 4, "metr')  # torn
+    checkpoints.write_outcome(tmp_path, Outcome(schema.DONE, 3))
+    assert [step for step, _ in cut_after(tmp_path, 2)] == read(tmp_path) == [0, 1, 2]
+    assert read_outcome(tmp_path) is None
+    record(tmp_path, 3)
+    assert read(tmp_path) == [0, 1, 2, 3]
+    assert cut_after(tmp_path, None) == []
+    assert (tmp_path / checkpoints.STEPS).stat().st_size == 0  # it is there: its follower begins at its end
+
+
+def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        record(folder, 0, 1, 2)
+        (checkpoints.checkpoint_folder(folder, 1) / "actor").mkdir(parents=True)
+
+        def attempt(folder: Path = folder) -> None:
+            cut_after(folder, resume_step(folder))
+            record(folder, 2, 3)
+
+        through = survives(monkeypatch, number, attempt)
+        assert read(folder) in ([0, 1], [0, 1, 2], [0, 1, 2, 3])
+        assert resume_step(folder) == 1
+        attempt()
+        assert read(folder) == [0, 1, 2, 3]
+        if through:
+            break
+    assert number >= 4  # the cut record is brought to the disk and put in place, and each of two rows
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0" * 40, b"[" * 100_000, b'{"step": 2, "metr\xff', b'{"step": 2}', b'{"step": "x", "metrics": {}}',
+        b'{"step": 2, "metrics": {"a": "much"}}', b'{"step": 2, "metrics": [1]}', b'{"step": Infinity, "metrics": {}}',
+        b"[1, 2]",
+    ],
+    ids=lambda line: repr(line[:30]),
+)  # fmt: skip
+def test_a_bad_line_ends_the_reading_and_is_cut_away(tmp_path: Path, line: bytes) -> None:
+    record(tmp_path, 0, 1)
+    with (tmp_path / checkpoints.STEPS).open("ab") as file:
+        file.write(line + b"\n")
+    record(tmp_path, 3)
+    assert read(tmp_path) == [0, 1]
+    cut_after(tmp_path, 1)
+    record(tmp_path, 2)
+    assert read(tmp_path) == [0, 1, 2]
+
+
+def test_outcomes(tmp_path: Path) -> None:
+    assert read_outcome(tmp_path) is None
+    for outcome in (Outcome(schema.DONE, 4), Outcome(schema.COLLAPSED, 2, "score fell: äöü")):
+        checkpoints.write_outcome(tmp_path, outcome)
+        assert read_outcome(tmp_path) == outcome
+    for text in ("", "[]", "[" * 100_000, '{"status": "done"}', '{"status": [], "step": 1, "reason": ""}'):
+        (tmp_path / checkpoints.OUTCOME).write_text(text)
+        assert read_outcome(tmp_path) is None, text
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    for name in (checkpoints.STEPS, checkpoints.OUTCOME):
+        make(tmp_path / name)
+    assert read(tmp_path) == []
+    assert read_outcome(tmp_path) is None
+    cut_after(tmp_path, None)
+    record(tmp_path, 0)
+    assert read(tmp_path) == [0]
+
+
+def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that dies makes way."""
+    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.0)
+    code = (
+        "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints\n"
+        "with checkpoints.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with (
+            pytest.raises(UserError, match="an earlier attempt still writes to"),
+            checkpoints.writing(tmp_path),
+        ):
+            pass
+        process.kill()
+        monkeypatch.undo()
+        for _ in range(2):
+            with checkpoints.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
+                pass
+
+
+# -- The best checkpoint -----------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, step: int, score: float, *, whole: bool = True) -> Path:
+    """As verl saves, with a file of each kind, and the row of the step; `whole`: sealed by our trainer."""
     path = checkpoints.checkpoint_folder(folder, step)
-    for name in (MODEL, OPTIMISER, EXTRA, ORDER, "verl_traces.pt"):
+    for name in (MODEL, OPTIMISER, ORDER, "verl_traces.pt"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         torch.save({"values": torch.arange(2000) + step}, path / name)
     (path / SHARD).parent.mkdir(parents=True)
     (path / SHARD).write_bytes(bytes(500))
     (path / CONFIG).write_text('{"world_size": 1}')
-    if sealed:
+    (path / "actor" / "weights").write_text(f"weights of {step}")
+    if whole:
         seal(path)
-    score(folder, step, step / 10)
+    append_row(folder, step, {SCORE: score})
     return path
+
+
+def best(folder: Path) -> tuple[int | None, str]:
+    return best_step(folder), (folder / checkpoints.BEST / "actor" / "weights").read_text()
+
+
+def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> None:
+    """It is linked, and outlives verl's own; what verl leaves of an old checkpoint does not replace it."""
+    append_row(tmp_path, 0, {SCORE: 0.9})  # the model before training has no checkpoint
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) is None
+    kept = []
+    for step, value in [(2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.0)]:
+        save(tmp_path, step, value)
+        keep_best(tmp_path, SCORE)
+        kept.append(best_step(tmp_path))
+        assert best(tmp_path) == (kept[-1], f"weights of {kept[-1]}")
+    assert kept == [2, 4, 4, 8, 8]
+    source = checkpoints.checkpoint_folder(tmp_path, 8)
+    assert (tmp_path / checkpoints.BEST / MODEL).samefile(source / MODEL)
+    for path in (source, save(tmp_path, 12, 0.9)):
+        shutil.rmtree(path / "actor")
+    keep_best(tmp_path, SCORE)
+    assert best(tmp_path) == (8, "weights of 8")
+
+
+def test_without_links_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(95, "Operation not supported")
+
+    source = save(tmp_path, 2, 0.5)
+    monkeypatch.setattr(os, "link", refuse)
+    keep_best(tmp_path, SCORE)
+    assert best(tmp_path) == (2, "weights of 2")
+    assert not (tmp_path / checkpoints.BEST / MODEL).samefile(source / MODEL)
+
+
+def test_a_kill_at_any_moment_is_mended_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        for step in (2, 4):
+            save(folder, step, step / 10)
+            through = step == 4 and survives(
+                monkeypatch, number, lambda folder=folder: keep_best(folder, SCORE)
+            )
+            keep_best(folder, SCORE)  # as the next attempt begins
+            assert best(folder) == (step, f"weights of {step}")
+        if through:
+            break
+    assert number >= 8  # folders, links, the number, the removal of the old one, the change of names
+
+
+# -- Where a run continues ---------------------------------------------------------------------------------------------
 
 
 def cut(path: Path) -> None:
@@ -192,35 +289,27 @@ def zero(path: Path) -> None:
     path.write_bytes(content[:4000] + bytes(2000) + content[6000:])
 
 
-DAMAGES = [
-    *[
-        (cut, name)
-        for name in (MODEL, OPTIMISER, EXTRA, ORDER, "verl_traces.pt", SHARD, CONFIG, "sizes.json")
-    ],
-    *[(empty, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER, SHARD, CONFIG, "sizes.json")],
-    *[(zero, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER)],
-    *[(Path.unlink, name) for name in (MODEL, OPTIMISER, EXTRA, ORDER, SHARD, CONFIG)],
-]
-
-
-def names_of(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
 @pytest.mark.parametrize(
-    ("damage", "name"), DAMAGES, ids=[f"{damage.__name__} {name}" for damage, name in DAMAGES]
+    ("damage", "name"),
+    [
+        *[(cut, name) for name in (MODEL, "verl_traces.pt", SHARD, CONFIG, SIZES)],
+        *[(empty, name) for name in (OPTIMISER, SHARD, SIZES)],
+        *[(zero, name) for name in (MODEL, OPTIMISER, ORDER)],
+        *[(Path.unlink, name) for name in (MODEL, SHARD, CONFIG)],
+    ],
+    ids=lambda part: part if isinstance(part, str) else part.__name__,
 )
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], name: str
 ) -> None:
-    save_whole(tmp_path, 2)
-    newest = save_whole(tmp_path, 4)
+    save(tmp_path, 2, 0.2)
+    newest = save(tmp_path, 4, 0.4)
     assert last_readable(tmp_path) == 4
     assert capsys.readouterr().err == ""
     damage(newest / name)
-    before = names_of(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     assert last_readable(tmp_path) == 2
-    assert names_of(tmp_path) == before  # it only reads
+    assert sorted(tmp_path.rglob("*")) == before  # it only reads
     [said] = capsys.readouterr().err.splitlines()
     assert said.startswith(f"checkpoint {newest} is ignored, training resumes from step 2: ")
     assert Path(name).name in said
@@ -229,26 +318,25 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
 @pytest.mark.parametrize("damage", [cut, empty, zero])
 def test_a_damaged_checkpoint_of_an_earlier_release(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     """They have no list of sizes."""
-    save_whole(tmp_path, 2, sealed=False)
-    newest = save_whole(tmp_path, 4, sealed=False)
+    save(tmp_path, 2, 0.2, whole=False)
+    newest = save(tmp_path, 4, 0.4, whole=False)
     assert last_readable(tmp_path) == 4
     damage(newest / MODEL)
     assert last_readable(tmp_path) == 2
 
 
-def test_rows_without_a_checkpoint_and_checkpoints_without_a_row_do_not_count(tmp_path: Path) -> None:
-    save_whole(tmp_path, 2)
-    score(tmp_path, 3, 0.5)
-    seal(save(tmp_path, 4))
-    assert last_readable(tmp_path) == 2
-
-
-def test_without_any_that_can_be_read_training_starts_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows without a checkpoint and checkpoints without a row, or without weights, do not count."""
     assert last_readable(tmp_path) is None
-    for step in (2, 4):
-        cut(save_whole(tmp_path, step) / MODEL)
+    save(tmp_path, 2, 0.2)
+    record(tmp_path, 3)
+    (checkpoints.checkpoint_folder(tmp_path, 4) / "actor").mkdir(parents=True)  # killed before its row
+    shutil.rmtree(
+        save(tmp_path, 6, 0.6) / "actor"
+    )  # verl removes the weights of an old one, and leaves the rest
+    assert last_readable(tmp_path) == 2
+    cut(save(tmp_path, 8, 0.8) / MODEL)
+    cut(checkpoints.checkpoint_folder(tmp_path, 2) / MODEL)
     assert last_readable(tmp_path) is None
     first, second = capsys.readouterr().err.splitlines()
     assert "training resumes from step 2" in first and "training starts over" in second
@@ -258,9 +346,9 @@ def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be read again later."""
-    save_whole(tmp_path, 2)
-    newest = save_whole(tmp_path, 4)
-    before, opened = names_of(tmp_path), Path.open
+    save(tmp_path, 2, 0.2)
+    newest = save(tmp_path, 4, 0.4)
+    before, opened = sorted(tmp_path.rglob("*")), Path.open
 
     def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
         if path == newest / MODEL:
@@ -270,36 +358,29 @@ def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=rf"{newest} cannot be read: .*Nothing was deleted: repair the disk"):
         last_readable(tmp_path)
-    assert names_of(tmp_path) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_path: Path) -> None:
     """It is linked to the damaged one. That of step 2 was the best before it, and is lost."""
-    score(tmp_path, 2, 0.3)
-    save_whole(tmp_path, 4)  # 0.4
-    save(tmp_path, 6)
-    score(tmp_path, 6, 0.6)
+    append_row(tmp_path, 2, {SCORE: 0.3})
+    save(tmp_path, 4, 0.4)
+    save(tmp_path, 6, 0.6)
     keep_best(tmp_path, SCORE)
-    assert best_step(tmp_path) == 6
-    checkpoints.cut_after(tmp_path, 4)
+    assert best(tmp_path) == (6, "weights of 6")
+    cut_after(tmp_path, 4)
     forget_later(tmp_path, 4)
-    assert best_step(tmp_path) is None
-    assert best(tmp_path) == "weights of 6"  # as long as nothing replaces it
+    drop_others(tmp_path, 4)
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_4"]
+    assert best(tmp_path) == (None, "weights of 6")  # as long as nothing replaces it
     keep_best(tmp_path, SCORE)
-    assert best_step(tmp_path) == 4
-    save(tmp_path, 8)
-    score(tmp_path, 8, 0.2)
+    save(tmp_path, 8, 0.2)
+    cut(save(tmp_path, 10, 0.9) / MODEL)  # a damaged checkpoint does not replace it
     keep_best(tmp_path, SCORE)
-    assert best_step(tmp_path) == 4
     forget_later(tmp_path, 4)
     assert best_step(tmp_path) == 4
     forget_later(tmp_path, None)
     assert best_step(tmp_path) is None
-
-
-def test_a_damaged_checkpoint_does_not_replace_the_best(tmp_path: Path) -> None:
-    save_whole(tmp_path, 2)
-    keep_best(tmp_path, SCORE)
-    cut(save_whole(tmp_path, 4) / MODEL)
-    keep_best(tmp_path, SCORE)
-    assert best_step(tmp_path) == 2
+    drop_others(tmp_path, None)
+    assert list((tmp_path / CHECKPOINTS).iterdir()) == []
+    drop_others(tmp_path / "nothing here", None)

@@ -24,13 +24,11 @@ from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placeme
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
 from cppo_lab.maths.rules import RULES
-from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
-from cppo_lab.spec.parse import parse
+from cppo_lab.spec import HubModel, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import make_plan
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
 
@@ -98,29 +96,18 @@ def test_every_divergence_composes_and_passes(divergence: str) -> None:
     assert kept.cppo_lab.topk == {"topk": 8, "exact": vocabulary}.get(estimator, 0)
 
 
-@pytest.fixture(scope="module")
-def main_sweep() -> Plan:
-    return make_plan(load_sweep("main"), ["core=verl"])
-
-
-def test_the_28_runs_of_the_paper_pass_verls_validation_and_ours(main_sweep: Plan) -> None:
-    assert len(main_sweep.runs) == 28
-    for planned in main_sweep.runs:
-        values = shown(planned, main_sweep)
-        assert isinstance(planned.spec.model, HubModel)
-        assert values["actor_rollout_ref"]["model"]["path"] == planned.spec.model.repository
-        assert values["actor_rollout_ref"]["rollout"]["name"] == "vllm"
+def test_the_28_runs_of_the_paper_pass_verls_validation_and_ours() -> None:
+    sweep = make_plan(load_sweep("main"), ["core=verl"])
+    assert len(sweep.runs) == 28
+    for planned in sweep.runs:
+        assert isinstance(planned.spec, VerlRun) and isinstance(planned.spec.model, HubModel)
+        values = plain_config(planned.spec, planned.layout, sweep.paths, Path("/somewhere/runs"))
+        actor = values["actor_rollout_ref"]
+        assert actor["model"]["path"] == planned.spec.model.repository
+        assert actor["rollout"]["name"] == "vllm"
         assert values["trainer"]["experiment_name"] == planned.run_id
-        batch = planned.spec.batch
-        updates = (
-            values["data"]["train_batch_size"] / values["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
-        )
-        assert updates == batch.updates
-
-
-def shown(planned: PlannedRun, plan: Plan) -> dict[str, Any]:
-    assert isinstance(planned.spec, VerlRun)
-    return plain_config(planned.spec, planned.layout, plan.paths, Path("/somewhere/runs"))
+        updates = values["data"]["train_batch_size"] / actor["actor"]["ppo_mini_batch_size"]
+        assert updates == planned.spec.batch.updates
 
 
 METHODS = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")  # of the sweep `main`
@@ -212,19 +199,28 @@ PAPER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", PAPER)
-def test_a_key_that_decides_numbers_has_the_papers_value(key: str) -> None:
-    assert plain(key) == PAPER[key]
+def test_what_decides_numbers_has_the_papers_values() -> None:
+    config = OmegaConf.to_container(tree(composed(*DENSE)), resolve=True)
+    assert {key: OmegaConf.select(OmegaConf.create(config), key) for key in PAPER} == PAPER
 
 
-@cache
-def paper_tree() -> DictConfig:
-    return tree(composed(*DENSE))
-
-
-def plain(key: str) -> Any:
-    value = OmegaConf.select(paper_tree(), key, default="no such key")
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+def test_the_authors_recipe_reaches_verl() -> None:
+    width = 40
+    length = f"rollout.max_response_length={width}"
+    config = tree(composed(*DENSE, length, "recipe=authors"))
+    actor = config.actor_rollout_ref.actor
+    assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", width)
+    policy = actor.policy_loss
+    assert (policy.horizon, policy.estimator, policy.k) == (width, "binary", None)
+    assert dict(policy.constants) == {
+        **{"delta": 0.15, "delta_b": 0.02, "delta_b_mode": "adaptive", "w_min": 0.8, "span": width},
+        **{"ratio_cap": 20.0, "log_ratio_clamp": 20.0, "delta_b_cap": 5.0},
+    }
+    assert config.algorithm.norm_adv_by_std_in_grpo is False
+    assert (config.data.max_prompt_length, actor.optim.weight_decay) == (1024, 0.01)
+    # OmegaConf carries infinity.
+    endless = tree(composed(*DENSE, "rule.delta_b_cap=inf"))
+    assert endless.actor_rollout_ref.actor.policy_loss.constants.delta_b_cap == float("inf")
 
 
 def test_a_continued_run_takes_its_checkpoint_and_does_not_validate_first() -> None:
@@ -240,41 +236,28 @@ def test_a_continued_run_takes_its_checkpoint_and_does_not_validate_first() -> N
 @pytest.mark.parametrize("overrides", [TINY, DENSE, EXPERTS], ids=["cpu", "fsdp2", "megatron"])
 def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tuple[str, ...]) -> None:
     """Against verl's own tree as its `main_ppo` would compose it."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-
     found = composed(*overrides)
     assert isinstance(found.run, VerlRun)
-    engine = "megatron" if found.layout.megatron else "dp"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        theirs = hydra_compose("ppo_trainer", overrides=[f"model_engine={engine}"])
+    theirs = _verl_tree("megatron" if found.layout.megatron else "dp")
     new = set()
     for key in settings(found.run, found.layout, files_of(found)):
-        section, _, name = key.removeprefix("+").rpartition(".")
+        section, _, name = key.rpartition(".")
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
-            new.add(key.removeprefix("+"))
-    loss = {
-        f"{ACTOR}.policy_loss.{key}"
-        for key in ("rule", "path", "constants", "estimator", "measure", "k", "convention")
-    }
+            new.add(key)
+    loss = ("rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon")
     engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
-    assert new - {f"{ACTOR}.{key}" for key in engine_keys} == loss | {
-        f"{ACTOR}.policy_loss.horizon",
+    assert new - {f"{ACTOR}.{key}" for key in engine_keys} == {
+        *(f"{ACTOR}.policy_loss.{key}" for key in loss),
         f"{ROLLOUT}.agent.agent_loop_manager_class",
         f"{ROLLOUT}.engine_kwargs.cppo_lab",
     }
 
 
 def test_the_trainers_process_gets_the_whole_run_back() -> None:
-    for overrides in (
-        TINY,
-        EXPERTS,
-        (*TINY, "rule=cppo_no_prefix_budget"),
-    ):  # the last has an infinite constant
+    # The last has an infinite constant. Ray pickles the tree; YAML is harsher.
+    for overrides in (TINY, EXPERTS, (*TINY, "rule=cppo_no_prefix_budget")):
         found = composed(*overrides)
-        config = OmegaConf.create(
-            OmegaConf.to_yaml(tree(found), resolve=True)
-        )  # Ray pickles it; YAML is harsher
+        config = OmegaConf.create(OmegaConf.to_yaml(tree(found), resolve=True))
         assert isinstance(config, DictConfig)
         read = lab_settings(config)
         assert read.spec == found.run
@@ -285,54 +268,21 @@ def test_the_trainers_process_gets_the_whole_run_back() -> None:
 # What the audit of GPUs tried (F6), and other keys by which runs of one id would compute different numbers.
 NUMBERS = [
     (DENSE, f"{ACTOR}.fsdp_config.model_dtype", "bfloat16"),
-    (DENSE, f"{ACTOR}.fsdp_config.dtype", "float16"),
-    (EXPERTS, f"{ACTOR}.megatron.dtype", "float16"),
-    (DENSE, f"{ROLLOUT}.quantization", "fp8"),
     (DENSE, f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype", "fp8"),
-    (DENSE, f"{ROLLOUT}.engine_kwargs.vllm", {"kv_cache_dtype": "fp8", "stream_interval": 10}),
-    (DENSE, f"{ACTOR}.optim.lr_warmup_steps", 50),
-    (DENSE, f"{ACTOR}.optim.override_optimizer_config", {"eps": 0.001}),
     (DENSE, f"{ACTOR}.optim.lr", 1e-3),
-    (DENSE, f"{ACTOR}.optim", {}),
-    (DENSE, "algorithm.rollout_correction.rollout_is", "token"),
-    (DENSE, "algorithm.rollout_correction.bypass_mode", False),
-    (DENSE, "algorithm.filter_groups.enable", True),
     (EXPERTS, f"{ACTOR}.megatron.router_replay.mode", "R3"),
-    (EXPERTS, f"{ROLLOUT}.enable_rollout_routing_replay", True),
-    (EXPERTS, f"+{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff", 0.01),
     (EXPERTS, f"+{ACTOR}.megatron.override_transformer_config.moe_router_dtype", "bf16"),
-    (EXPERTS, f"{ACTOR}.optim.exp_avg_dtype", "bf16"),
     (EXPERTS, f"{ACTOR}.megatron.dist_checkpointing_path", "/other/weights"),
     (DENSE, "+data.apply_chat_template_kwargs.enable_thinking", False),
-    (DENSE, "data.apply_chat_template_kwargs", {"enable_thinking": False}),
-    (DENSE, "data.seed", 1),
-    (DENSE, "data.dataloader_num_workers", 4),
-    (DENSE, f"{ROLLOUT}.mtp.enable", True),
-    (DENSE, f"{ROLLOUT}.max_model_len", 2000),
     (DENSE, f"{ACTOR}.checkpoint.save_contents", ["model"]),
-    (DENSE, f"{ACTOR}.checkpoint.async_save", True),
-    (DENSE, "actor_rollout_ref.model.lora_rank", 32),
-    (DENSE, "actor_rollout_ref.model.use_fused_kernels", True),
-    (DENSE, f"{ACTOR}.entropy_coeff", 0.1),
-    (DENSE, f"{ACTOR}.ppo_epochs", 2),
-    (DENSE, f"{ACTOR}.policy_loss.loss_mode", "vanilla"),
     (DENSE, f"{ROLLOUT}.temperature", 0.7),
     (DENSE, f"{ROLLOUT}.top_p", 0.95),
-    (DENSE, f"{ROLLOUT}.top_k", 20),
     (DENSE, f"+{ROLLOUT}.min_p", 0.1),
-    (DENSE, f"+{ROLLOUT}.repetition_penalty", 1.1),
-    (DENSE, f"{ROLLOUT}.do_sample", False),
-    (DENSE, f"{ROLLOUT}.ignore_eos", True),
-    (DENSE, f"{ROLLOUT}.dtype", "float16"),
     (DENSE, f"{ROLLOUT}.logprobs_mode", "raw_logprobs"),
-    (DENSE, f"{ROLLOUT}.calculate_log_probs", False),
     (DENSE, f"+{ROLLOUT}.engine_kwargs.cppo_lab.topk", 5),
     (DENSE, f"++{ROLLOUT}.max_num_seqs", 5),
     (DENSE, ROLLOUT, {"top_p": 0.9}),
-    (DENSE, "trainer.save_freq", 1),
-    (DENSE, "trainer.balance_batch", False),
     (DENSE, "trainer.critic_warmup", 100),
-    (DENSE, "ray_kwargs.ray_init.num_cpus", 4),
 ]
 
 
@@ -359,6 +309,8 @@ def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], 
         ("trainer.nnodes", r"set layout\.nodes$"),
         (f"{ROLLOUT}.gpu_memory_utilization", r"set layout\.rollout_memory$"),
         (f"{ACTOR}.megatron.tensor_model_parallel_size", r"set layout\.megatron\.tensor$"),
+        (f"{ROLLOUT}.enable_sleep_mode", rf"'{ROLLOUT}\.enable_sleep_mode': did you mean '{ROLLOUT}\."),
+        (f"{ACTOR}.megatron.param_offload", rf"layout cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
     ],
 )
 def test_a_refused_key_comes_with_the_right_one(key: str, text: str) -> None:
@@ -406,18 +358,6 @@ def test_a_layout_may_tune_what_costs_time_alone() -> None:
     assert config.actor_rollout_ref.actor.fsdp_config.offload_policy is True
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        (f"{ROLLOUT}.enable_sleep_mode", rf"'{ROLLOUT}\.enable_sleep_mode': did you mean '{ROLLOUT}\."),
-        (f"{ACTOR}.megatron.param_offload", rf"layout cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
-    ],
-)
-def test_a_key_that_verl_does_not_have_here(key: str, text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        tree(with_layout(composed(*TINY), verl={key: 1}))
-
-
 @pytest.mark.parametrize("number", [1, 0, True, "2", 2.0])
 def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: Any) -> None:
     key = "trainer.max_actor_ckpt_to_keep"
@@ -427,46 +367,32 @@ def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: An
         check_keys(with_layout(composed(*TINY), verl={key: fine}).layout)
 
 
-REFUSED = [
-    (f"{ACTOR}.ppo_mini_batch_size", 3, r"ppo_mini_batch_size=3 must be 4"),
-    ("data.train_batch_size", 16, r"train_batch_size=16 must be 8"),
-    (f"{ROLLOUT}.n", 2, r"rollout\.n=2 must be 4"),
-    ("algorithm.rollout_correction.bypass_mode", False, r"bypass_mode=False must be True"),
-    ("algorithm.filter_groups.enable", True, r"filter_groups\.enable=True must be False"),
-    ("actor_rollout_ref.model.use_fused_kernels", True, r"use_fused_kernels=True must be False"),
-    ("actor_rollout_ref.model.trust_remote_code", True, r"trust_remote_code=True must be False"),
-    (f"{ROLLOUT}.calculate_log_probs", False, r"calculate_log_probs=False must be True"),
-    ("trainer.v1.trainer_mode", "colocate_async", r"trainer_mode=colocate_async must be sync"),
-    (f"{ACTOR}.pad_to_length", True, r"actor\.pad_to_length=True pads"),
-    (f"{ACTOR}.fsdp_config.pad_to_length", True, r"actor\.fsdp_config\.pad_to_length=True pads"),
-    (f"{ACTOR}.policy_loss.loss_mode", "trust_regoin", r"'trust_regoin': did you mean 'trust_region'"),
-    (f"{ACTOR}.policy_loss.rule", "cpo", r"unknown policy_loss\.rule 'cpo': did you mean 'cppo'"),
-    (f"{ACTOR}.policy_loss.constants.delta", -1.0, r"delta"),
-    (f"{ACTOR}.clip_ratio_low", "abc", r"actor\.clip_ratio_low='abc' must be float"),
-    (f"{ACTOR}.ppo_epochs", 1.5, r"ppo_epochs=1\.5 must be int"),
-    (f"{ACTOR}.use_torch_compile", "yes", r"use_torch_compile='yes' must be bool"),
-    (f"{ACTOR}.optim.lr", True, r"optim\.lr=True must be float"),
-    (f"{ROLLOUT}.max_num_seqs", "many", r"max_num_seqs='many' must be"),
-    ("algorithm.gamma", "one", r"algorithm\.gamma='one' must be float"),
-    (
-        f"{ROLLOUT}.temperature",
-        0.0,
-        r"verl refuses the configuration: .*temperature should be greater than 0",
-    ),
-    (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 0, r"keeps 0 of mu's most likely tokens .* needs 8"),
-    (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 9, r"keeps 9 .* k=8"),
-    (f"{ACTOR}.policy_loss.k", 9, r"keeps 8 .* k=9"),
-    (f"{ROLLOUT}.engine_kwargs.cppo_lab", {"top_k": 8}, r"'top_k': did you mean 'topk'"),
-]
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        (f"{ACTOR}.use_torch_compile", "yes", r"actor\.use_torch_compile='yes' must be bool"),
+        (f"{ROLLOUT}.max_num_seqs", "many", r"max_num_seqs='many' must be"),
+        (f"{ROLLOUT}.max_num_seqs", True, r"max_num_seqs=True must be"),
+        (f"{ROLLOUT}.agent.num_workers", 1.5, r"num_workers=1\.5 must be int"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(key: str, value: Any, text: str) -> None:
+    found = with_layout(composed(*TINY), verl={key: value})
+    with pytest.raises(UserError, match=text):
+        check(found, tree(found))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"), REFUSED, ids=[f"{key}={value}" for key, value, _ in REFUSED]
+    ("key", "value", "text"),
+    [
+        (f"{ACTOR}.policy_loss.loss_mode", "trust_regoin", r"'trust_regoin': did you mean 'trust_region'"),
+        (f"{ROLLOUT}.temperature", 0.0, r"verl refuses .*temperature should be greater than 0"),
+    ],
 )
-def test_the_check_refuses(key: str, value: Any, text: str) -> None:
+def test_what_verl_or_the_loss_refuses_is_said_in_one_line(key: str, value: Any, text: str) -> None:
     found = composed(*TINY)
     config = tree(found)
-    OmegaConf.update(config, key, value, merge=False, force_add=True)
+    OmegaConf.update(config, key, value)
     with pytest.raises(UserError, match=text):
         check(found, config)
 
@@ -482,7 +408,7 @@ def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.Mon
 
 def test_a_minibatch_that_the_ranks_cannot_share_is_refused() -> None:
     found = with_layout(composed(*DENSE), devices_per_node=3, rollout_tensor_parallel=1)
-    with pytest.raises(UserError, match=r"32 prompts x 8 responses = 256 rows cannot be shared equally by 3"):
+    with pytest.raises(UserError, match=r"3 data-parallel ranks.* 32 prompts x 8 responses equally: .*256"):
         check(found, tree(found))
 
 
@@ -494,28 +420,6 @@ def test_devices_that_share_a_sequence_share_its_tokens() -> None:
     halves = ["layout.megatron.context=2", "layout.tokens_per_device=9216"]
     found = composed("core=verl", "model=qwen3_30b_a3b_base", *halves)
     check(found, tree(found))
-
-
-def test_parallel_sizes_that_do_not_divide_the_devices_are_refused() -> None:
-    sizes = {"tensor": 3, "pipeline": 1, "expert": 1, "context": 1}
-    layout = composed(*EXPERTS).layout.model_dump() | {"megatron": sizes}
-    with pytest.raises(UserError, match=r"tensor=3 x pipeline=1 x context=1 = 3 must divide the 32 devices"):
-        parse(LayoutSpec, layout, "layout")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "ranks"),
-    [(TINY, 1), (DENSE, 8), (EXPERTS, 8), ((*DENSE, "layout.sequence_parallel=2"), 4)],
-)
-def test_data_parallel_ranks(overrides: tuple[str, ...], ranks: int) -> None:
-    assert composed(*overrides).layout.data_parallel_ranks == ranks
-
-
-def test_no_secret_of_the_environment_gets_into_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"):
-        monkeypatch.setenv(name, "hunter2")
-    found = composed(*TINY)
-    assert "hunter2" not in OmegaConf.to_yaml(tree(found), resolve=True)
 
 
 def test_one_tree_is_not_changed_by_the_next() -> None:

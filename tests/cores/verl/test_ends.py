@@ -2,19 +2,21 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINTS, MetricSink, Resources
+from cppo_lab.cores.base import CHECKPOINTS, Resources
 from cppo_lab.cores.verl import checkpoints, core
 from cppo_lab.cores.verl.checkpoints import score_name
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import LayoutSpec, VerlRun
+from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
@@ -27,25 +29,23 @@ def composed() -> Composed:
     return compose(["core=verl", "model=tiny_qwen3", "training.t_stop=8"])
 
 
-def resources(composed: Composed, folder: Path, layout: LayoutSpec | None = None) -> Resources:
-    return Resources(folder, folder, layout=layout or composed.layout, paths=composed.paths)
+def train(composed: Composed, folder: Path, sink: ListSink) -> Outcome:
+    return core.train(
+        composed.run, sink, Resources(folder, folder, layout=composed.layout, paths=composed.paths)
+    )
 
 
-def record(composed: Composed, folder: Path, scores: list[float]) -> None:
-    """Validated every second step, a checkpoint at each; killed before the word on its end."""
+def record(composed: Composed, folder: Path, scores: list[float], extra: int = 0) -> None:
+    """Validated every second step, a sealed checkpoint at each, and `extra` rows; killed before the word on its end."""
     assert isinstance(composed.run, VerlRun)
-    for step in range(2 * len(scores) - 1):
+    for step in range(2 * len(scores) - 1 + extra):
         row = {"train/reward": 0.5} if step else {}
         if step % 2 == 0:
             row[score_name(composed.run)] = scores[step // 2]
-            (checkpoints.checkpoint_folder(folder, step) / "actor").mkdir(parents=True)
+            path = checkpoints.checkpoint_folder(folder, step)
+            (path / "actor").mkdir(parents=True)
+            checkpoints.seal(path)
         checkpoints.append_row(folder, step, row)
-
-
-def no_answers(folder: Path, composed: Composed, sink: MetricSink) -> HandOver:
-    """Hands over nothing: no answers are asked for."""
-    assert isinstance(composed.run, VerlRun)
-    return HandOver(composed.run, resources(composed, folder), sink)
 
 
 class NoVerl:
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
     (tmp_path / "diagnostics").mkdir()
     (tmp_path / "diagnostics" / "positions.json").write_text('{"position": [1]}')
     sink = ListSink()
-    outcome = core.train(composed.run, sink, resources(composed, tmp_path))
+    outcome = train(composed, tmp_path, sink)
     assert (outcome.status, outcome.step) == (status, step)
     assert bool(outcome.reason) == (status == schema.COLLAPSED)
     assert [number for number, _ in sink.numbers()] == list(range(step + 1))
@@ -84,54 +84,32 @@ def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
     assert (tmp_path / CHECKPOINTS).exists()  # until the end is recorded, which is not the core's to do
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(composed, tmp_path, [0.1, 0.2, 0.4])
-    checkpoints.append_row(tmp_path, 5, {"train/reward": 0.5})
-    begun = []
-
-    def train_on(
-        spec: object,
-        layout: object,
-        paths: object,
-        sink: object,
-        answers: object,
-        found: object,
-        step: int | None,
-    ) -> Outcome:
-        begun.append(step)
-        return Outcome(schema.DONE, 8)
-
-    monkeypatch.setattr(core, "_train_on", train_on)
-    sink = ListSink()
-    core.train(composed.run, sink, resources(composed, tmp_path))
-    assert begun == [4]
-    assert [number for number, _ in sink.numbers()] == [0, 1, 2, 3, 4]  # step 5 will be trained again
-
-
-def test_a_damaged_checkpoint_takes_nothing_from_the_one_before_it(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    composed: Composed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    damaged: bool,
 ) -> None:
     """Launched twice: the first attempt trains nothing, like one that dies while it starts Ray."""
-    record(composed, tmp_path, [0.1, 0.2, 0.4])
-    checkpoints.append_row(tmp_path, 5, {"train/reward": 0.5})
-    checkpoints.keep_best(tmp_path, score_name(composed.run))  # type: ignore[arg-type]  # a run of verl
-    for step in (2, 4):
-        checkpoints.seal(checkpoints.checkpoint_folder(tmp_path, step))
-    (checkpoints.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
+    record(composed, tmp_path, [0.1, 0.2, 0.4], extra=1)
+    resumed = 4
+    if damaged:
+        (checkpoints.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
+        resumed = 2
     begun = []
     monkeypatch.setattr(core, "_train_on", lambda *given: begun.append(given[-1]) or Outcome(schema.DONE, 8))
     for _ in range(2):
-        sink = ListSink()
-        core.train(composed.run, sink, resources(composed, tmp_path))
-        assert [number for number, _ in sink.numbers()] == [0, 1, 2]
-        assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == [0, 1, 2]
-        assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_2"]
-        assert checkpoints.best_step(tmp_path) == 2
-    assert begun == [2, 2]
-    [said] = capsys.readouterr().err.splitlines()
-    assert "global_step_4 is ignored, training resumes from step 2: sizes.json" in said
+        sink, steps = ListSink(), list(range(resumed + 1))  # the others will be trained again
+        train(composed, tmp_path, sink)
+        assert [number for number, _ in sink.numbers()] == steps
+        assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == steps
+        assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == [f"global_step_{resumed}"]
+        assert checkpoints.best_step(tmp_path) == resumed
+    assert begun == [resumed, resumed]
+    said = "global_step_4 is ignored, training resumes from step 2: sizes.json"
+    assert (said in capsys.readouterr().err) == damaged
 
 
 def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
@@ -146,35 +124,31 @@ def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
 def test_rows_are_handed_over_as_they_are_written(
     composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that the recorder refuses fails the run."""
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
     arrived = threading.Event()
 
     class Sink(ListSink):
-        def log(self, step: int, metrics: object) -> None:
-            super().log(step, metrics)  # type: ignore[arg-type]
+        def log(self, step: int, metrics: Any) -> None:
+            if "x" in metrics:
+                raise ValueError("metric 'x' is not in schema.METRICS")
+            super().log(step, metrics)
             arrived.set()
 
+    assert isinstance(composed.run, VerlRun)
     sink = Sink()
-    with core._following(tmp_path, no_answers(tmp_path, composed, sink), sink):
+    answers = HandOver(composed.run, Resources(tmp_path, tmp_path), sink)
+    with core._following(tmp_path, answers, sink):
         checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
         assert arrived.wait(CEILING_SECONDS)
         checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2]
-
-
-def test_a_row_that_the_recorder_refuses_fails_the_run(composed: Composed, tmp_path: Path) -> None:
-    class Sink(ListSink):
-        def log(self, step: int, metrics: object) -> None:
-            raise ValueError("metric 'x' is not in schema.METRICS")
-
-    (tmp_path / checkpoints.STEPS).touch()
-    sink = Sink()
     with (
         pytest.raises(ValueError, match="not in schema"),
-        core._following(tmp_path, no_answers(tmp_path, composed, sink), sink),
+        core._following(tmp_path, answers, sink),
     ):
-        checkpoints.append_row(tmp_path, 1, {"x": 0.1})
+        checkpoints.append_row(tmp_path, 3, {"x": 0.1})
 
 
 def test_the_environment_is_as_before_after_a_run(
@@ -195,8 +169,6 @@ def test_the_environment_is_as_before_after_a_run(
 
 def test_verl_is_not_loaded_before_it_is_needed() -> None:
     """It takes seconds, and reads the environment when it is loaded."""
-    import subprocess
-
     code = "import sys, cppo_lab.cores.verl.core; print(sorted({'verl', 'ray', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -1,5 +1,6 @@
-"""`cppo export` of runs of verl: what transformers then loads says what the checkpoint says; what is refused."""
+"""`cppo export`: what transformers then loads says what the checkpoint says; what is refused."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -13,86 +14,137 @@ from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from huggingface_hub import ModelCard
-from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.cores.base import BEST_MODEL, Resources
+from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.cores.verl.checkpoints import BEST
+from cppo_lab.errors import UserError
+from cppo_lab.export.folder import appearing, require_free
 from cppo_lab.runs.folder import held
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import read_rows
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import MiniRun, RunSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+from tests.cores.test_mini import ListSink
 from tests.cores.verl.conftest import WORDS
-from tests.cores.verl.exported import (
-    BEST_STEP,
-    SCORES,
-    keep,
-    loaded,
-    logp,
-    record,
-    sequences,
-    verl_spec,
-)
-from tests.cores.verl.saved import FACTOR, RANKS, save
-from tests.cores.verl.story import RULE, SAMPLES, Story
+from tests.cores.verl.story import Story
 
 pytestmark = pytest.mark.verl
-SPEC = verl_spec()
+SCORES, BEST_STEP = {0: 0.125, 2: 0.5, 4: 0.25}, 2
+RANKS = (1, 2)
+FACTOR = 1.25  # another model than the one that is loaded, and exact in every precision
+SPEC = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "seed=3"]).run
 RUN = SPEC.run_id
 FILES = {
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-}
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "model.safetensors", "README.md",
+}  # fmt: skip
 ACTOR = Path("runs", RUN, BEST, "actor")
+EXPORT = ("export", RUN, "--out", "model")
+
+
+def save(rank: int, ranks: int, model: str, folder: str) -> None:
+    """One of `ranks` processes, in each of which verl's own engine writes a checkpoint of `model` times FACTOR."""
+    from tests.cores.verl.cpu_engine import join, make_worker
+
+    join(rank, ranks, Path(folder, f"store{ranks}"))
+    torch.set_num_threads(1)
+    worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True)
+    with torch.no_grad():
+        for parameter in worker.engine.module.parameters():
+            parameter.mul_(FACTOR)
+    worker.save_checkpoint(f"{folder}/{ranks}/actor", global_step=4)
+    torch.distributed.destroy_process_group()
+
+
+def groups(_: int, model: str, folder: str) -> None:
+    """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
+    from tests.cores.verl import cpu_engine
+
+    cpu_engine.load()
+    for ranks in RANKS:
+        mp.start_processes(save, (ranks, model, folder), nprocs=ranks, start_method="fork")
 
 
 @pytest.fixture(scope="module")
 def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folder of verl's weights, by the number of ranks that saved them."""
     folder = tmp_path_factory.mktemp("saved")
-    save(tiny_model, folder)
+    mp.spawn(groups, (str(tiny_model), str(folder)))
     return {ranks: folder / str(ranks) / "actor" for ranks in RANKS}
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs, with a recorded one and without checkpoints."""
-    runs = tmp_path_factory.mktemp("recorded") / "runs"
-    record(runs, SPEC)
-    return runs
+def record(runs: Path, spec: RunSpec, ends: bool = True) -> Path:
+    """The folder of a recorded run: of a sweep, validated at each step of SCORES."""
+    folder = runs / spec.run_id
+    tags = {schema.sweep_tag("mine"): "cppo w_min=0.8", schema.TAG_CODE_VERSION: "0.1.0+0123456789ab"}
+    recorder = Recorder(spec, tags, folder)
+    recorder.begin(None)
+    names = [schema.validation_metric(name, spec.validation.samples) for name in spec.data.benchmarks]
+    mean = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    for step in range(5):
+        score = SCORES.get(step)
+        row = {} if score is None else {mean: score} | {name: score + i / 100 for i, name in enumerate(names)}
+        recorder.log(step, {"train/reward": 0.5, **row})
+    if ends:
+        recorder.finish(Outcome(schema.DONE, 4))
+    return folder
+
+
+def keep(actor: Path) -> None:
+    """Make `actor`, verl's folder of weights, the best checkpoint of the run."""
+    shutil.rmtree(ACTOR.parent, ignore_errors=True)
+    shutil.copytree(actor, ACTOR)
+    (ACTOR.parent / "step").write_text(f"{BEST_STEP}\n")
 
 
 @pytest.fixture
-def run(
-    saved: dict[int, Path], recorded: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A working folder with the run, and a best checkpoint of one rank; whatever is done, no name is looked up."""
-    shutil.copytree(recorded, workspace / "runs")
-    keep(workspace / "runs" / RUN, saved[1])
+def run(saved: dict[int, Path], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with a recorded run and its best checkpoint; whatever is done, no name is looked up."""
+    record(workspace / "runs", SPEC)
+    keep(saved[1])
     asked: list[object] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: asked.append(names) or [])
     yield workspace
     assert asked == []
 
 
-def keep_instead(saved: Path) -> None:
-    """Another best checkpoint."""
-    shutil.rmtree(ACTOR.parent)
-    keep(ACTOR.parents[1], saved)
+def sequences(vocabulary: int, length: int = 12) -> Tensor:
+    """Token ids [5, length]."""
+    return torch.randint(0, vocabulary, (5, length), generator=torch.Generator().manual_seed(1))
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that says why nothing is exported; nothing is left of the attempt."""
-    before = sorted(Path().iterdir())
-    assert main(["export", *(arguments or (RUN, "--out", "model"))]) == 2
-    found = capsys.readouterr()
-    assert found.out == ""
-    *progress, said = found.err.splitlines()
-    assert all(line.startswith("cppo: ") for line in progress), progress
-    assert sorted(Path().iterdir()) == before
-    return said.removeprefix("cppo: error: ")
+@torch.no_grad()
+def logp(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Log-probabilities [B, S - 1] of each token after the first, in float64."""
+    logits = model.double().eval()(tokens).logits[:, :-1]
+    return logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+
+
+def loaded(folder: Path) -> PreTrainedModel:
+    """As a user loads it; nothing may be missing."""
+    model, faults = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(faults.values()), faults
+    return model
+
+
+def merged(actor: Path) -> Qwen3ForCausalLM:
+    """The model of a checkpoint by hand: the parts of the ranks below each other, in verl's own state."""
+    parts = [torch.load(path, weights_only=False) for path in sorted(actor.glob("model_world_size_*.pt"))]
+    model = Qwen3ForCausalLM(AutoConfig.from_pretrained(actor / "huggingface", dtype=torch.float32))
+    model.load_state_dict({name: torch.cat([part[name].to_local() for part in parts]) for name in parts[0]})
+    return model
 
 
 # -- What is written ---------------------------------------------------------------------------------------------------
@@ -102,75 +154,55 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_model_says_what_the_checkpoint_says(
     run: Path, saved: dict[int, Path], tiny_model: Path, ranks: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_instead(saved[ranks])
+    keep(saved[ranks])
+    for path in [*ACTOR.glob("optim*"), *ACTOR.glob("extra*")]:
+        path.write_bytes(b"damaged")  # the optimiser is not read
     assert main(["export", RUN[:6], "--out", "deep/down/model"]) == 0
     out = run / "deep" / "down" / "model"
-    found = capsys.readouterr()
-    assert found.out == f"{out}\n"
-    assert [line for line in found.err.splitlines() if "shard" in line] == [
+    printed = capsys.readouterr()
+    assert printed.out == f"{out}\n"
+    assert [line for line in printed.err.splitlines() if "shard" in line] == [
         f"cppo: reading shard {rank} of {ranks}" for rank in range(1, ranks + 1)
     ]
-    assert {path.name for path in out.iterdir()} == FILES | {"model.safetensors", "README.md"}
+    assert {path.name for path in out.iterdir()} == FILES
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
-
-    # By hand: the parts of the ranks below each other, in verl's own state.
-    parts = [
-        torch.load(path, weights_only=False) for path in sorted(saved[ranks].glob("model_world_size_*.pt"))
-    ]
-    assert len(parts) == ranks
-    state = {name: torch.cat([part[name].to_local() for part in parts]) for name in parts[0]}
-    reference = Qwen3ForCausalLM(
-        AutoConfig.from_pretrained(saved[ranks] / "huggingface", dtype=torch.float32)
-    )
-    reference.load_state_dict(state)
-    model = loaded(out)
+    reference, model, tokens = merged(saved[ranks]), loaded(out), sequences(len(WORDS))
     assert model.dtype == torch.float32
     for name, weight in reference.state_dict().items():
         assert torch.equal(model.state_dict()[name], weight), name
-    tokens = sequences(len(WORDS))
-    torch.testing.assert_close(logp(model, tokens), logp(reference, tokens), rtol=0, atol=1e-12)
-
     # And what was saved: the model that verl loaded, with every weight scaled.
     scaled = Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.no_grad():
         for parameter in scaled.parameters():
             parameter.mul_(FACTOR)
     torch.testing.assert_close(logp(model, tokens), logp(scaled, tokens), rtol=0, atol=1e-12)
+    ours, theirs = (AutoTokenizer.from_pretrained(path) for path in (out, saved[1] / "huggingface"))
+    assert ours.get_vocab() == theirs.get_vocab() and ours.special_tokens_map == theirs.special_tokens_map
+    assert ours("1 + 2 = 3").input_ids == [WORDS.index(word) for word in ["1", "+", "2", "=", "3"]]
+    messages = [{"role": "user", "content": "1 + 2"}]
+    chat = ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat == "user: 1 + 2 assistant: "
 
 
 @pytest.mark.slow
-def test_a_run_that_verl_has_trained(
-    story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_verl_has_trained(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(story.folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run_id, out = story.own_folder.name, tmp_path / "model"
-    assert main(["export", run_id, "--out", str(out)]) == 0
-    actor = story.own_folder / BEST / "actor"
-    state = torch.load(actor / "model_world_size_1_rank_0.pt", weights_only=False)
-    reference = Qwen3ForCausalLM(AutoConfig.from_pretrained(actor / "huggingface", dtype=torch.float32))
-    reference.load_state_dict({name: weight.to_local() for name, weight in state.items()})
+    out = tmp_path / "model"
+    assert main(["export", story.own_folder.name, "--out", str(out)]) == 0
+    reference = merged(story.own_folder / BEST / "actor")
     tokens = sequences(reference.config.vocab_size)
     torch.testing.assert_close(logp(loaded(out), tokens), logp(reference, tokens), rtol=0, atol=1e-12)
     [made] = (story.folder / "runs" / "made_models").glob("*/config.json")
-    moved = (logp(loaded(out), tokens) - logp(loaded(made.parent), tokens)).abs().max()
-    assert float(moved) > 1e-4  # it is not the model that training began with
-    ours, theirs = AutoTokenizer.from_pretrained(out), AutoTokenizer.from_pretrained(made.parent)
-    assert ours.get_vocab() == theirs.get_vocab()
-    text = (out / "README.md").read_text()
-    step = int((story.own_folder / BEST / "step").read_text())
-    score = dict(story.history(schema.validation_metric(schema.MEAN, SAMPLES)))[step]
-    assert f"| Score of these weights | {score:.4f} (mean Avg@{SAMPLES}) at step {step} |" in text
-    assert f"`one` (variant `{RULE}`)" in text
-    commit = story.run.data.tags.get(schema.TAG_COMMIT)
-    assert commit is None or commit.split()[-1] in text
+    # It is not the model that training began with.
+    assert float((logp(loaded(out), tokens) - logp(loaded(made.parent), tokens)).abs().max()) > 1e-4
 
 
 def test_weights_in_bfloat16_stay_so(run: Path) -> None:
-    [path] = ACTOR.glob("model_*.pt")
-    state = torch.load(path, weights_only=False)
-    torch.save({name: weight.bfloat16() for name, weight in state.items()}, path)
-    assert main(["export", RUN, "--out", "model"]) == 0
+    state = torch.load(shard(), weights_only=False)
+    torch.save({name: weight.bfloat16() for name, weight in state.items()}, shard())
+    (run / "model").mkdir()  # an empty folder may be there
+    assert main([*EXPORT]) == 0
     model = loaded(run / "model")
     assert model.dtype == torch.bfloat16
     name = "model.layers.1.self_attn.o_proj.weight"
@@ -178,204 +210,176 @@ def test_weights_in_bfloat16_stay_so(run: Path) -> None:
     assert "in bfloat16" in (run / "model" / "README.md").read_text()
 
 
-def test_the_tokenizer_is_the_runs(run: Path, saved: dict[int, Path]) -> None:
-    (run / "model").mkdir()  # an empty folder may be there
-    assert main(["export", RUN, "--out", "model"]) == 0
-    ours = AutoTokenizer.from_pretrained(run / "model")
-    theirs = AutoTokenizer.from_pretrained(saved[1] / "huggingface")
-    assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(WORDS)
-    assert ours.special_tokens_map == theirs.special_tokens_map
-    messages = [{"role": "user", "content": "1 + 2"}]
-    for tokenizer in (ours, theirs):
-        assert tokenizer("1 + 2 = 3").input_ids == [WORDS.index(word) for word in ["1", "+", "2", "=", "3"]]
-    chat = {"tokenize": False, "add_generation_prompt": True}
-    assert ours.apply_chat_template(messages, **chat) == theirs.apply_chat_template(messages, **chat)
-    assert ours.apply_chat_template(messages, **chat) == "user: 1 + 2 assistant: "
-
-
 def test_the_card(run: Path) -> None:
-    assert main(["export", RUN, "--out", "model"]) == 0
+    assert main([*EXPORT]) == 0
     text = (run / "model" / "README.md").read_text()
     card = ModelCard(text)
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
     assert card.data.model_name == "cppo w_min=0.8 · s3 · tiny_qwen3"
-    found = {one.dataset_name: (one.metric_type, one.metric_value) for one in card.data.eval_results}
     best = SCORES[BEST_STEP]
-    assert found == {
+    assert {row.dataset_name: (row.metric_type, row.metric_value) for row in card.data.eval_results} == {
         name: ("avg_at_4", best + i / 100) for i, name in enumerate(("short24", "short25", "short26"))
     }
-    rows = dict(
-        tuple(cell.strip() for cell in line.strip("|").split(" | ", 1))
-        for line in text.splitlines()
-        if line.startswith("| ")
-    )
-    assert rows["Run"] == f"`{RUN}`"
-    assert rows["Sweep"] == "`mine` (variant `cppo w_min=0.8`)"
-    assert (rows["Rule"], rows["Model"], rows["Seed"]) == ("`cppo`", "`tiny_qwen3`", "3")
-    assert rows["Step of these weights"] == "2; the run: 4 of 4, done"
-    assert rows["Score of these weights"] == rows["Best score of the run"] == "0.5000 (mean Avg@4) at step 2"
-    assert rows["Score before training"] == "0.1250 (mean Avg@4) at step 0"
+    lines = [line.strip("|").split(" | ", 1) for line in text.splitlines() if line.startswith("| ")]
+    rows = {name.strip(): value.strip() for name, value in lines}
     assert rows["Code"].startswith("CPPO Lab `0.1.0+0123456789ab`")
-    assert rows["`short26`"] == "0.5200" and rows["mean"] == "0.5000"
-    weights = sum(one.numel() for one in Qwen3ForCausalLM.from_pretrained(run / "model").parameters())
-    assert rows["Weights"] == f"{weights:,} in float32"
+    weights = sum(part.numel() for part in Qwen3ForCausalLM.from_pretrained(run / "model").parameters())
+    expected = {
+        "Run": f"`{RUN}`", "Sweep": "`mine` (variant `cppo w_min=0.8`)", "Rule": "`cppo`", "Model": "`tiny_qwen3`",
+        "Seed": "3", "Step of these weights": "2; the run: 4 of 4, done", "Weights": f"{weights:,} in float32",
+        "Score of these weights": "0.5000 (mean Avg@4) at step 2",
+        "Best score of the run": "0.5000 (mean Avg@4) at step 2",
+        "Score before training": "0.1250 (mean Avg@4) at step 0", "`short26`": "0.5200", "mean": "0.5000",
+    }  # fmt: skip
+    assert {name: rows[name] for name in expected} == expected
     assert "**A miniature**" in text and "no evidence" in text
     folded = text[text.index("<details>") : text.index("</details>")]
     assert f"run_id: {RUN}" in folded and "  seed: 3" in folded and "w_min: 0.8" in folded
 
 
-def test_what_others_wrote_is_text_in_the_card(run: Path) -> None:
+def test_what_others_wrote_is_text_in_the_card_and_no_record_is_needed(run: Path) -> None:
     [spool] = (run / "runs" / RUN / "spool").glob("*.jsonl")
     lines = spool.read_text().splitlines(keepends=True)
     begin = json.loads(lines[0])
     begin["tags"][schema.sweep_tag("mine")] = "x` | <script>\n---\nlicense: mit\n\x1b[2J"
     spool.write_text("".join([json.dumps(begin) + "\n", *lines[1:]]))
-    assert main(["export", RUN, "--out", "model"]) == 0
+    assert main([*EXPORT]) == 0
     text = (run / "model" / "README.md").read_text()
-    assert "<script>" not in text.partition("\n---\n")[2]
-    assert "\x1b" not in text
+    assert "<script>" not in text.partition("\n---\n")[2] and "\x1b" not in text
     assert ModelCard(text).data.to_dict().get("license") is None
-
-
-def test_a_run_without_a_record_has_a_card_too(run: Path) -> None:
-    shutil.rmtree(run / "runs" / RUN / "spool")
-    assert main(["export", RUN, "--out", "model"]) == 0
-    text = (run / "model" / "README.md").read_text()
+    shutil.rmtree(spool.parent)
+    assert main(["export", RUN, "--out", "other"]) == 0
+    text = (run / "other" / "README.md").read_text()
     assert "| Score of these weights | not on record |" in text
     assert ModelCard(text).data.eval_results is None
-
-
-def test_the_optimiser_is_not_read(run: Path) -> None:
-    for path in [*ACTOR.glob("optim*"), *ACTOR.glob("extra*")]:
-        path.write_bytes(b"damaged")
-    assert main(["export", RUN, "--out", "model"]) == 0
 
 
 # -- Megatron ----------------------------------------------------------------------------------------------------------
 
 
-def as_megatron(source: Path, several: bool) -> None:
-    """What verl's Megatron engine leaves with Megatron-Bridge: whole weights, in one file or in several."""
-    assert main(["export", RUN, "--out", str(source)]) == 0
+def as_megatron(several: bool = False, shards: bool = False) -> None:
+    """What verl's Megatron engine leaves: by Megatron-Bridge whole weights, in one file or in several; or `shards`."""
+    assert main(["export", RUN, "--out", "first"]) == 0
     shutil.rmtree(ACTOR)
     folder = ACTOR / "model" / "huggingface"
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("README.md"))
-    if several:
+    shutil.copytree("first", folder, ignore=shutil.ignore_patterns("README.md"))
+    if several or shards:
         (folder / "model.safetensors").unlink()
-        loaded(source).save_pretrained(folder, max_shard_size="20KB")
+    if several:
+        loaded(Path("first")).save_pretrained(folder, max_shard_size="20KB")
         assert len(list(folder.glob("*.safetensors"))) > 2
+    if shards:  # as far as an exporter without Megatron looks at them
+        (ACTOR / "model" / "dist_ckpt").mkdir()
+        for name in ("__0_0.distcp", ".metadata", "common.pt"):
+            (ACTOR / "model" / "dist_ckpt" / name).write_text(name)
     (ACTOR / "optimizer").mkdir()
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path, several: bool) -> None:
-    as_megatron(run / "first", several)
-    assert main(["export", RUN, "--out", "model"]) == 0
+    as_megatron(several)
+    assert main([*EXPORT]) == 0
     ours, theirs = loaded(run / "model").state_dict(), loaded(run / "first").state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    inodes = {path.stat().st_ino for path in (ACTOR / "model" / "huggingface").iterdir()}
-    assert not inodes & {
-        path.stat().st_ino for path in (run / "model").iterdir()
-    }  # copies: either may be changed
+    places = (ACTOR / "model" / "huggingface", run / "model")
+    saved, copies = ({path.stat().st_ino for path in place.iterdir()} for place in places)
+    assert not saved & copies  # either may be changed
 
 
-def as_shards(run: Path) -> None:
-    """Megatron's own shards, as far as an exporter without Megatron looks at them."""
-    as_megatron(run / "first", False)
-    (ACTOR / "model" / "huggingface" / "model.safetensors").unlink()
-    (ACTOR / "model" / "dist_ckpt").mkdir()
-    for name in ("__0_0.distcp", ".metadata", "common.pt"):
-        (ACTOR / "model" / "dist_ckpt" / name).write_text(name)
-
-
-def test_megatrons_own_shards_need_megatron(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    as_shards(run)
-    capsys.readouterr()
-    assert "merged on a machine with a GPU and megatron-core" in refused(capsys)
-
-
-@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize(("code", "links"), [(0, True), (3, False)])
 def test_megatrons_own_shards_are_handed_to_verl(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], works: bool
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, links: bool
 ) -> None:
-    """The command alone: Megatron is not installed where tests run."""
-    as_shards(run)
-    capsys.readouterr()
-    real: Callable[..., Any] = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: name if name == "megatron.core" else real(name, *rest),
-    )
+    """The command alone: Megatron is not installed where tests run. Shards are linked, or copied to another disk."""
+    as_megatron(shards=True)
+    assert "merged on a machine with a GPU and megatron-core" in refused(capsys)
+    install(monkeypatch, "megatron.core", True)
     seen: dict[str, Any] = {}
+
+    def elsewhere(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     def merge(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
         local, target = (Path(command[command.index(word) + 1]) for word in ("--local_dir", "--target_dir"))
-        seen["command"] = command[1:6]
-        seen["tied"] = "--tie-word-embedding" in command
-        seen["files"] = {path.name: path.read_text() for path in (local / "model" / "dist_ckpt").iterdir()}
+        shards = local / "model" / "dist_ckpt"
+        seen["command"], seen["tied"] = command[1:6], "--tie-word-embedding" in command
+        seen["files"] = {path.name: path.read_text() for path in shards.iterdir()}
+        seen["linked"] = (shards / "common.pt").samefile(ACTOR / "model" / "dist_ckpt" / "common.pt")
         seen["config"] = (local / "model" / "huggingface" / "config.json").is_file()
-        if works:
+        if not code:
             shutil.copytree(run / "first", target, dirs_exist_ok=True)
-        return subprocess.CompletedProcess(command, 0 if works else 3, "Traceback\nValueError: no such key\n")
+        return subprocess.CompletedProcess(command, code, "Traceback\nValueError: no such key\n")
 
     stand_in = SimpleNamespace(run=merge, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(export_module, "subprocess", stand_in)
-    if works:
-        assert main(["export", RUN, "--out", "model"]) == 0
-        assert loaded(run / "model").num_parameters() == loaded(run / "first").num_parameters()
-    else:
+    if not links:
+        monkeypatch.setattr(os, "link", elsewhere)
+    if code:
         assert refused(capsys) == "verl's merger has failed with exit code 3: ValueError: no such key"
-    assert seen["command"] == ["-m", "verl.model_merger", "merge", "--backend", "megatron"]
-    assert seen["tied"] and seen["config"]
-    assert seen["files"] == {name: name for name in ("__0_0.distcp", ".metadata", "common.pt")}
+    else:
+        assert main([*EXPORT]) == 0
+        assert loaded(run / "model").num_parameters() == loaded(run / "first").num_parameters()
+    assert seen == {
+        "command": ["-m", "verl.model_merger", "merge", "--backend", "megatron"], "tied": True, "config": True,
+        "files": {name: name for name in ("__0_0.distcp", ".metadata", "common.pt")}, "linked": links,
+    }  # fmt: skip
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
 
 # -- What is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_runs_that_are_not_known(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that says why nothing is exported; nothing is left of the attempt."""
+    capsys.readouterr()
+    before = sorted(Path().iterdir())
+    assert main(["export", *(arguments or EXPORT[1:])]) == 2
+    printed = capsys.readouterr()
+    *progress, said = printed.err.splitlines()
+    assert printed.out == "" and all(line.startswith("cppo: ") for line in progress), progress
+    assert sorted(Path().iterdir()) == before
+    return said.removeprefix("cppo: error: ")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, package: str, there: bool) -> None:
+    """Let a package be installed, or not."""
+    real: Callable[..., Any] = importlib.util.find_spec
+    answer = package if there else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: answer if name == package else real(name, *rest)
+    )
+
+
+def test_runs_that_are_not_known_and_places_that_are_taken(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = "0000" if not RUN.startswith("0000") else "ffff"
-    assert "has no run with this prefix" in refused(capsys, other, "--out", "model")
-    for text in (RUN[:3], "../..", "", RUN + "0"):
-        assert "give 4 to 12 hexadecimal digits" in refused(capsys, text, "--out", "model")
     (run / "runs" / f"{RUN[:8]}0000").mkdir()
-    assert "is a prefix of 2 ids" in refused(capsys, RUN[:8], "--out", "model")
-    said = refused(capsys, f"{RUN[:8]}0000", "--out", "model")
-    assert said.startswith(f"run {RUN[:8]}0000 has kept no checkpoint") and "has not started" in said
-
-
-def test_a_place_that_is_taken(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "full").mkdir()
     (run / "full" / "mine").write_text("mine")
-    assert refused(capsys, RUN, "--out", "full").startswith("--out full exists and is not empty")
     (run / "file").write_text("mine")
-    assert refused(capsys, RUN, "--out", "file") == "--out file is a file: name a folder"
     (run / "ring").symlink_to("ring")
-    assert refused(capsys, RUN, "--out", "ring").startswith("--out ring is a circular link")
+    for name, out, says in [
+        (other, "model", "has no run with this prefix"),
+        *((text, "model", "give 4 to 12 hexadecimal digits") for text in (RUN[:3], "../..", "", RUN + "0")),
+        (RUN[:8], "model", "is a prefix of 2 ids"),
+        (f"{RUN[:8]}0000", "model", "has not started"),
+        (RUN, "full", "--out full exists and is not empty"),
+        (RUN, "file", "--out file is a file: name a folder"),
+        (RUN, "ring", "--out ring is a circular link"),
+    ]:
+        assert says in refused(capsys, name, "--out", out), name
     assert (run / "full" / "mine").read_text() == (run / "file").read_text() == "mine"
-
-
-def test_a_run_that_is_being_trained(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with held(run / "runs" / RUN):
         assert refused(capsys).startswith(f"run {RUN} is being trained")
-
-
-def test_a_run_without_a_best_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(ACTOR.parent)
-    assert refused(capsys).startswith(f"run {RUN} has kept no checkpoint: there is none in ")
 
 
 @pytest.mark.parametrize("package", ["verl", "transformers"])
 def test_a_package_that_is_missing(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
 ) -> None:
-    real: Callable[..., Any] = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest)
-    )
+    install(monkeypatch, package, False)
     said = refused(capsys)
     assert said.startswith(f"package {package!r} is not installed") and "pip install " in said
 
@@ -391,6 +395,8 @@ def test_a_checkpoint_that_changes_meanwhile(
 
     monkeypatch.setattr(export_module, "_merge_fsdp", changes)
     assert "has replaced its best checkpoint in the meantime" in refused(capsys)
+    with pytest.raises(UserError, match="no longer exists: try again"):
+        export_module.copy_file(run / "runs", (RUN, "gone"), run / "copy")
 
 
 class Opens:
@@ -400,69 +406,55 @@ class Opens:
         return open, ("mark", "w")
 
 
-def _shard() -> Path:
+def shard() -> Path:
     [path] = ACTOR.glob("model_*.pt")
     return path
 
 
-def _flip() -> None:
-    content = bytearray(_shard().read_bytes())
+def flip() -> None:
+    content = bytearray(shard().read_bytes())
     content[len(content) // 2] ^= 1
-    _shard().write_bytes(content)
+    shard().write_bytes(content)
 
 
-def _without_a_weight() -> None:
-    state = torch.load(_shard(), weights_only=False)
+def without_a_weight() -> None:
+    state = torch.load(shard(), weights_only=False)
     del state["model.norm.weight"]
-    torch.save(state, _shard())
+    torch.save(state, shard())
 
 
-def _config(**changes: Any) -> None:
-    path = ACTOR / "huggingface" / "config.json"
+def config(**changes: Any) -> None:
+    edit(ACTOR / "huggingface" / "config.json", **changes)
+
+
+def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def _other_run() -> None:
-    path = ACTOR.parents[1] / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": 4}))
+def instead(make: Callable[[Path], object]) -> None:
+    path = shard()
+    path.unlink()
+    make(path)
 
 
+NO_FILE = "is a link or not a plain file"
+HUB = ACTOR / "huggingface"
 DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
     "code in a shard": (
-        lambda: torch.save({"model.norm.weight": Opens()}, _shard()),
+        lambda: torch.save({"model.norm.weight": Opens()}, shard()),
         "the shard of rank 0 is not read: it contains more than tensors",
     ),
-    "a flipped bit": (_flip, "the shard of rank 0 is not read: it is damaged"),
-    "half a shard": (
-        lambda: os.truncate(_shard(), _shard().stat().st_size // 2),
-        "the shard of rank 0 is not read: it is damaged",
-    ),
-    "no shard": (lambda: _shard().unlink(), "the shard of rank 0 of 1 is missing"),
-    "other things in it": (
-        lambda: torch.save({"model.norm.weight": "text"}, _shard()),
-        "it contains more than weights",
-    ),
-    "adapters": (lambda: torch.save({"lora_A": torch.ones(2)}, _shard()), "holds LoRA adapters"),
-    "a weight that is missing": (_without_a_weight, "missing: model.norm.weight"),
-    "another shape": (lambda: _config(intermediate_size=32), "of another shape: "),
-    "another layer": (lambda: _config(num_hidden_layers=3, layer_types=["full_attention"] * 3), "missing: "),
-    "no such architecture": (
-        lambda: _config(model_type="mine", architectures=["Mine"]),
-        "the checkpoint cannot",
-    ),
-    "code of its own": (
-        lambda: _config(auto_map={"AutoModelForCausalLM": "mine.Mine"}),
-        "requires the model's own code",
-    ),
-    "text for a number": (lambda: _config(hidden_size="x"), "the checkpoint cannot be merged: Strict"),
-    "half a tokenizer": (
-        lambda: os.truncate(ACTOR / "huggingface" / "tokenizer.json", 100),
-        "the checkpoint cannot be merged: ",
-    ),
-    "no configuration": (
-        lambda: (ACTOR / "huggingface" / "config.json").unlink(),
-        "so the model is unknown",
-    ),
+    "a flipped bit": (flip, "the shard of rank 0 is not read: it is damaged"),
+    "no shard": (lambda: shard().unlink(), "the shard of rank 0 of 1 is missing"),
+    "a pipe": (lambda: instead(os.mkfifo), NO_FILE),
+    "other things in it": (lambda: torch.save({"norm": "text"}, shard()), "it contains more than weights"),
+    "adapters": (lambda: torch.save({"lora_A": torch.ones(2)}, shard()), "holds LoRA adapters"),
+    "a weight that is missing": (without_a_weight, "missing: model.norm.weight"),
+    "another shape": (lambda: config(intermediate_size=32), "of another shape: "),
+    "no such architecture": (lambda: config(model_type="mine", architectures=["Mine"]), "the checkpoint cannot"),
+    "code of its own": (lambda: config(auto_map={"A": "mine.Mine"}), "requires the model's own code"),
+    "half a tokenizer": (lambda: os.truncate(HUB / "tokenizer.json", 100), "the checkpoint cannot be merged: "),
+    "no configuration": (lambda: (HUB / "config.json").unlink(), "so the model is unknown"),
     "ranks": (
         lambda: (ACTOR / "fsdp_config.json").write_text('{"world_size": "1/../.."}'),
         "does not say how many ranks there were",
@@ -473,8 +465,9 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no weights": (lambda: (ACTOR / "fsdp_config.json").unlink(), "has no weights as verl 0.9.1 writes them"),
     "no step": (lambda: (ACTOR.parent / "step").write_text("one"), "has kept no checkpoint"),
-    "of another run": (_other_run, "the folder was copied, or the file was changed"),
-}
+    "no checkpoint": (lambda: shutil.rmtree(ACTOR.parent), "has kept no checkpoint: there is none in "),
+    "of another run": (lambda: edit(ACTOR.parents[1] / "config.json", seed=4), "the folder was copied, or the file"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -488,7 +481,7 @@ def test_checkpoints_that_are_damaged(run: Path, capsys: pytest.CaptureFixture[s
 LINKS = [
     "", "config.json", "spool", "spool/0001.jsonl", BEST, f"{BEST}/step", f"{BEST}/actor",
     f"{BEST}/actor/fsdp_config.json", f"{BEST}/actor/model_world_size_1_rank_0.pt", f"{BEST}/actor/huggingface",
-    f"{BEST}/actor/huggingface/config.json", f"{BEST}/actor/huggingface/tokenizer.json",
+    f"{BEST}/actor/huggingface/config.json",
 ]  # fmt: skip
 
 
@@ -496,17 +489,140 @@ LINKS = [
 def test_links_in_a_run_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """What they lead to would be exported: all of it is such as the run itself had."""
     place = run / "runs" / RUN / name
-    elsewhere = run / "elsewhere"
-    place.rename(elsewhere)
-    place.symlink_to(elsewhere)
-    assert f"{place} is a link or not a plain file" in refused(capsys)
+    place.rename(run / "elsewhere")
+    place.symlink_to(run / "elsewhere")
+    assert f"{place} {NO_FILE}" in refused(capsys)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_holds_nobody_up(
-    run: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
+class Part:
+    """One rank's part of a weight of the whole `shape`, as a DTensor has it."""
+
+    def __init__(self, local: Tensor, shape: tuple[int, ...], *ways: object) -> None:
+        self._local_tensor, self.shape, self.placements = local, torch.Size(shape), ways
+
+
+def test_shards_of_ranks_are_merged_or_do_not_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    from cppo_lab.cores.verl import export_fsdp
+
+    monkeypatch.setattr(export_fsdp, "DTensor", Part)
+
+    def merge(*ranks: dict[str, Any], names: tuple[str, ...] = ("fsdp",)) -> dict[str, Tensor]:
+        merger = export_fsdp.LabMerger.__new__(
+            export_fsdp.LabMerger
+        )  # no configuration: only writing needs it
+        merger._first = ranks[0]
+        merger._read = lambda rank: ranks[rank]  # type: ignore[method-assign]
+        return merger._load_and_merge_state_dicts(len(ranks), len(ranks), (len(ranks),), names)
+
+    whole, cut, every = torch.arange(8.0).reshape(4, 2), Shard(0), Replicate()
+    halves = whole.split(2)
+    weights = merge(
+        *({"w": Part(half, (4, 2), cut), "r": Part(whole, (4, 2), every), "b": whole} for half in halves)
+    )
+    assert all(torch.equal(weights[name], whole) for name in ("w", "r", "b"))
+    replicas = [{"w": Part(half, (4, 2), every, cut)} for half in halves]
+    assert torch.equal(merge(*replicas, names=("ddp", "fsdp"))["w"], whole)
+    ones, spread = torch.ones(2), "w is spread over ranks in a way that verl's merger does not know"
+    for first, second, message in [
+        ({"w": ones}, {"v": ones}, "the ranks have saved different weights"),
+        ({"w": ones}, {"w": 0 * ones}, "'w' differs between rank 0 and rank 1"),
+        ({"w": Part(ones, (4,), cut)}, {"w": Part(ones, (4,), every)}, spread),
+        ({"w": Part(ones, (4,), cut, cut)}, {"w": Part(ones, (4,), cut, cut)}, spread),
+        ({"w": Part(ones, (5,), cut)}, {"w": Part(ones, (5,), cut)}, r"w has the shape \(4,\), not \(5,\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            merge(first, second)
+
+
+def test_an_error_of_the_disk_is_not_taken_for_a_broken_checkpoint() -> None:
+    with pytest.raises(OSError, match="No space left on device"), export_module.refusing("it is broken"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(UserError, match=r"broken: OSError: no file named config\.json"):  # noqa: SIM117
+        with export_module.refusing("it is broken"):
+            raise OSError("no file named\nconfig.json")  # as transformers raises it
+
+
+# -- The embedded core -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_an_embedded_model_says_the_same_as_a_qwen3(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _shard()
-    path.unlink()
-    make(path)
-    assert "is a link or not a plain file" in refused(capsys)
+    """Of a run as a kill before its end is recorded leaves it."""
+    spec = compose([*TINY, "model.architecture.layers=2", "data.spellings=3"]).run
+    assert isinstance(spec, MiniRun)
+    runs = workspace / "runs"
+    folder = record(runs, spec, ends=False)
+    with torch.enable_grad():
+        train(spec, ListSink(), Resources(runs, folder, device="cpu"))
+    assert main(["export", spec.run_id, "--out", "model"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{workspace / 'model'}\n"
+    assert printed.err.splitlines() == ["cppo: reading best_model.pt", "cppo: writing the model"]
+    tokenizer = make_task(spec.data).tokenizer
+    context = spec.data.prompt_length + spec.rollout.max_response_length
+    ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
+    state = torch.load(folder / BEST_MODEL, weights_only=True)
+    ours.load_state_dict(state["trainer"]["model"])
+    tokens, model = sequences(tokenizer.vocabulary), loaded(workspace / "model")
+    expected = ours(tokens).log_softmax(-1)
+    torch.testing.assert_close(model(tokens).logits.log_softmax(-1), expected, rtol=0, atol=1e-5)
+    assert float(expected.std()) > 0.3  # a model that says nothing would agree with any other
+    theirs = AutoTokenizer.from_pretrained(workspace / "model")
+    ids = list(range(tokenizer.pad))
+    assert theirs.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.eos, tokenizer.pad)
+    text = (workspace / "model" / "README.md").read_text()
+    assert ModelCard(text).data.tags == ["cppo-lab", "reinforcement-learning", "miniature"]
+    step = state["history"][-1][0]
+    assert f"| Step of these weights | {step}; the run: 4 of 4, without a recorded end |" in text
+
+    other = compose([*TINY, "seed=7"]).run
+    foreign = record(runs, other, ends=False) / BEST_MODEL
+    shutil.copy(folder / BEST_MODEL, foreign)
+    again = (other.run_id, "--out", "other")
+    assert f"it is not a checkpoint of run {other.run_id}" in refused(capsys, *again)
+    foreign.unlink()
+    foreign.symlink_to(folder / BEST_MODEL)
+    assert f"{foreign} {NO_FILE}" in refused(capsys, *again)
+
+
+def test_a_finished_embedded_run(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `cppo launch` leaves it: its best model is there, and no checkpoint."""
+    longer = ["training.t_stop=8", "seed=0", "variant=grpo", "launcher=inline"]
+    assert main(["launch", "quickstart", *TINY, *longer]) == 0
+    [folder] = [path.parent for path in Path("runs").glob("*/config.json")]
+    assert not (folder / "checkpoint.pt").exists()
+    assert main(["export", folder.name, "--out", "model"]) == 0
+    text = Path("model", "README.md").read_text()
+    rows = {row.step: row.metrics for row in read_rows(folder)}
+    name = next(key for key in rows[0] if key.startswith("val/mean/"))
+    scores = {step: row[name] for step, row in rows.items() if step and name in row}
+    best = max(scores, key=lambda step: (scores[step], step))
+    assert f"| Step of these weights | {best}; the run: 8 of 8, done |" in text
+    assert f"| Score of these weights | {scores[best]:.4f} (mean " in text
+    (folder / BEST_MODEL).unlink()
+    said = refused(capsys, folder.name, "--out", "other")
+    assert "has kept no checkpoint: there is no best_model.pt in " in said and "--replace" in said
+
+
+def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:
+    """Neither removes what the other writes; the first one to be ready has the place. One that fails leaves nothing."""
+    with pytest.raises(ZeroDivisionError), appearing(require_free(tmp_path / "model")) as folder:
+        (folder / "file").write_text("half")
+        assert not (tmp_path / "model").exists()
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    place = require_free(tmp_path / "model")
+    with (
+        pytest.raises(UserError, match="another process has written there in the meantime"),
+        appearing(place) as first,
+    ):
+        (first / "file").write_text("first")
+        with appearing(place) as other:
+            (other / "file").write_text("other")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "file").read_text() == "other"

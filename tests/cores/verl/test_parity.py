@@ -1,5 +1,8 @@
 """The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -11,17 +14,23 @@ from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_weights,
     compute_rollout_rejection_mask,
 )
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
-from cppo_lab.cores.verl.loss import rule_metrics, trust_region_loss
+from cppo_lab.cores.verl.config import verl_config
+from cppo_lab.cores.verl.files import planned_files
+from cppo_lab.cores.verl.kept_responses import in_places
+from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES
-from cppo_lab.maths.tokens import RuleOutput
+from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import MINIBATCH
-from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
+from cppo_lab.spec import VerlRun
+from cppo_lab.sweep.compose import compose
+from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train
 from tests.maths.maths_batches import (
     CONSTANTS,
     TokenBatch,
@@ -30,8 +39,10 @@ from tests.maths.maths_batches import (
     random_batch,
     random_permutation,
 )
+from tests.oracles.authors import authors_loss
+from tests.oracles.loops import cppo_response
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
 # A rule over the whole minibatch is refused here.
 OF_RESPONSES = [name for name in RULES if MINIBATCH not in records.RULES[name].needs]
 HORIZON = 20
@@ -62,62 +73,32 @@ def mini(
 
 
 def verl_parts(
-    name: str, mode: str, batch: TokenBatch, ranks: int, entropy: Tensor, path: str | None = None
-) -> tuple:
-    """Loss and gradient of the minibatch as FSDP makes them from the micro-batches, and all metrics."""
+    name: str,
+    mode: str,
+    batch: TokenBatch,
+    ranks: int,
+    entropy: Tensor | None = None,
+    path: str | None = None,
+) -> Trained:
+    """The minibatch as FSDP makes it from the micro-batches."""
     config = actor(name, FOREIGN if path else CONSTANTS[name], mode, path=path,
                    measure="kl" if name.startswith("trm") else "tv",
                    estimator="topk", k=4, convention="union", horizon=HORIZON)  # fmt: skip
-    logp = batch.logp.clone().requires_grad_()
-    tokens, rows = int(batch.valid.sum()), int(batch.valid.any(1).sum())
-    losses, metrics = [], []
-    for cut in CUTS[ranks]:
-        metrics.append([])
-        for index in cut:
-            given = {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages}
-            if config.policy_loss.needs_permutation:
-                given["weight_permutation"] = random_permutation(batch.valid, 0).int()
-            counts = torch.where(batch.valid.any(1), float(rows), 0.0)[index, None]
-            prompts = [2 + i % 3 for i in index]
-            data, lengths = micro_batch(
-                {key: value[index] for key, value in given.items()}, batch.valid[index], prompts,
-                dp_size=ranks, batch_num_tokens=tokens, global_batch_size=7,
-            )  # fmt: skip
-            data["minibatch_responses"] = counts
-            output = {
-                "log_probs": packed_output(logp[index], lengths, prompts),
-                "divergence": packed_output(batch.divergence[index], lengths, prompts),
-                "policy_entropy": packed_output(entropy[index], lengths, prompts),
-            }
-            loss, reported = trust_region_loss(config, output, data)
-            (loss / ranks).backward()  # FSDP averages gradients over the ranks
-            losses.append(float(loss.detach()) / ranks)
-            metrics[-1].append(reported)
-    return sum(losses), logp.grad, metrics
+    return train(config, batch, CUTS[ranks], entropy=entropy)
 
 
 @pytest.mark.parametrize("ranks", CUTS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", OF_RESPONSES)
+@pytest.mark.parametrize("name", [*OF_RESPONSES, "one_sided"])
 def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int) -> None:
-    batch = responses(3)
-    expected, gradient, output = mini(name, mode, batch)
+    """The last rule is of another package."""
+    batch, path = responses(3), "tests.rules.acme_rules:one_sided" if name == "one_sided" else None
+    expected, gradient, output = mini(name, mode, batch, path)
     assert bool((output.keep[batch.valid] < 1).any()) or name in ("cispo", "minpro", "seq_tis")
-    loss, found, _ = verl_parts(name, mode, batch, ranks, torch.zeros_like(batch.logp))
-    assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
-    torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(found == 0, gradient == 0)  # the same tokens are dropped
-
-
-@pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_rule_of_another_package_has_the_same_loss_in_both_cores(mode: str, ranks: int) -> None:
-    batch, path = responses(3), "tests.rules.acme_rules:one_sided"
-    expected, gradient, output = mini("one_sided", mode, batch, path)
-    assert bool((output.keep[batch.valid] < 1).any())
-    loss, found, _ = verl_parts("one_sided", mode, batch, ranks, torch.zeros_like(batch.logp), path)
-    assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
-    torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
+    trained = verl_parts(name, mode, batch, ranks, path=path)
+    assert trained.loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(trained.gradient, gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(trained.gradient == 0, gradient == 0)  # the same tokens are dropped
 
 
 @pytest.mark.parametrize("ranks", CUTS)
@@ -127,18 +108,15 @@ def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
     batches = [responses(3), responses(4), responses(5)]
     batches[2] = batches[2]._replace(valid=torch.zeros_like(batches[2].valid))
     entropies = [torch.rand(7, 12, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
-    parts = [
-        verl_parts(name, "token-mean", batch, ranks, entropy)
-        for batch, entropy in zip(batches, entropies, strict=True)
-    ]
-    metrics = rule_metrics(
-        reduced([metrics for _, _, metrics in parts]) | {"actor/grad_norm": (2 + 5 + 0) / 3}
-    )
+    pairs = list(zip(batches, entropies, strict=True))
+    parts = [verl_parts(name, "token-mean", batch, ranks, entropy) for batch, entropy in pairs]
+    norms = {"actor/grad_norm": (2 + 5 + 0) / 3}
+    metrics = rule_metrics(reduced([part.metrics for part in parts]) | norms)
     whole = [mini(name, "token-mean", batch) for batch in batches[:2]]
     expected = {f"rule/{key}": v for key, v in summarise(merge([out.stats for *_, out in whole])).items()}
     flat = [torch.cat([b[i][b.valid] for b in batches]) for i in range(2)]
     error, scale = relative_logprob_error(*flat, torch.ones_like(flat[0]))
-    spread = torch.cat([e[b.valid] for e, b in zip(entropies, batches, strict=True)])
+    spread = torch.cat([e[b.valid] for b, e in pairs])
     expected |= {
         "train/loss": sum(float(loss) for loss, *_ in whole) / 2,
         "train/grad_norm": 3.5,
@@ -147,6 +125,87 @@ def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
         "train/entropy": float(spread.mean()),
     }
     assert metrics == pytest.approx(expected, rel=1e-5)
+    # Padding alone has no metrics.
+    assert (parts[2].loss, bool(parts[2].gradient.any())) == (0, False)
+    assert rule_metrics(reduced([parts[2].metrics])) == {}
+    assert rule_metrics({"actor/pg_loss": 1.0, "actor/grad_norm": 2.0}) == {}
+
+
+# Row -> place among those that are kept: rows of two ranks, in another order.
+KEPT = {4: 0, 0: 1, 3: 2, 1: 3}
+
+
+@pytest.mark.parametrize("name", OF_RESPONSES)
+def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
+    batch = responses(3)
+    batch = batch._replace(advantages=batch.advantages[:, :1].expand_as(batch.advantages))
+    whole = apply(name, *batch, **constants(name, batch))
+    config = actor(name, CONSTANTS[name], measure="kl" if name.startswith("trm") else "tv")
+    of_ranks = train(config, batch, CUTS[2], marked=KEPT).kept
+    assert [len(of_rank) for of_rank in of_ranks] == [2, 2]
+    kept = in_places(of_ranks)
+    assert [response.place for response in kept] == [0, 1, 2, 3]
+    dropped = [0, 0]
+    for row, response in zip(KEPT, kept, strict=True):
+        length = int(batch.valid[row].sum())
+        assert response.token.tolist() == [100 * row + t for t in range(length)]
+        assert response.advantage == pytest.approx(float(batch.advantages[row, 0]))
+        columns = {"logp": batch.logp, "rollout_logp": batch.rollout_logp, "divergence": batch.divergence}
+        for column, values in (columns | {"keep": whole.keep}).items():
+            expected = values[row, :length].detach().numpy()
+            np.testing.assert_allclose(getattr(response, column), expected, rtol=1e-6, atol=1e-7)
+        shuffled = name == "cppo_no_prefix_budget_shuffled"
+        order = random_permutation(batch.valid, 0)[row, :length].tolist() if shuffled else []
+        assert response.order.tolist() == order
+        touched = {test: failed[row, :length] for test, failed in whole.tests.items()}
+        assert not touched or response.tests == tuple(touched)
+        for t in range(length):
+            first = next((n for n, test in enumerate(touched, 1) if touched[test][t]), 0)
+            assert response.reason[t] == (first if touched else int(response.keep[t] < 1))
+        if name == "cppo":  # and as a plain loop has them
+            own = {key: value for key, value in CONSTANTS[name].items() if key != "delta_b_mode"}
+            gap = (batch.logp - batch.rollout_logp)[row, :length].tolist()
+            worth, divergence = (
+                column[row, :length].tolist() for column in (batch.advantages, batch.divergence)
+            )
+            mask, *counts = cppo_response(gap, worth, divergence, adaptive=True, **own)
+            assert response.keep.tolist() == mask and response.tests == ("threshold", "budget")
+            assert [int((response.reason == number).sum()) for number in (1, 2)] == counts
+            dropped = [a + b for a, b in zip(dropped, counts, strict=True)]
+    assert name != "cppo" or all(dropped)
+
+
+def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
+    """recipe=authors, from the configuration on, against the loop."""
+    found = compose(
+        ["core=verl", "model=qwen3_1_7b_base", "rollout.max_response_length=40", "recipe=authors"]
+    )
+    assert isinstance(found.run, VerlRun)
+    shared = Path("/somewhere/runs")
+    files = planned_files(found.run, found.paths, shared, shared / found.run.run_id)
+    section = verl_config(found.run, found.layout, files).actor_rollout_ref.actor
+    config = plain_actor(omega_conf_to_dataclass(section.policy_loss), loss_agg_mode=section.loss_agg_mode)
+    generator = torch.Generator().manual_seed(5)
+    then = -2 * torch.rand(7, 12, generator=generator, dtype=torch.float64) - 0.02
+    now = (then + torch.randn(7, 12, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
+    then[0, 0], now[0, 0] = -6.0, -0.5  # a ratio beyond the cap, kept where A < 0
+    advantages = torch.tensor([-1.0, 1.0, -0.3, 0.7, 1.5, 0.0, 0.0], dtype=torch.float64)
+    valid = responses(3).valid
+    d = binary(now, then, "tv")
+    batch = TokenBatch(now, then, advantages[:, None].expand(-1, 12), valid, d)
+    trained = train(config, batch, CUTS[2], measured=False)
+    rows, before = (
+        [row[mask].tolist() for row, mask in zip(part, valid, strict=True)] for part in (now, then)
+    )
+    wanted = authors_loss(rows, before, advantages.tolist(), width=40, delta=0.15, delta_b=0.02, w_min=0.8)
+    assert trained.loss == pytest.approx(wanted.loss, rel=1e-10)
+    for index, row in enumerate(wanted.gradient):
+        assert trained.gradient[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
+    assert 0 < sum(map(sum, wanted.mask)) < int(valid.sum())
+    stats = RULES["cppo"](Tokens(*batch), **found.run.rule.arguments(40)).stats
+    metrics = rule_metrics(reduced([trained.metrics]))
+    for name, value in summarise(stats).items():
+        assert metrics[f"rule/{name}"] == pytest.approx(value), name
 
 
 def test_reduction_goes_by_the_name() -> None:
@@ -156,14 +215,6 @@ def test_reduction_goes_by_the_name() -> None:
         for stat in output.stats:
             assert "min" not in stat
             assert ("max" in stat) == stat.endswith("_max")
-
-
-def test_no_sums_no_metrics() -> None:
-    assert rule_metrics({"actor/pg_loss": 1.0, "actor/grad_norm": 2.0}) == {}
-    only_padding = responses(3)._replace(valid=torch.zeros(7, 12, dtype=torch.bool))
-    loss, gradient, metrics = verl_parts("cppo", "token-mean", only_padding, 2, torch.zeros(7, 12))
-    assert loss == 0 and not gradient.any()
-    assert rule_metrics(reduced([metrics])) == {}
 
 
 def clips(low: float, high: float, cap: float = 1e9) -> dict[str, float]:
@@ -244,30 +295,6 @@ class TestVerlsOwnLosses:
         score_function = float((ours[1] * batch.logp).sum())
         assert verls[0] == pytest.approx(score_function, rel=1e-12)
         assert abs(verls[0] - ours[0]) > 0.01
-
-    def test_verls_clip_ratio_c_truncates_dppo(self) -> None:
-        """The key of vanilla's dual clip, 3.0 by default, caps rho in verl's dppo: not the paper's rule."""
-        verls, ours, batch, _ = self.both("dppo_tv", "dppo", {"delta": 0.1}, **clips(0.1, 0.1, 1.5))
-        ratio = (batch.logp - batch.rollout_logp).exp()
-        capped = (ratio > 1.5) & (ours[1] != 0)
-        assert bool(capped.any())
-        expected = torch.where(capped, ours[1] * 1.5 / ratio, ours[1])
-        torch.testing.assert_close(verls[1], expected, rtol=1e-12, atol=1e-15)
-
-    def test_verls_geo_mean_takes_the_mean_of_each_micro_batch(self) -> None:
-        """It ignores the size of the minibatch: two micro-batches give twice the loss of one. Ours adds up."""
-        batch = random_batch(11, rows=6, width=9)
-        config = plain_actor(PolicyLossConfig(loss_mode="geo_mean"), clip_ratio_low=0.3, clip_ratio_high=0.4)
-
-        def loss(rows: slice) -> float:
-            return float(
-                get_policy_loss_fn("geo_mean")(
-                    old_log_prob=batch.rollout_logp[rows], log_prob=batch.logp[rows],
-                    advantages=batch.advantages[rows], response_mask=torch.ones(6, 9)[rows], config=config,
-                )[0]
-            )  # fmt: skip
-
-        assert loss(slice(0, 3)) + loss(slice(3, 6)) == pytest.approx(2 * loss(slice(0, 6)), rel=1e-9)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

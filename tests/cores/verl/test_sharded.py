@@ -3,9 +3,13 @@
 The sequence cut over Ulysses ranks on verl's FSDP engine; the vocabulary over tensor-parallel ranks, and sequences over
 context-parallel ranks, on its Megatron engine. verl's own functions cut and gather; Megatron is stood in for.
 
-And four processes fetch mu's Top-K once for each two that train the same rows.
+And four processes fetch mu's Top-K once for each two that train the same rows. The queue is stood in for; `register`
+and its bridge to the queue are verl's.
 """
 
+import importlib.util
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +20,53 @@ pytest.importorskip("verl")
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import transfer_queue as tq
+import verl
+from tensordict import TensorDict
 from torch import Tensor
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import tensordict_utils as tu
+from verl.utils import transferqueue_utils as bridge
 from verl.utils import ulysses
 from verl.workers.config import McoreActorConfig
 
+from cppo_lab.cores.verl import worker as module
 from cppo_lab.cores.verl.logits import logp_and_entropy
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
-from tests.cores.verl import topk_processes
-from tests.cores.verl.megatron_packing import stand_in
 from tests.cores.verl.test_logits import K, V, recorded, topk
 
 pytestmark = pytest.mark.verl
 RANKS = 2
 MEASURES = ("tv", "kl")
+
+
+def stand_in(tensor_group: Any, context_group: Any) -> Any:
+    """verl/models/mcore/util.py, with these tensor- and context-parallel groups."""
+    state = types.ModuleType("megatron.core.parallel_state")
+    for name, group in (("tensor_model", tensor_group), ("context", context_group)):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        state.__dict__.update({
+            f"get_{name}_parallel_group": lambda group=group: group,
+            f"get_{name}_parallel_world_size": lambda size=size: size,
+            f"get_{name}_parallel_rank": lambda rank=rank: rank,
+        })  # fmt: skip
+    sequences = types.ModuleType("megatron.core.packed_seq_params")
+    sequences.__dict__["PackedSeqParams"] = types.SimpleNamespace  # it only carries what it is given
+    core = types.ModuleType("megatron.core")
+    core.__dict__.update(parallel_state=state, packed_seq_params=sequences)
+    # The package's __init__ imports all of Megatron's models: its one file is taken by itself.
+    place = Path(verl.__file__).parent / "models" / "mcore" / "util.py"
+    spec = importlib.util.spec_from_file_location("verl.models.mcore.util", place)
+    assert spec is not None and spec.loader is not None
+    packing = importlib.util.module_from_spec(spec)
+    package = types.ModuleType("verl.models.mcore")
+    package.__dict__["util"] = packing
+    made = (types.ModuleType("megatron"), core, state, sequences, package, packing)
+    sys.modules |= {part.__name__: part for part in made}
+    spec.loader.exec_module(packing)
+    return packing
 
 
 def weight(total: int) -> Tensor:
@@ -54,73 +90,69 @@ def over_the_sequence(measure: str) -> dict[str, Tensor]:
     assert total % RANKS  # the last rank's part ends in padding
     local = ulysses.slice_input_tensor(logits.unsqueeze(0), dim=1)
     outputs = trust_region_loss(topk(measure), data=data, student_logits=local * 1.0)
-    found = {
+    padding = RANKS - total % RANKS
+    gathered = {
         key: ulysses.gather_outputs_and_unpad(
-            value.squeeze(0), gather_dim=0, unpad_dim=0, padding_size=RANKS - total % RANKS
+            value.squeeze(0), gather_dim=0, unpad_dim=0, padding_size=padding
         )
         for key, value in outputs.items()
     }
-    (found["log_probs"] * weight(total)).sum().backward()
+    (gathered["log_probs"] * weight(total)).sum().backward()
     ulysses.set_ulysses_sequence_parallel_group(None)
     # verl multiplies the gradient by the ranks, over which FSDP then averages.
     gradient = logits.grad / RANKS
     dist.all_reduce(gradient)
-    return {key: value.detach() for key, value in found.items()} | {"gradient": gradient}
+    return {key: value.detach() for key, value in gathered.items()} | {"gradient": gradient}
+
+
+def mcore_actor(measure: str = "tv") -> Any:
+    loss = TrustRegionLossConfig(
+        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=measure
+    )
+    return McoreActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
+
+
+def alone() -> Any:
+    return [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
 
 
 def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[str, Tensor]:
     """The vocabulary cut over both ranks, or, without `tensor_parallel`, every sequence."""
-    alone = [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
-    groups = (dist.group.WORLD, alone) if tensor_parallel else (alone, dist.group.WORLD)
-    packing = stand_in(*groups)
+    packing = stand_in(*((dist.group.WORLD, alone()) if tensor_parallel else (alone(), dist.group.WORLD)))
     data, leaf = recorded()
     logits = torch.nested.nested_tensor_from_jagged(leaf.detach(), data["input_ids"].offsets())
     thd = data_format == "thd"
     placed, params, _ = (packing.preprocess_thd_engine if thd else packing.preprocess_bshd_engine)(logits)
     if tensor_parallel:
         placed = placed.chunk(RANKS, -1)[dist.get_rank()]
-    loss = TrustRegionLossConfig(
-        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=measure
+    outputs = trust_region_loss(
+        mcore_actor(measure), data=data, student_logits=placed, data_format=data_format
     )
-    outputs = trust_region_loss(mcore_actor(loss), data=data, student_logits=placed, data_format=data_format)
     assert all(value.shape == placed.shape[:2] for value in outputs.values())
-    if thd:
-        gathered = {
-            key: packing.postprocess_thd_engine(value, params, data["input_ids"], len(data["input_ids"]))
-            for key, value in outputs.items()
-        }
-    else:
-        gathered = {key: packing.postprocess_bshd_engine(value, params) for key, value in outputs.items()}
+    ids = data["input_ids"]
+    gathered = {
+        key: packing.postprocess_thd_engine(value, params, ids, len(ids))
+        if thd
+        else packing.postprocess_bshd_engine(value, params)
+        for key, value in outputs.items()
+    }
     return {key: value.values() for key, value in gathered.items()}
 
 
 def refused() -> str:
     """What is said to logits with eight rows more than verl's packing has: as with padding for FP8."""
-    stand_in(dist.group.WORLD, [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()])
+    stand_in(dist.group.WORLD, alone())
     data, _ = recorded()
     packed = int((data["input_ids"].offsets().diff() + 1).div(2, rounding_mode="floor").sum()) * 2
-    placed = torch.zeros(1, packed + 8, V // RANKS)
-    loss = TrustRegionLossConfig(rule="dppo", constants={"delta": 0.1})
     try:
-        trust_region_loss(mcore_actor(loss), data=data, student_logits=placed)
+        trust_region_loss(mcore_actor(), data=data, student_logits=torch.zeros(1, packed + 8, V // RANKS))
     except UserError as error:
         return str(error)
     return ""
 
 
-def mcore_actor(loss: TrustRegionLossConfig) -> Any:
-    return McoreActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
-
-
-def over_the_vocabulary(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The bare function, on logits with a huge offset and one token without mass."""
-    logits, ids = cut_logits(dtype)
-    width = V // RANKS
-    part = logits[:, dist.get_rank() * width : (dist.get_rank() + 1) * width]
-    return logp_and_entropy(part, ids, dist.group.WORLD)
-
-
 def cut_logits(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Logits with a huge offset and one token without mass."""
     generator = torch.Generator().manual_seed(3)
     logits = 3 * torch.randn(40, V, generator=generator)
     logits[:20] += 300
@@ -137,30 +169,110 @@ CASES = {
     "context_thd": lambda measure: on_megatron(measure, "thd", False),
     "context_bshd": lambda measure: on_megatron(measure, "bshd", False),
 }
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def work(rank: int, folder: str) -> None:
     """One of two processes: every case, into a file."""
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-    found: dict[Any, Any] = {
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    seen: dict[Any, Any] = {
         (case, measure): run(measure) for case, run in CASES.items() for measure in MEASURES
     }
-    found["refused"] = refused()
-    found |= {dtype: over_the_vocabulary(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    torch.save(found, f"{folder}/{rank}.pt")
+    seen["refused"] = refused()
+    for dtype in DTYPES:
+        logits, ids = cut_logits(dtype)
+        seen[dtype] = logp_and_entropy(logits.chunk(RANKS, -1)[rank], ids, dist.group.WORLD)
+    torch.save(seen, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+# -- The Top-K ---------------------------------------------------------------------------------------------------------
+
+DP_RANKS = (0, 1, 0, 1)  # of four processes; Megatron numbers tensor-parallel ones in a row, Ulysses too
+LENGTHS = {0: (3, 1, 4), 1: (2, 2, 5)}  # tokens of each response, by data-parallel rank
+
+
+def rows(dp_rank: int, with_topk: bool = True) -> TensorDict:
+    """The part of a batch that this data-parallel rank trains; other numbers for each."""
+    draw = torch.Generator().manual_seed(dp_rank)
+
+    def column(*width: int, dtype: torch.dtype) -> Tensor:
+        parts = [(9 * torch.randn(n, *width, generator=draw)).to(dtype) for n in LENGTHS[dp_rank]]
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    columns = {"responses": column(dtype=torch.int64)}
+    if with_topk:
+        columns |= {TOPK_IDS: column(K, dtype=torch.int32), TOPK_LOGP: column(K, dtype=torch.float16)}
+    return tu.get_tensordict(columns, {"temperature": 0.7})
+
+
+class Worker:
+    """As `TrustRegionWorker`, without an engine."""
+
+    def __init__(self) -> None:
+        self.same_rows = module.same_rows_group(DP_RANKS[dist.get_rank()])
+
+    @module.topk_once
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def update_actor(self, data: Any) -> dict[str, Any]:
+        """What it would train."""
+        module.share_topk(data, self.same_rows)
+        return {
+            name: (value.values(), value.offsets()) if torch.is_tensor(value) else value
+            for name in sorted(data.keys())
+            if (value := tu.get(data, name)) is not None
+        }
+
+
+class Queue:
+    """Remembers which columns were asked for."""
+
+    def __init__(self, columns: TensorDict) -> None:
+        self.rows, self.asked = columns, list[str]()
+        bridge.TQ_INITIALIZED = True
+        bridge.kv_batch_meta2batch_meta = module.kv_batch_meta2batch_meta = self.meta
+        bridge._meta_to_realdata = self.fetched
+
+    def meta(self, batch: Any) -> tq.BatchMeta:
+        count = len(batch.keys)
+        schema: dict[str, Any] = {name: {} for name, value in self.rows.items() if torch.is_tensor(value)}
+        return tq.BatchMeta(list(range(count)), ["train"] * count, schema, extra_info=batch.extra_info)
+
+    def fetched(self, meta: Any) -> TensorDict:
+        if isinstance(meta, tq.KVBatchMeta):
+            meta = self.meta(meta)
+        self.asked = list(meta.field_names)
+        data: TensorDict = tu.get_tensordict({name: self.rows[name] for name in self.asked}, {})
+        for name, value in meta.extra_info.items():
+            tu.assign_non_tensor_data(data, name, value)
+        return data
+
+
+def fetch(process: int, folder: str) -> None:
+    """One of four processes: what it asked for and what it trains, with a Top-K and without one."""
+    store = f"file://{folder}/topk_store"
+    dist.init_process_group("gloo", init_method=store, rank=process, world_size=len(DP_RANKS))
+    worker, seen = Worker(), {}
+    for with_topk in (True, False):
+        queue = Queue(rows(DP_RANKS[process], with_topk))
+        batch = tq.KVBatchMeta(
+            keys=list("012"), tags=[{}] * 3, partition_id="train", extra_info={"temperature": 0.7}
+        )
+        trained = worker.update_actor(batch)
+        seen[with_topk] = (queue.asked, trained)
+    torch.save(seen, f"{folder}/topk-{process}.pt")
     dist.destroy_process_group()
 
 
 def group(_: int, folder: str) -> None:
     """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
     mp.start_processes(work, (folder,), nprocs=RANKS, start_method="fork")
-    mp.start_processes(topk_processes.work, (folder,), nprocs=topk_processes.PROCESSES, start_method="fork")
+    mp.start_processes(fetch, (folder,), nprocs=len(DP_RANKS), start_method="fork")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the processes have written what they found."""
+    """Where the processes have written what they saw."""
     made = tmp_path_factory.mktemp("ranks")
     mp.spawn(group, (str(made),))
     return made
@@ -168,7 +280,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> list[dict[Any, Any]]:
-    """What each of the two processes found."""
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
@@ -176,58 +287,50 @@ def results(folder: Path) -> list[dict[Any, Any]]:
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_whole_logits(results: list[dict[Any, Any]], case: str, measure: str) -> None:
     expected = whole(measure)
-    for rank in range(RANKS):
-        found = results[rank][case, measure]
-        assert {"divergence", "policy_entropy"} <= set(found)
-        assert ("log_probs" in found) == (case == "ulysses")
-        for key, value in found.items():
+    for result in results:
+        outputs = result[case, measure]
+        assert {"divergence", "policy_entropy"} <= set(outputs)
+        assert ("log_probs" in outputs) == (case == "ulysses")
+        for key, value in outputs.items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
     assert float(expected["divergence"].max()) > 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_log_probabilities_and_entropy_of_a_cut_vocabulary(
     results: list[dict[Any, Any]], dtype: torch.dtype
 ) -> None:
     logits, ids = cut_logits(dtype)
     exact = logits.double().log_softmax(-1)
     entropy = torch.special.entr(exact.exp()).sum(-1)
-    for rank in range(RANKS):
-        logp, spread = results[rank][dtype]
-        known = ids >= 0
-        torch.testing.assert_close(
-            logp[known].double(), exact.gather(1, ids.clamp_min(0))[known], rtol=1e-6, atol=2e-5
-        )
+    expected = exact.gather(1, ids.clamp_min(0))
+    for result in results:
+        logp, spread = result[dtype]
+        torch.testing.assert_close(logp[ids >= 0].double(), expected[ids >= 0], rtol=1e-6, atol=2e-5)
         torch.testing.assert_close(spread.double(), entropy, rtol=1e-5, atol=1e-5)
         assert bool(logp.isfinite().all())
 
 
 def test_logits_that_verl_packs_in_another_way(results: list[dict[Any, Any]]) -> None:
     """Padding that the loss does not know of is refused, not misread."""
-    for rank in range(RANKS):
-        assert results[rank]["refused"].startswith(
-            "logits have 40 rows, verl's packing gives 32: switch off FP8"
-        )
+    said = "logits have 40 rows, verl's packing gives 32: switch off FP8"
+    assert all(result["refused"].startswith(said) for result in results)
 
 
 def test_topk_is_fetched_once_by_those_who_train_the_same_rows(folder: Path) -> None:
-    topk = {TOPK_IDS, TOPK_LOGP}
-    for process, dp_rank in enumerate(topk_processes.DP_RANKS):
-        asked, trained = torch.load(folder / f"topk-{process}.pt")[True]
-        leads = topk_processes.DP_RANKS.index(dp_rank) == process
-        assert set(asked) == {"responses"} | (topk if leads else set())
-        expected = topk_processes.rows(dp_rank)
+    """And a batch without one is trained as it is."""
+    for process, dp_rank in enumerate(DP_RANKS):
+        seen = torch.load(folder / f"topk-{process}.pt")
+        asked, trained = seen[True]
+        leads = DP_RANKS.index(dp_rank) == process
+        assert set(asked) == {"responses"} | ({TOPK_IDS, TOPK_LOGP} if leads else set())
+        expected = rows(dp_rank)
         for name in ("responses", TOPK_IDS, TOPK_LOGP):
             values, offsets = trained[name]
             assert values.dtype == expected[name].dtype
             assert torch.equal(values, expected[name].values())
             assert torch.equal(offsets, expected[name].offsets())
         assert trained["temperature"] == 0.7
-
-
-def test_a_batch_without_topk_is_trained_as_it_is(folder: Path) -> None:
-    for process, dp_rank in enumerate(topk_processes.DP_RANKS):
-        asked, trained = torch.load(folder / f"topk-{process}.pt")[False]
-        assert asked == ["responses"]
-        assert set(trained) == {"responses", "temperature"}
-        assert torch.equal(trained["responses"][0], topk_processes.rows(dp_rank)["responses"].values())
+        asked, trained = seen[False]
+        assert (asked, set(trained)) == (["responses"], {"responses", "temperature"})
+        assert torch.equal(trained["responses"][0], expected["responses"].values())

@@ -74,19 +74,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def unbroken(tmp_path: Path) -> dict[str, bytes]:
+    """The files of a run that was not killed: every step is there once."""
     folder = tmp_path / "unbroken"
     folder.mkdir()
     train(folder, Sink(folder), None)
     assert not (folder / FOLDER).exists()
-    return contents(folder)
-
-
-def test_every_step_is_there_once(unbroken: dict[str, bytes]) -> None:
-    assert set(unbroken) == {Path(OUTCOMES).name, *(Path(texts_name(step)).name for step in STEPS)}
-    read = outcomes.read(unbroken["outcomes.npz"], "outcomes")
+    files = contents(folder)
+    assert set(files) == {Path(OUTCOMES).name, *(Path(texts_name(step)).name for step in STEPS)}
+    read = outcomes.read(files["outcomes.npz"], "outcomes")
     assert read.steps.tolist() == list(STEPS)
     assert read.right.tolist() == [[step % 4, 1, 4] for step in STEPS]
     assert read.length.tolist() == [[step + 0.25, 2, 3] for step in STEPS]
+    return files
 
 
 @pytest.mark.parametrize("resumed", [None, 0, 2, 4])
@@ -108,22 +107,18 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
         assert contents(folder) == unbroken, kill_at
 
 
-def test_a_step_that_was_not_written_to_its_end_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [KEPT, None, KEPT.model_copy(update={"keep": False})])
+def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
+    tmp_path: Path, settings: AnswersSpec | None
+) -> None:
     """The trainer was killed between the texts and the outcomes: the step has no row, and is trained again."""
     stage(tmp_path, found(2))
-    (tmp_path / FOLDER / "000002-outcomes.npz").unlink()
-    sink = Sink(tmp_path)
-    hand_over(tmp_path, sink).add(2)
-    assert sink.written == []
-
-
-@pytest.mark.parametrize("settings", [None, KEPT.model_copy(update={"keep": False})])
-def test_switched_off_nothing_is_kept(tmp_path: Path, settings: AnswersSpec | None) -> None:
-    stage(tmp_path, found(0))  # of an earlier attempt
+    if settings is KEPT:
+        (tmp_path / FOLDER / "000002-outcomes.npz").unlink()
     sink = Sink(tmp_path)
     answers = hand_over(tmp_path, sink, settings)
     answers.begin(None)
-    answers.add(0)
+    answers.add(2)
     answers.end()
     assert sink.written == []
     assert not (tmp_path / FOLDER).exists()

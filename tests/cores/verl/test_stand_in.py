@@ -10,8 +10,10 @@ pytest.importorskip("verl")
 from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
-from cppo_lab.cores.verl.hub_folder import require_complete
-from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_data, make_model, weights_of
+from cppo_lab.cores.verl.export import require_complete
+from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_model, weights_of
+from cppo_lab.data.manifest import read_rows
+from cppo_lab.data.problem import is_wrapped
 from cppo_lab.doctor.check import OK
 from cppo_lab.doctor.machine import check_data, check_model
 from cppo_lab.errors import UserError
@@ -75,46 +77,34 @@ def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert paths == PathsSpec(data=str(tmp_path / "data"), models=str(tmp_path / "models"))
     assert check_model(composed.run, paths).status == OK
     assert check_data(composed.run, paths).status == OK
-
-
-def test_prompts_are_of_the_form_that_is_trained_on(tmp_path: Path) -> None:
-    from cppo_lab.data.manifest import read_rows
-    from cppo_lab.data.problem import is_wrapped
-
-    make_data(tmp_path / "data", 10)
     rows = list(read_rows(tmp_path / "data" / "train.parquet"))
-    assert len(rows) == 10
+    assert len(rows) == 2 * composed.run.batch.prompts
     assert all(is_wrapped(row["prompt"][0]["content"]) for row in rows)
-    assert [row["reward_model"]["ground_truth"] for row in rows] == [str(2 * n + 1) for n in range(10)]
+    answers = [row["reward_model"]["ground_truth"] for row in rows]
+    assert answers == [str(2 * n + 1) for n in range(len(rows))]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_models_without_stand_ins_are_refused(tmp_path: Path) -> None:
+    unknown = ["model=qwen3_8b_base", "model.repository=acme/Other"]
+    for overrides, message in [
         (["model=tiny_qwen3"], "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
-        (["model=qwen3_8b_base", "model.repository=acme/Other"], "repository with known sizes"),
-    ],
-)
-def test_models_without_stand_ins_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
-    run = compose(["core=verl", *overrides]).run
-    with pytest.raises(UserError, match=message):
-        make_stand_ins([run], tmp_path, print)
+        (unknown, "repository with known sizes"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make_stand_ins([compose(["core=verl", *overrides]).run], tmp_path, print)
     assert not (tmp_path / "models").exists()
 
 
-def test_results_are_kept_apart_from_those_of_real_weights(tmp_path: Path) -> None:
+def test_results_are_kept_apart_from_those_of_real_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the report says so."""
     plan = make_plan(load_sweep("main"), ["core=verl", "variant=cppo"])
     real, random = kinds(plan, tmp_path), kinds(plan, tmp_path, random_weights=True)
     assert [kind.runs for kind in random] == [kind.runs for kind in real]
     assert not {kind.folder for kind in random} & {kind.folder for kind in real}
-
-
-def test_the_report_says_so(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["preflight", "main", "core=verl", "model=qwen3_8b_base", "variant=cppo", "--show"]
-    assert main([*command, "--random-weights"]) == 1
-    assert "random weights of these shapes" in capsys.readouterr().out
-    assert main(command) == 1
-    assert "random weights" not in capsys.readouterr().out
+    for more, said in ((["--random-weights"], True), ([], False)):
+        assert main([*command, *more]) == 1
+        assert ("random weights of these shapes" in capsys.readouterr().out) == said

@@ -17,23 +17,18 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from cppo_lab import schema
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.answers import Chosen
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
-from cppo_lab.cores.verl.kept_responses import PLACE
-from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
-from cppo_lab.cores.verl.worker import WATCHED_STEP
+from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
-from tests.cores.verl.conftest import WORDS
 from tests.cores.verl.queue_in_memory import Queue
 
 pytestmark = pytest.mark.verl
 
 PROMPTS, RESPONSES, EOS, K = 8, 4, 14, 8
-KEPT = [["of the first rank"], ["of the second"]]
 TABLES = {"positions": {"position": [1]}}
 Rewards = list[list[float]]  # [prompt][response]
 MIXED: Rewards = [[1, 0, 0, 1], [0] * 4, [1] * 4, [0, 0, 0, 1]] + [[0, 1, 0, 0]] * 4
@@ -49,9 +44,6 @@ class Workers:
     def _query_dispatch_info(self, mesh: str) -> list[int]:
         assert mesh == "actor"
         return list(range(self.ranks))
-
-    def take_kept_responses(self) -> Any:
-        return KEPT
 
     def read_diagnostics(self) -> list[Any]:
         return [(TABLES, {"tokens": torch.zeros(1)})]
@@ -140,56 +132,31 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(
     assert batch.extra_info == {"temperature": 1.0}
     assert made._collected["train/zero_variance_group_share"] == 0.25
     assert made._collected["train/reward"] == pytest.approx(11 / 32)
-
-
-def test_the_order_of_arrival_does_not_matter(tmp_path: Path, queue: Queue) -> None:
-    made = trainer(tmp_path, ranks=2)
-    orders = []
-    for seed in range(3):
-        batch = made._balance_batch(rollout(made, queue, MIXED, seed), {})
-        orders.append([key for key in batch.keys if not key.startswith("pad")])
-    assert orders[0] == orders[1] == orders[2]
-
-
-class Answers:
-    """Stands for the record of a step's answers."""
-
-    def __init__(self) -> None:
-        self.chosen: list[Chosen] = []
-        self.asked: list[Any] = []
-
-    def choose(self, keys: list[str], *worth: list[Any]) -> list[Chosen]:
-        self.asked = [keys, *worth]
-        self.chosen = [
-            Chosen(key, 3, draw, 0.0, 0.0) for draw, key in enumerate(k for k in keys if "uid-3" in k)
-        ]
-        return self.chosen
-
-    def training(self, step: int, partition: str, of_ranks: Any) -> None:
-        self.asked = [step, partition, of_ranks]
-
-
-@pytest.mark.parametrize(("step", "marked"), [(1, False), (2, True)])
-def test_the_rows_of_kept_responses_are_marked_on_validated_steps(
-    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, step: int, marked: bool
-) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
-    made = trainer(tmp_path, ranks=2)
-    made._answers, made.global_steps = (answers := Answers()), step  # type: ignore[assignment]
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    assert all((PLACE in queue.rows[key]) == marked for key in batch.keys)
-    if marked:
-        keys, groups, rewards, advantages, keep = answers.asked
-        assert [prompts_of([key])[0] for key in keys] == groups == [n // 4 for n in range(32)]
-        assert rewards == [reward for of_prompt in MIXED for reward in of_prompt]
-        expected, kept = group_advantages(torch.tensor(rewards), torch.tensor(groups))
-        assert (advantages, keep) == (expected.tolist(), kept.tolist())
-        places = {key: int(queue.rows[key][PLACE]) for key in batch.keys}
-        assert {key: place for key, place in places.items() if place >= 0} == {
-            f"uid-3_{draw}_0": draw for draw in range(4)
-        }
-    made._update_actor(batch, {})
-    assert not marked or answers.asked == [step, "train", KEPT]
+    # Rows of padding train nothing, and only the shuffled rule carries an order.
+    padding = [key for key in batch.keys if key.startswith("pad")]
+    assert len(set(padding)) == 8
+    for key in padding:
+        row = queue.rows[key]
+        assert row["responses"].tolist() == [EOS]
+        assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [0]
+        assert row["rollout_topk_ids"].shape == row["rollout_topk_logp"].shape == (1, K)
+        assert not row["rollout_topk_ids"].any()
+        assert batch.tags[batch.keys.index(key)]["is_padding"]
+    assert all("weight_permutation" not in row for row in queue.rows.values())
+    # The order of arrival does not matter.
+    again = made._balance_batch(rollout(made, queue, MIXED, 1), {})
+    assert prompts_of(again.keys) == prompts_of(batch.keys)
+    # verl computes advantages on the arranged rows, padding among them; mu is the rollout's own probability.
+    metrics: dict[str, Any] = {}
+    batch = made._compute_advantage(made._compute_old_log_prob(again, metrics), metrics)
+    rewards = torch.tensor(MIXED, dtype=torch.float32).flatten()
+    expected, _ = group_advantages(rewards, torch.arange(PROMPTS).repeat_interleave(RESPONSES))
+    for key in batch.keys:
+        row = queue.rows[key]
+        assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
+        [prompt] = prompts_of([key])
+        value = 0.0 if prompt < 0 else expected[prompt * RESPONSES + int(key.split("_")[1])]
+        torch.testing.assert_close(row["advantages"], torch.full_like(row["advantages"], float(value)))
 
 
 def test_a_validated_step_leaves_its_answers_before_its_row(
@@ -216,21 +183,6 @@ def test_a_validated_step_leaves_its_answers_before_its_row(
     assert staged == ["of step 2"]
 
 
-def test_rows_of_padding_train_nothing(tmp_path: Path, queue: Queue) -> None:
-    made = trainer(tmp_path, "rule=cppo_no_prefix_budget_shuffled")
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    padding = [key for key in batch.keys if key.startswith("pad")]
-    assert len(set(padding)) == 8
-    for key in padding:
-        row = queue.rows[key]
-        assert row["responses"].tolist() == [EOS]
-        assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [0]
-        assert row["rollout_topk_ids"].shape == row["rollout_topk_logp"].shape == (1, K)
-        assert not row["rollout_topk_ids"].any()
-        assert row["weight_permutation"].tolist() == [0]
-        assert batch.tags[batch.keys.index(key)]["is_padding"]
-
-
 def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
     tmp_path: Path, queue: Queue
 ) -> None:
@@ -239,7 +191,7 @@ def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeat
         made = trainer(tmp_path, "rule=cppo_no_prefix_budget_shuffled", f"seed={seed}")
         made.global_steps = step
         batch = made._balance_batch(rollout(made, queue, MIXED), {})
-        rows = [queue.rows[key] for key in batch.keys if not key.startswith("pad")]
+        rows = [queue.rows[key] for key in batch.keys]
         for row in rows:
             assert sorted(row["weight_permutation"].tolist()) == list(range(len(row["responses"])))
         drawn.append([row["weight_permutation"].tolist() for row in rows])
@@ -248,13 +200,12 @@ def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeat
     assert drawn[0] != drawn[3]
 
 
-def test_only_the_shuffled_rule_carries_an_order(tmp_path: Path, queue: Queue) -> None:
-    made = trainer(tmp_path, "rule=cppo_no_prefix_budget")
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    assert all("weight_permutation" not in queue.rows[key] for key in batch.keys)
-
-
 def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
+    """And without the drop everything is trained."""
+    made = trainer(tmp_path, "advantage.drop_zero_variance=false")
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    assert sorted(prompts_of(batch.keys)) == sorted(list(range(PROMPTS)) * RESPONSES)
+    assert made._collected["train/zero_variance_group_share"] == 0.25
     rewards: Rewards = [[1, 0], [1], [], [0, 0, 0, 1], *[[0, 1, 0, 0]] * 4]
     made = trainer(tmp_path, ranks=2)
     batch = made._balance_batch(rollout(made, queue, rewards), {})
@@ -263,25 +214,6 @@ def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
         == [-1] * 10 + [0] * 2 + [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
     )
     assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
-
-
-def test_advantages_are_ours(tmp_path: Path, queue: Queue) -> None:
-    """verl computes them on the arranged rows, padding among them; mu is the rollout's own probability."""
-    made = trainer(tmp_path, ranks=2)
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    metrics: dict[str, Any] = {}
-    batch = made._compute_advantage(made._compute_old_log_prob(batch, metrics), metrics)
-    rewards = torch.tensor(MIXED, dtype=torch.float32).flatten()
-    expected, _ = group_advantages(rewards, torch.arange(PROMPTS).repeat_interleave(RESPONSES))
-    for key in batch.keys:
-        row = queue.rows[key]
-        assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
-        if key.startswith("pad"):
-            assert row["advantages"].tolist() == [0.0]
-            continue
-        prompt, session = prompts_of([key])[0], int(key.split("_")[1])
-        value = expected[prompt * RESPONSES + session]
-        torch.testing.assert_close(row["advantages"], value.expand(len(row["responses"])))
 
 
 def test_a_batch_without_a_signal_is_no_update(
@@ -304,13 +236,6 @@ def test_a_batch_without_a_signal_is_no_update(
     assert step_number == 1
     assert row["train/zero_variance_group_share"] == 1.0
     assert "perf/trained_tokens_per_second" not in row
-
-
-def test_without_the_drop_everything_is_trained(tmp_path: Path, queue: Queue) -> None:
-    made = trainer(tmp_path, "advantage.drop_zero_variance=false")
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    assert sorted(prompts_of(batch.keys)) == sorted(list(range(PROMPTS)) * RESPONSES)
-    assert made._collected["train/zero_variance_group_share"] == 0.25
 
 
 def validated(made: LabTrainer, step: int, score: float | None, **metrics: float) -> None:
@@ -342,25 +267,15 @@ def test_a_row_for_each_step_and_the_end_at_the_last(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_collapse(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "training.t_stop=8")
+    """Seen over the break of a continued run, too."""
     for step, score in enumerate([0.5, 0.1, 0.1], start=1):
+        made = trainer(tmp_path, "training.t_stop=8")
         validated(made, step, score)
     outcome = checkpoints.read_outcome(tmp_path)
     assert outcome is not None
     assert (outcome.status, outcome.step) == (schema.COLLAPSED, 3)
     assert "at 2 validations in a row" in outcome.reason
     assert made.total_training_steps == 3  # where verl's loop looks
-
-
-def test_a_collapse_is_seen_over_the_break_of_a_continued_run(tmp_path: Path) -> None:
-    first = trainer(tmp_path, "training.t_stop=8")
-    validated(first, 1, 0.5)
-    validated(first, 2, 0.1)
-    second = trainer(tmp_path, "training.t_stop=8")
-    validated(second, 3, 0.1)
-    outcome = checkpoints.read_outcome(tmp_path)
-    assert outcome is not None
-    assert outcome.status == schema.COLLAPSED
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
@@ -407,21 +322,3 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
         made._update_actor(batch, {})
     expected = Outcome(schema.COLLAPSED, 1, "log-probabilities are not finite at step 2")
     assert checkpoints.read_outcome(tmp_path) == expected
-
-
-@pytest.mark.parametrize(("step", "watched"), [(1, 0), (2, 2), (3, 0), (4, 4)])
-def test_tokens_are_traced_on_the_steps_that_are_validated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, watched: int
-) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
-    made = trainer(tmp_path)
-    made.global_steps = step
-    batch = made._update_actor(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"), {})
-    assert batch.extra_info[WATCHED_STEP] == watched
-
-
-def test_logits_without_a_symbol_are_named(tiny_model: Path) -> None:
-    assert beyond_tokenizer(str(tiny_model), len(WORDS)) == ""
-    said = beyond_tokenizer(str(tiny_model), len(WORDS) - 3)
-    assert f"has {len(WORDS)} logits and its tokenizer {len(WORDS) - 3} symbols" in said
-    assert "never samples the other 3" in said

@@ -5,8 +5,8 @@ One decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the 
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from cppo_lab.cores.verl.rollout.settings import (
 )
 from cppo_lab.errors import UserError
 
-# verl always sends these; at their neutral value they change nothing, and no other value is implemented here.
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -46,7 +45,7 @@ class SamplingRule:
     def take(cls, parameters: dict[str, Any]) -> "SamplingRule":
         """Removes the sampling keys from verl's `sampling_params` and checks them.
 
-        Raises UserError for a value outside its range or a processor of logits that this server does not have.
+        Raises UserError for a value outside its range.
         """
         rule = cls(
             float(parameters.pop("temperature", 1.0)),
@@ -57,12 +56,6 @@ class SamplingRule:
             raise UserError(
                 f"{rule} cannot be sampled: temperature >= 0, 0 < top_p <= 1, top_k >= 1 (or -1 for all)"
             )
-        for name, neutral in _NEUTRAL.items():
-            value = parameters.pop(name, neutral)
-            if value != neutral:
-                raise UserError(
-                    f"{name}={value} is not implemented by the CPU rollout server: leave it at {neutral}"
-                )
         return rule
 
 
@@ -107,15 +100,6 @@ def draw(log_mu: Tensor, rule: SamplingRule, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, uniforms.double()[:, None] * total, right=True).squeeze(-1)
 
 
-def unused(parameters: Mapping[str, Any]) -> None:
-    """Raises UserError if `parameters` has unused keys: ignoring them would sample from another distribution."""
-    if parameters:
-        names = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
-        raise UserError(
-            f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
-        )
-
-
 # Batched decoding with a key-value cache; finished rows leave the batch.
 
 
@@ -129,49 +113,14 @@ class Request:
     seed: int | None = None  # None: a fresh seed
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generation:
     """One response of n tokens; row t of `topk_*` is mu's Top-K in the state that produced token t."""
 
-    tokens: list[int]
-    logp: list[float]  # log mu of the tokens; of the untruncated softmax at the sampling temperature
-    topk_ids: NDArray[np.int32] | None  # [n, K], descending in probability
-    topk_logp: NDArray[np.float32] | None  # [n, K]
-
-
-class _Record:
-    """What was drawn so far: one column per step for the rows still in the batch."""
-
-    def __init__(self, rows: int, steps: int, topk: int) -> None:
-        self.length = np.zeros(rows, np.int64)
-        self.tokens = np.zeros((rows, steps), np.int64)
-        self.logp = np.zeros((rows, steps), np.float32)
-        self.topk_ids = np.zeros((rows, steps, topk), np.int32)
-        self.topk_logp = np.zeros((rows, steps, topk), np.float32)
-
-    def add(self, rows: NDArray[np.int64], step: int, tokens: Tensor, log_mu: Tensor) -> None:
-        self.length[rows] = step + 1
-        self.tokens[rows, step] = tokens.cpu().numpy()
-        logp = log_mu.gather(-1, tokens[:, None]).squeeze(-1).cpu().numpy()
-        if not np.isfinite(logp).all():
-            raise FloatingPointError(
-                f"the model gave log-probabilities {logp} at step {step}: its weights diverged"
-            )
-        self.logp[rows, step] = logp
-        topk = self.topk_ids.shape[-1]
-        if topk:
-            values, ids = log_mu.topk(topk, -1)
-            self.topk_ids[rows, step] = ids.cpu().numpy()
-            self.topk_logp[rows, step] = values.cpu().numpy()
-
-    def generation(self, row: int) -> Generation:
-        n, topk = self.length[row], self.topk_ids.shape[-1]
-        return Generation(
-            self.tokens[row, :n].tolist(),
-            self.logp[row, :n].tolist(),
-            self.topk_ids[row, :n].copy() if topk else None,
-            self.topk_logp[row, :n].copy() if topk else None,
-        )
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)  # of the untruncated softmax at the sampling temperature
+    topk_ids: list[NDArray[np.int32]] = field(default_factory=list)  # [n, K], descending in probability
+    topk_logp: list[NDArray[np.float32]] = field(default_factory=list)  # [n, K]
 
 
 def _left_padded(requests: Sequence[Request], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -185,11 +134,6 @@ def _left_padded(requests: Sequence[Request], device: torch.device) -> tuple[Ten
     return ids.to(device), mask.to(device)
 
 
-def _uniforms(requests: Sequence[Request]) -> list[NDArray[np.float64]]:
-    """The random numbers of every request, each drawn from a separate generator."""
-    return [np.random.default_rng(request.seed).random(request.max_tokens) for request in requests]
-
-
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel, requests: Sequence[Request], rule: SamplingRule, topk: int
@@ -199,17 +143,15 @@ def decode(
     `topk`: tokens of mu kept per step, 0 for none, the vocabulary's size for all. Probabilities are float32 whatever
     the model's type.
 
-    Raises ValueError for an empty prompt or a limit below one token, FloatingPointError when the model's
-    probabilities are not finite.
+    Raises FloatingPointError when the model's probabilities are not finite.
     """
-    if any(not request.prompt or request.max_tokens < 1 for request in requests):
-        raise ValueError("every request needs a prompt of at least one token and max_tokens >= 1")
-    uniforms = _uniforms(requests)
+    # A separate generator for each request: its sample does not depend on its batch.
+    uniforms = [np.random.default_rng(request.seed).random(request.max_tokens) for request in requests]
     limits = np.array([request.max_tokens for request in requests])
     stops = torch.zeros(len(requests), model.config.vocab_size, dtype=torch.bool)
     for row, request in enumerate(requests):
         stops[row, list(request.stop)] = True
-    record = _Record(len(requests), int(limits.max()), topk)
+    responses = [Generation() for _ in requests]
     ids, mask = _left_padded(requests, model.device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     rows = np.arange(len(requests))
@@ -227,7 +169,13 @@ def decode(
         if not log_mu.amax(-1).isfinite().all():
             raise FloatingPointError("the model's probabilities are not finite: its weights diverged")
         tokens = draw(log_mu, rule, torch.tensor([uniforms[row][step] for row in rows], device=logits.device))
-        record.add(rows, step, tokens, log_mu)
+        logp = log_mu.gather(-1, tokens[:, None]).squeeze(-1)
+        values, ids = (part.cpu().numpy() for part in log_mu.topk(topk, -1))
+        for place, row in enumerate(rows):
+            responses[row].tokens.append(int(tokens[place]))
+            responses[row].logp.append(float(logp[place]))
+            responses[row].topk_ids.append(ids[place].astype(np.int32))
+            responses[row].topk_logp.append(values[place])
         running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])
         if not running.any():
             break
@@ -237,7 +185,7 @@ def decode(
             cache.batch_select_indices(keep)
             rows, tokens, mask, positions = rows[running], tokens[keep], mask[keep], positions[keep]
         ids, mask = tokens[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-    return [record.generation(row) for row in range(len(requests))]
+    return responses
 
 
 # A rollout server for CPUs that decodes with transformers and records mu.
@@ -271,8 +219,7 @@ class Limits:
                 "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
             )
         default = min(self.response_length, self.prompt_length + self.response_length - prompt)
-        asked = parameters.pop("max_new_tokens", default)
-        return max(1, min(int(parameters.pop("max_tokens", asked)), room))
+        return max(1, min(int(parameters.pop("max_tokens", default)), room))
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,15 +251,12 @@ class CpuServer:
         prompt_ids: Sequence[int],
         sampling_params: dict[str, Any],
         request_id: str,
-        image_data: list[Any] | None = None,
-        video_data: list[Any] | None = None,
+        **_: Any,  # images and the like, of which our data has none
     ) -> TokenOutput:
         """One response. Fails with the batch's exception when decoding fails.
 
-        Raises UserError for what this server cannot do: images, unknown sampling parameters, too long a prompt.
+        Raises UserError for what this server cannot do: unknown sampling parameters, too long a prompt.
         """
-        if image_data or video_data:
-            raise UserError("the CPU rollout server reads text only: use data without images and videos")
         parameters = dict(sampling_params)
         topk = int(parameters.pop(TOPK_REQUEST, 0))
         if topk > self.model.config.vocab_size:
@@ -324,27 +268,27 @@ class CpuServer:
         with_logp = parameters.pop("logprobs", False)
         rule = SamplingRule.take(parameters)
         prompt = [int(token) for token in prompt_ids]
-        request = Request(
-            prompt,
-            self.limits.max_tokens(len(prompt), parameters),
-            self._stop(parameters),
-            parameters.pop("seed", None),
-        )
-        unused(parameters)
+        stop = frozenset() if parameters.pop("ignore_eos", False) else self.end_tokens
+        limit, seed = self.limits.max_tokens(len(prompt), parameters), parameters.pop("seed", None)
+        # verl always sends some of them; at their neutral value they change nothing, and no other is implemented here.
+        left = {name: value for name, value in parameters.items() if _NEUTRAL.get(name, object()) != value}
+        if left:
+            names = ", ".join(f"{name}={value!r}" for name, value in left.items())
+            raise UserError(
+                f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
+            )
+        request = Request(prompt, limit, stop, seed)
         generation = await self._decoded(request, rule, topk)
         extra: dict[str, Any] = {"global_steps": self.global_steps}
-        if generation.topk_ids is not None and generation.topk_logp is not None:
-            extra[TOPK_IDS], extra[TOPK_LOGP] = generation.topk_ids, generation.topk_logp.astype(dtype)
+        if topk:
+            extra[TOPK_IDS] = np.stack(generation.topk_ids)
+            extra[TOPK_LOGP] = np.stack(generation.topk_logp).astype(dtype)
         return TokenOutput(
             token_ids=generation.tokens,
             log_probs=generation.logp if with_logp else None,
             stop_reason="completed",  # verl's word for an end token and for the length limit alike
             extra_fields=extra,
         )
-
-    def _stop(self, parameters: dict[str, Any]) -> frozenset[int]:
-        extra = frozenset(parameters.pop("stop_token_ids", None) or ())
-        return extra if parameters.pop("ignore_eos", False) else extra | self.end_tokens
 
     async def _decoded(self, request: Request, rule: SamplingRule, topk: int) -> Generation:
         waiting = _Waiting(request, rule, topk, asyncio.get_running_loop().create_future())
@@ -385,8 +329,8 @@ class CpuServer:
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Replaces the model's weights by the actor's, under its names, after the running batch.
 
-        Raises UserError that lists the names when they are not exactly the model's. A tied output head may be
-        missing (it is the embedding), or sent as well.
+        Raises UserError that lists the names when they are not the model's, RuntimeError for another shape. A tied
+        output head may be missing (it is the embedding), or sent as well.
         """
         async with self._model_in_use:
             await asyncio.to_thread(load_named_tensors, self.model, weights)
@@ -410,37 +354,21 @@ class CpuServer:
 
     async def resume_generation(self) -> None: ...
 
-    async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Raises UserError: interrupted responses belong to verl's asynchronous trainers."""
-        raise UserError(
-            "the CPU rollout server cannot interrupt a response: use a synchronous trainer (trainer.v1.trainer_mode) "
-            "or rollout.name=vllm"
-        )
-
 
 def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
     """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
     state = model.state_dict(keep_vars=True)
-    unexpected = sorted(weights.keys() - state.keys())
-    given = {id(state[name]) for name in weights.keys() & state.keys()}
     # Names that share one tensor are tied: a single name is enough.
-    missing = sorted(
-        name for name, tensor in state.items() if name not in weights and id(tensor) not in given
-    )
-    wrong = sorted(
-        f"{name} {tuple(weights[name].shape)} for {tuple(state[name].shape)}"
-        for name in weights.keys() & state.keys()
-        if weights[name].shape != state[name].shape
-    )
-    if unexpected or missing or wrong:
+    given = {id(state[name]) for name in weights.keys() & state.keys()}
+    missing = sorted(name for name, tensor in state.items() if id(tensor) not in given)
+    unexpected = sorted(weights.keys() - state.keys())
+    if unexpected or missing:
         raise UserError(
             f"the actor's weights are not those of {type(model).__name__}: missing {missing or 'none'}, unexpected "
-            f"{unexpected or 'none'}, wrong shape {wrong or 'none'}: actor_rollout_ref.model.path must name the same "
-            "model for the actor and the rollout, without LoRA adapters"
+            f"{unexpected or 'none'}: actor_rollout_ref.model.path must name the same model for the actor and the "
+            "rollout, without LoRA adapters"
         )
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            state[name].copy_(tensor)
+    model.load_state_dict(weights, strict=False)
 
 
 # The CPU rollout server inside verl: Ray actor, replica, and transfer of the actor's weights.
@@ -479,7 +407,7 @@ class CpuServerActor(CpuServer):
 
 
 def server_name(replica: int, suffix: str = "") -> str:
-    """Name of a replica's Ray actor."""
+    """Name of a replica's Ray actor: not a socket, a name to route by."""
     return f"{CPU_ROLLOUT}_server_{replica}_0{suffix}"
 
 
@@ -496,21 +424,11 @@ class CpuReplica(RolloutReplica):
                 f"rollout.name={CPU_ROLLOUT} serves a whole model per rank, not {self.world_size} ranks per replica: "
                 "set rollout.tensor_model_parallel_size, data_parallel_size and pipeline_model_parallel_size to 1"
             )
-        server = (
-            ray.remote(CpuServerActor)
-            .options(
-                name=server_name(self.replica_rank, self.name_suffix),
-                num_cpus=1,
-                max_concurrency=self.max_concurrency,
-            )
-            .remote(self.config, self.model_config)
-        )
+        name = server_name(self.replica_rank, self.name_suffix)
+        options = {"name": name, "num_cpus": 1, "max_concurrency": self.max_concurrency}
+        server = ray.remote(CpuServerActor).options(**options).remote(self.config, self.model_config)
         await server.ready.remote()
-        self.servers = [server]
-        self._server_handle = server
-        self._server_address = server_name(
-            self.replica_rank, self.name_suffix
-        )  # not a socket: a name to route by
+        self.servers, self._server_handle, self._server_address = [server], server, name
 
 
 class CpuServerAdapter(BaseRollout):
@@ -531,20 +449,10 @@ class CpuServerAdapter(BaseRollout):
     async def update_weights(
         self,
         weights: Iterable[tuple[str, torch.Tensor]],
-        wire_format: str = "named_tensors",
         global_steps: int | None = None,
-        peft_config: Any = None,
-        base_sync_done: bool = True,
+        **_: Any,
     ) -> None:
-        """Sends the actor's named tensors, gathered to full size by the engine, to the server.
-
-        Raises UserError for weights in another form (deltas, LoRA adapters).
-        """
-        if wire_format != "named_tensors" or peft_config is not None:
-            raise UserError(
-                f"rollout.name={CPU_ROLLOUT} takes full weights, not wire_format={wire_format!r} with "
-                f"peft_config={peft_config}: set checkpoint_engine.backend=naive and model.lora.merge=true"
-            )
+        """Sends the actor's named tensors, gathered to full size by the engine, to the server."""
         # Copied: the engine may reuse a tensor's memory while Ray still reads it.
         sent = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
         if self._server is None:  # the server starts after this worker

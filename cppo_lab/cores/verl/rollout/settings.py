@@ -1,11 +1,12 @@
-"""Our keys of the rollout, `actor_rollout_ref.rollout.engine_kwargs.cppo_lab`, typed and checked."""
+"""Our keys of the rollout, `rollout.engine_kwargs.cppo_lab`, typed, and the name of the weight-sync socket."""
 
 import hashlib
+import os
+import re
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
-
-from cppo_lab.errors import UserError, unknown
 
 CPU_ROLLOUT = "cppo_cpu"  # `rollout.name` of the CPU server
 ENGINE_KEY = "cppo_lab"
@@ -16,7 +17,6 @@ TOPK_DTYPE_REQUEST = "cppo_topk_dtype"
 # Names of the columns, the same in `TokenOutput.extra_fields` and in TransferQueue.
 TOPK_IDS = "rollout_topk_ids"
 TOPK_LOGP = "rollout_topk_logp"
-TOPK_DTYPES = ("float16", "float32")
 # Replaces the training step in the seeds of validation, which are thus the same at every validation.
 VALIDATION_STEP = -1
 
@@ -30,26 +30,10 @@ class RolloutSettings:
     seed: int = 0  # of the run
     seed_requests: bool = True  # a seed for each training request; validation requests always have one
 
-    def __post_init__(self) -> None:
-        if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:
-            raise UserError(
-                f"engine_kwargs.{ENGINE_KEY}.topk={self.topk!r} is not a count: give 0 (none) or more"
-            )
-        if self.topk_dtype not in TOPK_DTYPES:
-            raise unknown(f"engine_kwargs.{ENGINE_KEY}.topk_dtype", self.topk_dtype, TOPK_DTYPES)
-
     @classmethod
     def read(cls, engine_kwargs: Mapping[str, Any]) -> "RolloutSettings":
-        """The settings below `rollout.engine_kwargs`; defaults for missing keys.
-
-        Raises UserError for an unknown key or an invalid value.
-        """
-        given = dict(engine_kwargs.get(ENGINE_KEY) or {})
-        valid = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in valid:
-                raise unknown(f"key of engine_kwargs.{ENGINE_KEY}", name, valid)
-        return cls(**given)
+        """The settings below `rollout.engine_kwargs`; defaults for missing keys."""
+        return cls(**(engine_kwargs.get(ENGINE_KEY) or {}))
 
     def request_seed(self, step: int, source: str, index: object, session: int) -> int:
         """Seed of one request, 63 bits: a stable hash, so that a resumed run draws the same as an uninterrupted run.
@@ -59,3 +43,46 @@ class RolloutSettings:
         """
         name = "\0".join(str(part) for part in (self.seed, step, source, index, session))
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+# The name of the weight-sync socket, unique so that a run's rollout engines get weights from its trainer.
+#
+# verl 0.9.1 names the socket by Ray's job id on both ends. Every run has a separate Ray cluster, whose first job is
+# always 01000000: with two runs on one machine, the engines of one would silently take the weights of the other. The
+# messages are unpickled, so the name must also be unpredictable for other users.
+
+
+# In the environment of all processes of a run; replaces the job id in the socket's name.
+SOCKET_VARIABLE = "CPPO_LAB_WEIGHT_SOCKET"
+VERL_SOCKET_VARIABLE = "VERL_RAY_JOB_ID"  # read by the engine's process
+_JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
+
+
+def new_socket_name() -> str:
+    """A name for a run's sockets."""
+    return secrets.token_hex(16)
+
+
+def socket_of_this_run(handle: str) -> str:
+    """verl's socket address with this run's name in place of the job id.
+
+    Raises RuntimeError if the address is not in the format of verl 0.9.1, or the run has no name.
+    """
+    renamed, count = _JOB.subn(_socket_name(), handle)
+    if not count:
+        raise RuntimeError(f"verl's weight-sync socket has the address {handle!r}, which names no job")
+    return renamed
+
+
+def tell_engine() -> None:
+    """Set the environment so that engine processes started from this process use this run's sockets."""
+    os.environ[VERL_SOCKET_VARIABLE] = _socket_name()
+
+
+def _socket_name() -> str:
+    name = os.environ.get(SOCKET_VARIABLE, "")
+    if not name:
+        raise RuntimeError(
+            f"{SOCKET_VARIABLE} is not set in this process: its run was not started by the verl core"
+        )
+    return name

@@ -22,8 +22,7 @@ MODE = "processed_logprobs"
 
 def server_on(engine: Any) -> Any:
     """Ours, with what verl's own `generate` reads and nothing of Ray."""
-    from cppo_lab.cores.verl.rollout.vllm_server import TopKServer
-    from cppo_lab.cores.verl.rollout.vllm_topk import TopKEngine
+    from cppo_lab.cores.verl.rollout.vllm_server import TopKEngine, TopKServer
 
     server: Any = object.__new__(TopKServer)
     server.engine = TopKEngine(engine)

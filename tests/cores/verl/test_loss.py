@@ -1,0 +1,238 @@
+"""The loss in verl's protocol: its config, what it refuses, what it shows, and the losses that are verl's own."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import AggregationType, reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.utils.losses import ppo_loss
+
+from cppo_lab import schema
+from cppo_lab.cores.diagnostics import ObservedTokens
+from cppo_lab.cores.verl.loss import (
+    TrustRegionLossConfig,
+    rule_metrics,
+    summarise_mismatch,
+    trust_region_loss,
+)
+from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.maths import divergence
+from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.mismatch import log_ratios, metrics, mismatch_sums
+from tests.cores.verl.recorded import (
+    Trained,
+    actor,
+    by_minibatch,
+    micro_batch,
+    packed_output,
+    reduced,
+    train,
+)
+from tests.maths.maths_batches import CONSTANTS, TokenBatch, apply, random_batch
+
+pytestmark = pytest.mark.verl
+CPPO = CONSTANTS["cppo"]
+TOPK = {"estimator": "topk", "k": 20, "convention": "union"}
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"rule": "cpo"}, "unknown rule 'cpo': did you mean 'cppo'"),
+        ({"loss_mode": "gpso"}, "unknown policy_loss.loss_mode 'gpso': did you mean 'gspo'"),
+        ({"rule": "dppo", "constants": {"delta": 0.1, "w_min": 0.5}}, "unknown constant of rule 'dppo' 'w_min'"),
+        ({"rule": "dppo"}, "rule 'dppo' lacks the constants delta"),
+        ({"rule": "trm_max", "constants": {"delta_max": 0.1}}, "its thresholds are on KL"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrustRegionLossConfig(**keys)
+
+
+def test_verl_makes_it_from_its_target() -> None:
+    """As verl's worker does, from a config node with `_target_`."""
+    target = "cppo_lab.cores.verl.loss.TrustRegionLossConfig"
+    node = {"_target_": target, "rule": "cppo", "constants": CPPO, "clip_cov_ratio": 0.1, **TOPK}
+    config = omega_conf_to_dataclass(OmegaConf.create(node))
+    assert isinstance(config, TrustRegionLossConfig)
+    assert config.constants == CPPO and config.needs_topk and config.clip_cov_ratio == 0.1
+    assert config.get("loss_mode") == "trust_region" and config.rollout_correction is not None
+
+
+def responses() -> TokenBatch:
+    batch = random_batch(5, rows=4, width=6)
+    return batch._replace(valid=torch.arange(6) < torch.tensor([6, 2, 4, 0])[:, None])
+
+
+def call(config: Any, batch: TokenBatch, **options: Any) -> Trained:
+    """The loss of one micro-batch that is the whole minibatch."""
+    return train(config, batch, [[range(len(batch.logp))]], **options)
+
+
+@pytest.mark.parametrize(
+    "estimator, measure", [("binary", "tv"), ("binary", "kl"), ("sample", "k2"), ("sample", "k3")]
+)
+def test_divergences_of_log_probabilities(estimator: str, measure: str) -> None:
+    batch = responses()
+    config = actor("dppo", {"delta": 0.01}, estimator=estimator, measure=measure)
+    loss, _, [[reported]], _ = call(config, batch, measured=False)
+    if estimator == "binary":
+        d = divergence.binary(batch.logp, batch.rollout_logp, measure)
+    else:
+        d = getattr(divergence, measure)(batch.logp, batch.rollout_logp)
+    output = apply("dppo", *batch[:4], d, delta=0.01)
+    assert bool((output.keep[batch.valid] == 0).any())
+    assert loss == pytest.approx(-float(aggregate(output.objective, batch.valid, "token-mean")))
+    assert reported["rule_sums/divergence"].values == pytest.approx([float(d[batch.valid].sum())])
+    assert reported["rule_sums/divergence_max"].aggregation == AggregationType.MAX
+    summary = rule_metrics(reduced([[[reported]]]))
+    assert "train/entropy" not in summary and "train/grad_norm" not in summary
+
+
+def test_the_watch_sees_the_tokens_of_the_rule() -> None:
+    seen: list[ObservedTokens] = []
+    batch = responses()
+    call(actor("dppo", {"delta": 0.1}, **TOPK), batch, watch=seen.append)
+    [watched] = seen
+    for name in ("logp", "rollout_logp", "divergence", "advantages"):
+        value = getattr(watched, name)
+        assert not value.requires_grad
+        torch.testing.assert_close(value[batch.valid], getattr(batch, name)[batch.valid])
+    assert torch.equal(watched.valid, batch.valid)
+    assert watched.tokens[1].tolist() == [100, 101, 0, 0, 0, 0]
+
+
+def test_what_is_not_finite_ends_the_run_but_for_padding() -> None:
+    for value in (float("nan"), float("inf"), float("-inf")):
+        batch = responses()
+        batch.logp[0, 3] = value
+        with pytest.raises(NotFinite):
+            call(actor("grpo", CONSTANTS["grpo"]), batch, measured=False)
+    batch = responses()
+    batch.rollout_logp[0, 3], batch.advantages[0] = -1000.0, -1.0
+    with pytest.raises(NotFinite, match="probability ratio of kept token"):
+        call(actor("ppo", CONSTANTS["ppo"]), batch, measured=False)
+    batch, config = responses(), actor("cppo", CPPO, **TOPK)
+    expected = call(config, batch)
+    batch.logp[~batch.valid], batch.advantages[~batch.valid] = float("nan"), float("inf")
+    trained = call(config, batch)
+    assert trained.loss == expected.loss
+    torch.testing.assert_close(trained.gradient.nan_to_num(0.0), expected.gradient)
+
+
+def test_a_divergence_that_was_not_measured() -> None:
+    with pytest.raises(AssertionError, match="the engine did not measure D_t"):
+        call(actor("dppo", {"delta": 0.1}, **TOPK), responses(), measured=False)
+
+
+@pytest.mark.parametrize(
+    "loss_mode",
+    ["vanilla", "gspo", "sapo", "geo_mean", "clip_cov", "kl_cov", "dro", "cispo", "dppo_tv", "dppo_kl"],
+)
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_value_and_gradient_are_verls(loss_mode: str, mode: str) -> None:
+    """A loss of verl's own with our diagnostics, and on columns that are padded already."""
+    batch = responses()
+    config = actor(mode=mode, loss_mode=loss_mode, dro_beta=0.1, clip_cov_lb=-1.0, **TOPK)
+    results = []
+    for ours in (True, False):
+        torch.manual_seed(0)  # clip_cov draws tokens
+        logp = batch.logp.clone().requires_grad_()
+        given = {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages}
+        given["responses"] = torch.arange(6).expand(4, 6)
+        # The row that pads counts for verl, and not for us.
+        data, lengths = micro_batch(
+            given, batch.valid, [2] * 4, dp_size=1, batch_num_tokens=12, global_batch_size=4 if ours else 3
+        )
+        output = {"log_probs": packed_output(logp, lengths, [2] * 4)}
+        if ours:
+            data["old_log_probs"] = batch.rollout_logp
+            output["divergence"] = packed_output(batch.divergence, lengths, [2] * 4)
+            data["minibatch_responses"] = torch.tensor([[3.0], [3.0], [3.0], [0.0]])
+        loss, reported = (trust_region_loss if ours else ppo_loss)(config, output, data)
+        loss.backward()
+        results.append((loss.detach(), logp.grad, reported))
+    (loss, gradient, reported), (expected, expected_gradient, verls) = results
+    assert loss == expected
+    assert torch.equal(gradient, expected_gradient)
+    assert set(verls) <= set(reported)
+    own = {name: value for name, value in reported.items() if name.startswith("rule_sums")}
+    summary = rule_metrics(reduced([[[own]]]))
+    d, ratio = batch.divergence[batch.valid], (batch.logp - batch.rollout_logp)[batch.valid].exp()
+    assert "rule/masked_fraction" not in summary
+    wanted = {
+        "rule/divergence_mean": d.mean(), "rule/divergence_max": d.max(), "rule/ratio_mean": ratio.mean(),
+        "train/loss": expected,
+    }  # fmt: skip
+    assert {name: summary[name] for name in wanted} == pytest.approx({n: float(v) for n, v in wanted.items()})
+
+
+# -- The metrics between sampler and trainer, through verl's reductions ------------------------------------------------
+
+
+def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, list[float]]:
+    """The metrics of a step whose minibatches are cut into [minibatch][rank][micro-batch] -> rows."""
+    config = actor(**({"rule": "dppo", "constants": {"delta": 0.1}} | keys))
+    found = by_minibatch([train(config, batch, cuts, measured=False).metrics for cuts in minibatches])
+    summarise_mismatch(found)
+    return found
+
+
+def mismatches(found: dict[str, list[float]]) -> dict[str, float]:
+    own = {name: values for name, values in found.items() if name.startswith("mismatch/")}
+    return {name: value for name, [value] in own.items()}
+
+
+def whole(batch: TokenBatch, rows: int = 12, **options: Any) -> dict[str, float]:
+    """The metrics of the first `rows` at once."""
+    logp, rollout_logp, valid = (column[:rows] for column in (batch.logp, batch.rollout_logp, batch.valid))
+    return metrics([mismatch_sums(log_ratios(logp, rollout_logp, valid))], **options)
+
+
+def wide() -> TokenBatch:
+    """Twelve responses, some of them empty."""
+    lengths = torch.tensor([9, 1, 2, 0, 3, 4, 9, 0, 5, 6, 7, 8])
+    return random_batch(3, rows=12, width=9)._replace(valid=torch.arange(9) < lengths[:, None])
+
+
+FOUR, TWO = ([range(i, i + n) for i in range(0, 12, n)] for n in (4, 2))
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [[FOUR], [TWO], [TWO[:3], TWO[3:]], [[rows] for rows in FOUR], [[rows] for rows in TWO]],
+    ids=["4", "2", "two ranks", "a rank for 4", "a rank for 2"],
+)
+def test_mismatch_of_one_minibatch_however_it_is_cut(cuts: Any) -> None:
+    batch = wide()
+    before = whole(batch, before_update=True)
+    assert mismatches(step(batch, [cuts])) == pytest.approx(whole(batch) | before, rel=1e-6)
+
+
+def test_mismatch_of_several_minibatches() -> None:
+    """They weigh by their tokens; the first is the state before, if it is not of padding alone."""
+    batch = wide()
+    cuts = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
+    expected = whole(batch) | whole(batch, 8, before_update=True)
+    for minibatches in (cuts, [[[range(3, 4)]], *cuts]):
+        found = step(batch, minibatches)
+        assert mismatches(found) == pytest.approx(expected, rel=1e-6)
+        assert not any("/gap/" in name for name in found)  # no sum is left
+    row = rule_metrics(reduce_metrics(rename_dict(dict(found), "actor/")))
+    assert {name: value for name, value in row.items() if name.startswith("mismatch/")} == mismatches(found)
+    assert all(schema.is_known_metric(name) for name in row)
+
+
+def test_mismatch_of_verls_own_losses_and_switched_off() -> None:
+    batch = wide()
+    found = mismatches(step(batch, [[TWO]], loss_mode="vanilla"))
+    assert {name: found[name] for name in whole(batch)} == pytest.approx(whole(batch), rel=1e-6)
+    off = step(batch, [[TWO]], mismatch=False)
+    assert not any("mismatch/" in name or "/gap/" in name for name in off)

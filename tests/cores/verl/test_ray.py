@@ -1,0 +1,295 @@
+"""Ray of one run, on one machine or on several: what listens, who is let in, how it starts, is warned and ends.
+
+On several machines with Ray: tests/slurm.
+"""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.cores.verl import cluster, core
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.compose import compose
+from tests.cores.verl.conftest import OnRay
+from tests.waiting import until
+
+pytestmark = pytest.mark.verl
+
+# 127.0.0.1, and the same as an IPv6 socket sees it, in /proc's byte order.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LAYOUT = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
+
+
+@pytest.mark.slow
+def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(on_ray: OnRay) -> None:
+    up = on_ray.seen("up")
+    assert len(up["listening"]) >= 5  # GCS, raylet, workers: the search found Ray's processes
+    assert {place.split(":")[0] for place in up["listening"]} <= LOOPBACK
+    assert up["address"].startswith("127.0.0.1:")
+    member, *refused = on_ray.clients
+    assert f"let in {up['processors']}" in member.stdout, member.stderr
+    for client in refused:
+        assert client.returncode != 0 and "let in" not in client.stdout
+        assert "Unauthenticated" in client.stderr or "AuthenticationError" in client.stderr
+
+
+@pytest.mark.slow
+def test_rays_processes_outlive_a_warning(on_ray: OnRay) -> None:
+    """Slurm sends SIGUSR2 to every process of a job, before the last step here: all that train have trained it."""
+    warned = on_ray.seen("warned")
+    assert warned["mortal"] == [] and warned["ended"] == [] and warned["heard"]
+    named = " ".join(warned["names"])
+    actors = ("WorkerDict", "CpuServerActor", "AgentLoopWorkerTQ", "RewardLoopWorker", "SimpleStorageUnit")
+    for part in ("raylet", "gcs_server", *actors):
+        assert part in named, named
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words(on_ray: OnRay) -> None:
+    """Slurm sends SIGTERM to every process of the job. Ray's own shutdown would look for them for ten seconds."""
+    assert on_ray.seen("done") is None
+    on_ray.process.wait()
+    assert on_ray.seen("cancelled") == {"said": "cancelled", "shut_down": False}
+    folder = Path(on_ray.seen("up")["folder"])
+
+    def gone() -> bool:
+        cluster.remove_abandoned()  # as the next run does: Ray's processes may have written while it was removed
+        return not folder.exists()
+
+    until("Ray's folder is gone", gone)
+
+
+class Told(SystemExit):
+    """What a handler of the run raises."""
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
+    signalled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object) -> None:
+        raise Told
+
+    def ended(config: object, task_runner_class: object) -> None:
+        sys.exit(1)  # as ray.get does when its raylet is gone
+
+    def wait(seconds: float) -> None:
+        assert seconds == core.ENDING_SECONDS > 0
+        if signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", ended)
+    monkeypatch.setattr(core, "time", SimpleNamespace(sleep=wait))
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        with pytest.raises(Told if signalled else RuntimeError, match=None if signalled else "out of memory"):
+            core._run(None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_of_verls_trainer_is_its_cause_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray wraps it once for each process that it passes, and pydantic ends with a link."""
+    from ray.exceptions import RayTaskError
+
+    said = "1 validation error\n  rollout.n must be positive\n\nFor further information visit https://errors.invalid\n"
+
+    def fail(config: object, task_runner_class: object) -> None:
+        inner = RayTaskError("work", "its traceback", ValueError(said))
+        raise RayTaskError("run", "its traceback", inner)
+
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", fail)
+    with pytest.raises(RuntimeError) as caught:
+        core._run(None)
+    assert str(caught.value) == "ValueError: rollout.n must be positive"
+
+
+def test_settings_of_ray_on_one_machine() -> None:
+    """A token that is private and new each time; a folder that is too long for a socket is refused."""
+    tokens = []
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cppo-") as name:
+        for _ in range(2):
+            folder = Path(name, "ray")
+            arguments, environment = cluster.local_ray_settings(folder, num_cpus=16, num_gpus=2)
+            path = Path(environment["RAY_AUTH_TOKEN_PATH"])
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            tokens.append(path.read_text())
+    assert len(tokens[0]) == 64 and tokens[0] != tokens[1]
+    assert (arguments["num_cpus"], arguments["num_gpus"]) == (16, 2)
+    assert arguments["include_dashboard"] is False and arguments["_temp_dir"] == str(folder)
+    assert environment["RAY_AUTH_MODE"] == "token" and environment["RAY_USAGE_STATS_ENABLED"] == "0"
+    fits = Path("/tmp") / ("x" * (cluster.LONGEST_FOLDER - len("/tmp/")))
+    socket_path = f"{fits}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+    with socket.socket(socket.AF_UNIX) as sock:
+        with pytest.raises(FileNotFoundError):
+            sock.bind(socket_path)  # its folder is not there, but its length is allowed
+        with pytest.raises(OSError, match="path too long"):
+            sock.bind(socket_path + "x")
+    with pytest.raises(UserError, match=r"tempfile.mkdtemp\(dir='/tmp'\)"):
+        cluster.local_ray_settings(Path(f"{fits}x"), num_cpus=1, num_gpus=1)
+
+
+def test_ray_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asks for its own node until 30 seconds have passed: each answer waits until the node is there."""
+    from ray._private import services
+
+    asked: list[tuple[str, str]] = []
+
+    def look(address: str, node: str) -> str:
+        asked.append((address, node))
+        if len(asked) < 4:
+            raise RuntimeError("GCS cannot find the node")
+        return "found"
+
+    monkeypatch.setattr(services, "get_node", look)
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None))
+    with cluster.longer_start_timeout():
+        assert services.get_node("address", "node") == "found"
+        assert asked == [("address", "node")] * 4
+        monkeypatch.setattr(cluster, "START_SECONDS", 1.0)
+        asked.clear()
+        with pytest.raises(RuntimeError, match="cannot find"):
+            services.get_node("address", "node")
+        assert len(asked) == 2
+    assert services.get_node is look
+
+
+# -- Machines of one run: who they are, where they meet, what they leave -----------------------------------------------
+
+
+@pytest.fixture
+def allocation(tmp_path: Path) -> Allocation:
+    return Allocation(("here.invalid", "there.invalid"), 1, tmp_path / "meeting")
+
+
+def test_addresses_and_interfaces(allocation: Allocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual machines have loopback addresses of their own; an interface that is missing is named."""
+    # Without an interface the address is the one towards another machine: here this one, by its loopback address.
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert cluster.own_address(replace(allocation, machines=("127.0.0.1", "there.invalid"))) == "127.0.0.3"
+    interfaces = {"lo": "127.0.0.1", "eth0": "192.0.2.1", "ib0": "192.0.2.2"}
+    entries = {
+        name: [SimpleNamespace(address=address, family=socket.AF_INET)]
+        for name, address in interfaces.items()
+    }
+    monkeypatch.setattr(cluster.psutil, "net_if_addrs", lambda: entries)
+    for name, addresses in (("lo", ["127.0.0.2", "127.0.0.3"]), ("ib0", ["192.0.2.2"] * 2)):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        assert [cluster.own_address(replace(allocation, rank=rank)) for rank in (0, 1)] == addresses
+        assert cluster._environment(Path("token"), addresses[1])["GLOO_SOCKET_IFNAME"] == name
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME=ib7: there.invalid has no such interface"):
+        cluster.own_address(allocation)
+    with pytest.raises(UserError, match=r"has the address 192\.0\.2\.3: set GLOO_SOCKET_IFNAME"):
+        cluster._environment(Path("token"), "192.0.2.3")
+
+
+def test_a_machine_waits_for_the_first_one_only_so_long(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes when that is through without Ray: a run that was done already, say."""
+    monkeypatch.setattr(cluster, "MEET_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match=r"here.invalid has started no Ray within 0 s"):
+        cluster._meet(allocation)
+    allocation.end()
+    cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))
+
+
+def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:
+    assert cluster.object_store_bytes(100) == 30 * 2**30
+    assert cluster.object_store_bytes(0.01) > 75 * 2**20  # less is an error of Ray's
+    words = cluster._start(LAYOUT, allocation, "127.0.0.1", 100)
+    assert words[words.index("--object-store-memory") + 1] == str(30 * 2**30)
+    assert "--object-store-memory" not in cluster._start(LAYOUT, allocation, "127.0.0.1", None)
+
+
+def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is taken for abandoned before it is locked is made anew."""
+    monkeypatch.setattr(cluster, "PLACE", tmp_path)
+    real, made = tempfile.mkdtemp, []
+
+    def taken_once(**where: Any) -> str:
+        made.append(Path(real(**where)))
+        if len(made) == 1:
+            cluster.remove_abandoned()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
+    with cluster.own_folder() as (folder, _):
+        assert (len(made), made[-1]) == (2, folder)
+        (folder / "ray").mkdir()
+        code = (
+            "import os, pathlib; from cppo_lab.cores.verl import cluster as r; "
+            f"r.PLACE = pathlib.Path({str(tmp_path)!r}); c = r.own_folder(); "
+            "print(c.__enter__()[0], flush=True); os._exit(9)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        killed = Path(done.stdout.strip())
+        assert killed.parent == tmp_path and killed.exists()
+        cluster.remove_abandoned()
+        assert not killed.exists()
+        assert (folder / "ray").exists() and folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+def test_a_port_is_drawn_once_and_one_that_is_taken_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = os.getpid()  # on an address that no other process uses, nobody takes the free port meanwhile
+    host = f"127.{64 + (number >> 16) % 64}.{(number >> 8) % 256}.{number % 256}"
+    with socket.socket() as taken, socket.socket() as free:
+        for sock in (taken, free):
+            sock.bind((host, 0))
+        ports = [sock.getsockname()[1] for sock in (taken, free)]
+        free.close()
+        monkeypatch.setattr(cluster, "_DRAWN", set())
+        monkeypatch.setattr(cluster, "PORTS", ports)
+        assert cluster.free_port(host) == ports[1]
+        with pytest.raises(OSError, match=rf"no port of \d+ to \d+ is free on {host}"):
+            cluster.free_port(host)
+
+
+def keeper(status: int | None) -> Any:
+    """Ray's process: it runs (None), or has ended with `status`."""
+    return SimpleNamespace(poll=lambda: status, returncode=status)
+
+
+def test_a_head_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_answers", lambda address: False)
+    with pytest.raises(RuntimeError, match=r"did not start \(exit status 3\): see the run's log"):
+        cluster._wait_for("127.0.0.1:1", keeper(3))
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", -1.0)
+    with pytest.raises(RuntimeError, match=r"head does not answer at 127\.0\.0\.1:1 after -1 s"):
+        cluster._wait_for("127.0.0.1:1", keeper(None))
+
+
+def test_a_worker_node_whose_ray_ends_before_the_run_fails(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def running(command: list[str], host: str) -> Iterator[Any]:
+        assert command[-2:] == ["--address", "127.0.0.2:1"] and host == "127.0.0.3"
+        yield keeper(7)
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(cluster, "_meet", lambda allocation: "127.0.0.2:1")
+    monkeypatch.setattr(cluster, "_environment", lambda token, host: {})
+    monkeypatch.setattr(cluster, "_running", running)
+    monkeypatch.setattr(cluster, "_answers", lambda address: True)
+    said = r"Ray ended on there\.invalid \(exit status 7\) before the run did"
+    with pytest.raises(RuntimeError, match=said):
+        cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))

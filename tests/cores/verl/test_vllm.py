@@ -1,0 +1,221 @@
+"""vLLM with Top-K and its weights, on a stand-in for vLLM: its output types, and verl's own code around a fake engine.
+
+The stand-in follows vLLM's `FlatLogprobs.append_fast` and `append_logprobs_for_next_position`: every position holds the
+sampled token first, then the Top-K, without removing duplicates.
+"""
+
+import asyncio
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+import types
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cppo_lab.cores.verl import core
+from cppo_lab.cores.verl.rollout import settings
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.sweep.compose import compose
+
+pytestmark = pytest.mark.verl
+N, V, K = 30, 50, 20
+VERSION = "0.22.0"
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+TRAIN = SAMPLING | {"cppo_topk": K, "cppo_topk_dtype": "float16", "seed": 3}
+HANDLE = (
+    "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"  # verl's, in the first job of any Ray cluster
+)
+
+
+class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] != "vllm":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+class SamplingParams(SimpleNamespace):
+    """vLLM's, as far as verl reads what it has not set itself."""
+
+    prompt_logprobs = None
+
+
+class _Module(types.ModuleType):
+    __version__ = VERSION
+    SamplingParams = SamplingParams
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (), {}))
+        return getattr(self, name)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Within it `import vllm`, and verl's modules that need it, work."""
+    finder, version = _Loader(), importlib.metadata.version
+    before = set(sys.modules)
+    sys.meta_path.insert(0, finder)
+    importlib.metadata.version = lambda name: VERSION if name == "vllm" else version(name)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        importlib.metadata.version = version
+        for name in set(sys.modules) - before:
+            if "vllm" in name:
+                del sys.modules[name]
+
+
+LOGP = torch.log_softmax(torch.randn(N, V, generator=torch.Generator().manual_seed(0)) * 2, -1)
+TOKENS: list[int] = np.random.default_rng(0).integers(0, V, N).tolist()
+
+
+def flat(tokens: list[int], k: int) -> Any:
+    """vLLM's `FlatLogprobs` of these tokens and their Top-K."""
+    ids = [[token, *LOGP[t].topk(k).indices.tolist()] for t, token in enumerate(tokens)]
+    starts = [(k + 1) * t for t in range(len(tokens))]
+    return SimpleNamespace(
+        start_indices=starts,
+        end_indices=[start + k + 1 for start in starts],
+        token_ids=[i for row in ids for i in row],
+        logprobs=[float(LOGP[t, i]) for t, row in enumerate(ids) for i in row],
+    )
+
+
+class Engine:
+    """AsyncLLM that "samples" TOKENS and streams cumulative outputs."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def generate(self, *, sampling_params: Any, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append(sampling_params)
+        k, tokens = sampling_params.logprobs, TOKENS[: sampling_params.max_tokens]
+        for t in range(1, len(tokens) + 1):
+            kept: Any = [
+                {token: SimpleNamespace(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens[:t])
+            ]
+            if getattr(sampling_params, "flat_logprobs", False):
+                kept = flat(tokens[:t], k)
+            done = t == len(tokens)
+            output = SimpleNamespace(
+                token_ids=tokens[:t], logprobs=kept, finish_reason="stop" if done else None
+            )
+            yield SimpleNamespace(outputs=[output], finished=done, num_cached_tokens=0)
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    with installed():
+        from cppo_lab.cores.verl.rollout import vllm_server
+
+        yield vllm_server
+
+
+def server(module: Any, **changes: Any) -> Any:
+    """verl's server with all it reads in `generate`, around the stand-in engine."""
+    made = object.__new__(module.TopKServer)
+    config = {
+        "max_model_len": 128, "prompt_length": 16, "response_length": 64, "full_determinism": False,
+        "logprobs_mode": "processed_logprobs", "enable_rollout_routing_replay": False, "mtp": None,
+        "engine_kwargs": {"cppo_lab": {"topk": K}, "vllm": {}},
+    } | changes  # fmt: skip
+    made.config = SimpleNamespace(get=lambda name, default=None: config.get(name, default), **config)
+    made.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
+    made._disaggregation_role, made._pd_decode_peers = "null", []
+    made._submission_paused, made._admitting, made.replica_rank, made.global_steps = False, 0, 0, 4
+    made.engine = module.TopKEngine(Engine())
+    return made
+
+
+def test_columns_that_do_not_fit_the_tokens_are_refused(module: Any) -> None:
+    columns = flat(TOKENS, K)
+    for tokens, k, message in [
+        (TOKENS[1:] + TOKENS[:1], K, "do not begin with the sampled token"),
+        (TOKENS[1:], K, "for 30 tokens of 29"),
+        (TOKENS, K - 1, "not 20 per token"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            module.flat_topk(columns, tokens, k)
+
+
+def test_requests_at_once_keep_their_own_topk(module: Any) -> None:
+    made = server(module)
+
+    async def three() -> list[Any]:
+        wanted = [dict(TRAIN), dict(SAMPLING), TRAIN | {"cppo_topk": 7, "max_tokens": 5}]
+        return await asyncio.gather(
+            *(made.generate([1, 2], params, str(i)) for i, params in enumerate(wanted))
+        )
+
+    first, second, third = asyncio.run(three())
+    assert first.token_ids == TOKENS and first.stop_reason == "completed"
+    np.testing.assert_allclose(first.log_probs, LOGP[range(N), TOKENS], rtol=1e-6)
+    ids, logp = first.extra_fields[TOPK_IDS], first.extra_fields[TOPK_LOGP]
+    np.testing.assert_array_equal(ids, LOGP.topk(K, -1).indices)
+    np.testing.assert_array_equal(logp, LOGP.topk(K, -1).values.half())
+    assert (ids.dtype, logp.dtype) == (np.int32, np.float16)
+    assert first.extra_fields["global_steps"] == 4
+    assert TOPK_IDS not in second.extra_fields and len(second.log_probs) == N
+    assert third.extra_fields[TOPK_IDS].shape == (5, 7) and len(third.token_ids) == 5
+    asked = made.engine.asked  # the engine behind stays in reach
+    assert [one.logprobs for one in asked] == [K, 0, 7]
+    assert (asked[0].flat_logprobs, asked[0].detokenize, asked[0].seed) == (True, False, 3)
+    assert not hasattr(asked[1], "flat_logprobs")
+    assert module.CAPTURE.get() is None
+
+
+@pytest.mark.parametrize(
+    ("topk", "given", "expected"), [(20, {}, None), (64, {}, 64), (64, {"max_logprobs": 80}, 80)]
+)
+def test_vllm_is_told_to_allow_the_topk(
+    module: Any, topk: int, given: dict[str, int], expected: int | None
+) -> None:
+    engine_kwargs = dict(given)
+    server(module, engine_kwargs={"cppo_lab": {"topk": topk}})._preprocess_engine_kwargs(engine_kwargs)
+    assert engine_kwargs.get("max_logprobs") == expected
+
+
+def test_two_runs_at_once_keep_their_weights_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's end of each, and the rollout engine's as verl's extension of vLLM's worker names it."""
+    # Ray takes half a minute.
+    monkeypatch.setattr(core, "_cluster", lambda *arguments: contextlib.nullcontext({}))
+    layout, sockets = compose(["core=verl", "model=tiny_qwen3"]).layout, set()
+    for _ in range(2):
+        with core.own_ray(layout) as ray_init, installed():
+            name = ray_init["runtime_env"]["env_vars"][settings.SOCKET_VARIABLE]
+            assert os.environ[settings.SOCKET_VARIABLE] == name and len(name) == 32
+            settings.tell_engine()
+            from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+            worker = SimpleNamespace(local_rank=0, model_runner=SimpleNamespace(vllm_config=None))
+            handle = vLLMColocateWorkerExtension._get_zmq_handle(worker)
+            assert handle == settings.socket_of_this_run(HANDLE)
+            sockets.add(handle)
+    assert len(sockets) == 2 and settings.SOCKET_VARIABLE not in os.environ
+
+
+def test_other_addresses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="was not started by the verl core"):
+        settings.socket_of_this_run(HANDLE)
+    monkeypatch.setenv(settings.SOCKET_VARIABLE, "0" * 32)
+    assert settings.socket_of_this_run(HANDLE) == HANDLE.replace("01000000", "0" * 32)
+    with pytest.raises(RuntimeError, match="names no job"):
+        settings.socket_of_this_run("ipc:///tmp/other.sock")
