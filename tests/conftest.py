@@ -123,7 +123,6 @@ _WITHOUT_RAY = (
     "test_parity",
     "test_sharded",
     "vllm/test_megatron",
-    "vllm/test_vllm_engine",
 )
 _TOGETHER = (
     ("ray", ("tests/cores/verl/",)),

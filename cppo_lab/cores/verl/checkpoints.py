@@ -5,7 +5,6 @@ verl's validation metrics in the names of the schema.
 
 import fcntl
 import json
-import math
 import os
 import re
 import shutil
@@ -129,12 +128,6 @@ def _row(line: bytes) -> Row | None:
         return None
 
 
-def resume_step(folder: Path, before: float = math.inf) -> int | None:
-    """The last step before `before` to resume from: its row and its checkpoint exist, read or not."""
-    recorded = [step for _, (step, _) in rows(folder) if step < before]
-    return max((step for step in recorded if is_whole(checkpoint_folder(folder, step))), default=None)
-
-
 def checkpoint_folder(folder: Path, step: int) -> Path:
     """The folder of verl's checkpoint of `step`."""
     return folder / CHECKPOINTS / f"{PREFIX}{step}"
@@ -149,12 +142,17 @@ def cut_after(folder: Path, step: int | None) -> list[Row]:
     """Drop the rows after `step` (all, if None), which will be retrained, and an outcome; return the others."""
     (folder / OUTCOME).unlink(missing_ok=True)
     past = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
-    with replacing(folder / STEPS) as file:
-        for number, metrics in past:
-            file.write(json.dumps({"step": number, "metrics": metrics}).encode() + b"\n")
+    lines = (json.dumps({"step": number, "metrics": metrics}) + "\n" for number, metrics in past)
+    _write_synced(folder / STEPS, "".join(lines))
+    return past
+
+
+def _write_synced(path: Path, text: str) -> None:
+    """Replace a file; it is on disk when this returns."""
+    with replacing(path) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-    return past
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
@@ -188,19 +186,18 @@ def seal(checkpoint: Path) -> None:
     The files themselves may not be: a power cut then leaves them shorter, which `fault` sees.
     """
     sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in _files(checkpoint)}
-    with replacing(checkpoint / SIZES) as file:
-        file.write(json.dumps(sizes).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    _write_synced(checkpoint / SIZES, json.dumps(sizes))
 
 
 def last_readable(folder: Path) -> int | None:
-    """The last step to resume from, after its checkpoint has been read. Says in one line which are damaged.
+    """The last step to resume from: its row and its checkpoint exist, and the checkpoint can be read.
 
-    Deletes nothing. Raises UserError if a checkpoint cannot be read for another reason.
+    Says in one line which are damaged. Deletes nothing. Raises UserError if a checkpoint cannot be read for another
+    reason.
     """
-    step = resume_step(folder)
-    while step is not None:
+    steps = sorted({step for _, (step, _) in rows(folder) if is_whole(checkpoint_folder(folder, step))})
+    while steps:
+        step = steps.pop()
         path = checkpoint_folder(folder, step)
         try:
             why = fault(path) or _unreadable(path)
@@ -211,8 +208,7 @@ def last_readable(folder: Path) -> int | None:
             ) from error
         if not why:
             return step
-        step = resume_step(folder, before=step)
-        instead = "training starts over" if step is None else f"training resumes from step {step}"
+        instead = f"training resumes from step {steps[-1]}" if steps else "training starts over"
         print(f"checkpoint {path} is ignored, {instead}: {why}", file=sys.stderr, flush=True)
     return None
 

@@ -6,7 +6,6 @@ Ray makes its folder accessible to everybody (mode 777), so it is put inside a f
 processes of a job at once; the released lock of the folder then shows that its owner is gone.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -396,7 +395,7 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
 def free_port(host: str) -> int:
     """A free TCP port of this machine, outside the range from which the system assigns ports."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as sock, contextlib.suppress(OSError):
+        with socket.socket() as sock, suppress(OSError):
             sock.bind((host, port))
             if port not in _DRAWN:
                 _DRAWN.add(port)
@@ -415,15 +414,23 @@ def _answers(address: str) -> bool:
 
 
 def _wait_for(address: str, keeper: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + HEAD_SECONDS
-    while not _answers(address):
+    for _ in _looks(HEAD_SECONDS):
+        if _answers(address):
+            return
         if keeper.poll() is not None:
             raise RuntimeError(
                 f"Ray's head did not start (exit status {keeper.returncode}): see the run's log"
             )
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"Ray's head does not answer at {address} after {HEAD_SECONDS:g} s")
+    raise RuntimeError(f"Ray's head does not answer at {address} after {HEAD_SECONDS:g} s")
+
+
+def _looks(seconds: float) -> Iterator[None]:
+    """A turn now and then, until the seconds have passed."""
+    deadline = time.monotonic() + seconds
+    yield
+    while time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
+        yield
 
 
 def _wait_for_all(
@@ -432,41 +439,36 @@ def _wait_for_all(
     """Wait until every machine has joined: verl requests the GPUs of all when it starts."""
     import ray
 
-    deadline = time.monotonic() + JOIN_SECONDS
     restore = own_handlers()
     try:
         ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
     finally:
         restore()
     try:
-        while True:
+        for _ in _looks(JOIN_SECONDS):
             joined = {node["NodeName"] for node in ray.nodes() if node["Alive"]}
             missing = [name for name in allocation.machines if name not in joined]
             if not missing:
                 return
             if keeper.poll() is not None:
                 raise RuntimeError(f"Ray's head ended (exit status {keeper.returncode}): see the run's log")
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{', '.join(missing)} did not join Ray's cluster on {allocation.machine} within "
-                    f"{JOIN_SECONDS:g} s: see the run's log, and whether the machines reach each other at "
-                    f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)"
-                )
-            time.sleep(LOOK_SECONDS)
+        raise UserError(
+            f"{', '.join(missing)} did not join Ray's cluster on {allocation.machine} within "
+            f"{JOIN_SECONDS:g} s: see the run's log, and whether the machines reach each other at "
+            f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)"
+        )
     finally:
         ray.shutdown()
 
 
 def _meet(allocation: Allocation) -> str | None:
     """Wait for the address of the head; None if the run has ended without a head."""
-    deadline = time.monotonic() + MEET_SECONDS
-    while not allocation.ended():
-        with contextlib.suppress(FileNotFoundError):
+    for _ in _looks(MEET_SECONDS):
+        if allocation.ended():
+            return None
+        with suppress(FileNotFoundError):
             return str(json.loads((allocation.meeting / HEAD).read_text(encoding="utf-8"))["address"])
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
-        time.sleep(LOOK_SECONDS)
-    return None
+    raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
 
 
 if __name__ == "__main__":  # Ray's command line: `python -m cppo_lab.cores.verl.cluster start ...`

@@ -190,7 +190,10 @@ def _run(config: Any) -> None:
         cause = error
         while isinstance(cause, RayTaskError) and cause.cause is not None:
             cause = cause.cause
-        raise RuntimeError(f"{type(cause).__name__}: {_last_line(cause)}") from error
+        lines = [line.strip() for line in str(cause).splitlines()]
+        # pydantic ends with a link.
+        said = [line for line in lines if line and not line.startswith("For further information visit")]
+        raise RuntimeError(f"{type(cause).__name__}: {said[-1] if said else ''}") from error
     except SystemExit as error:
         if type(error) is not SystemExit:  # raised by a signal
             raise
@@ -198,13 +201,6 @@ def _run(config: Any) -> None:
         # follows at once, and shows that the run has not failed.
         time.sleep(ENDING_SECONDS)
         raise RuntimeError("Ray's processes on this machine have ended (out of memory?)") from error
-
-
-def _last_line(error: BaseException) -> str:
-    """The last informative line of an error's text: pydantic ends with a link."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    informative = [line for line in lines if line and not line.startswith("For further information visit")]
-    return informative[-1] if informative else ""
 
 
 class TaskRunner:

@@ -9,10 +9,7 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,8 +32,7 @@ CONFIG = "config.json"
 def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     """Write the best checkpoint of `spec`, a run of verl, to `target`. As `cores.base.Exporter`.
 
-    FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision; verl's merger converts Megatron's
-    shards to bfloat16.
+    FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision.
     """
     _require("transformers", "verl")
     at = (spec.run_id, BEST, "actor")
@@ -50,7 +46,10 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
             say(f"copying weights, file {number} of {len(names)}")
             copy_file(runs, (*at, "model", "huggingface", name), target / name)
     elif names_below(runs, *at, "model", "dist_ckpt"):
-        _merge_megatron(runs, (*at, "model"), target, say)
+        raise UserError(
+            f"{runs.joinpath(*at)} holds Megatron's own shards, without the weights that Megatron-Bridge saves: "
+            "`python -m verl.model_merger merge --backend megatron` merges them on a machine with a GPU (docs/verl.md)"
+        )
     else:
         raise UserError(
             f"run {spec.run_id}: {runs.joinpath(*at)} has no weights as verl 0.9.1 writes them: the checkpoint is "
@@ -150,49 +149,13 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
             merge(shards, Path(folder), target, say)
 
 
-def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
-    """Merge Megatron's shards by verl's merger, which needs Megatron and a GPU.
-
-    In a separate process, since it creates a process group. It unpickles (docs/security.md).
-    """
-    try:
-        installed = importlib.util.find_spec("megatron.core") is not None
-    except ModuleNotFoundError:
-        installed = False
-    if not installed:
-        raise UserError(
-            f"{runs.joinpath(*at)} holds Megatron's own shards, which are merged on a machine with a GPU and "
-            "megatron-core (docs/verl.md): run this command there, in the environment used for training"
-        )
-    with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        local = Path(folder)
-        config = copy_description(runs, (*at, "huggingface"), local / "model" / "huggingface")
-        names = names_below(runs, *at, "dist_ckpt")
-        (local / "model" / "dist_ckpt").mkdir()
-        for number, name in enumerate(names, 1):
-            say(f"taking shards, file {number} of {len(names)}")
-            copy_file(runs, (*at, "dist_ckpt", name), local / "model" / "dist_ckpt" / name, link=True)
-        say("verl merges the shards")
-        command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "megatron"]
-        command += ["--local_dir", str(local), "--target_dir", str(target)]
-        if config.get("tie_word_embeddings"):
-            command.append("--tie-word-embedding")
-        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # everything that it needs is local
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=offline
-        )
-    if done.returncode:
-        last = (done.stdout.strip().splitlines() or [""])[-1]
-        raise UserError(f"verl's merger has failed with exit code {done.returncode}: {one_line(last)}")
-
-
 # Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards.
 
 
-def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> dict[str, Any]:
+def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
     """Copy the configuration and tokenizer of a model from the folder at the path `at` below `runs`.
 
-    Returns the configuration. Raises UserError if there is none, or if it requires code of the model.
+    Raises UserError if there is no configuration, or if it requires code of the model.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in names_below(runs, *at):
@@ -214,27 +177,18 @@ def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> dict[str,
     for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
         config.pop(key, None)
     (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return config
 
 
-def copy_file(runs: Path, at: tuple[str, ...], target: Path, link: bool = False) -> None:
-    """Copy the file at the path `at` below `runs`; `link`: by a hard link if possible.
+def copy_file(runs: Path, at: tuple[str, ...], target: Path) -> None:
+    """Copy the file at the path `at` below `runs`.
 
     Raises UserError if it is not a plain file.
     """
     file = open_below(runs, *at)
     if file is None:
         raise UserError(f"{runs.joinpath(*at)} no longer exists: try again")
-    with file:
-        if link:
-            with contextlib.suppress(OSError):  # another file system, or a kernel that forbids it
-                # Only with a `src_dir_fd` does Python follow the link; an absolute path ignores the folder itself.
-                os.link(
-                    f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno(), follow_symlinks=True
-                )
-                return
-        with target.open("xb") as copy:
-            shutil.copyfileobj(file, copy, 2**22)
+    with file, target.open("xb") as copy:
+        shutil.copyfileobj(file, copy, 2**22)
 
 
 def require_complete(folder: Path) -> tuple[str, int]:

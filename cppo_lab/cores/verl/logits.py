@@ -177,7 +177,8 @@ def megatron_outputs(
 
 def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
     """Apply `change` to each column that is not None."""
-    return Columns(*(None if column is None else change(column) for column in columns))
+    changed: list[Any] = [None if column is None else change(column) for column in columns]
+    return Columns(*changed)
 
 
 def packed_columns(data: Any, top_k: bool) -> Columns:

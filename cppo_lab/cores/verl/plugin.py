@@ -41,24 +41,15 @@ def _vllm_replica() -> type[RolloutReplica]:
     return TopKReplica
 
 
-def _choose_device() -> None:
-    device = os.environ.get(DEVICE_VARIABLE)
-    if device is None:
-        return
-    if device != "cpu":
-        raise unknown(f"{DEVICE_VARIABLE} (leave it unset for verl's own choice)", device, ["cpu"])
+# First: verl's engines read the device when they are imported.
+if (_device := os.environ.get(DEVICE_VARIABLE)) is not None:
+    if _device != "cpu":
+        raise unknown(f"{DEVICE_VARIABLE} (leave it unset for verl's own choice)", _device, ["cpu"])
     from cppo_lab.cores.verl import platform_cpu
 
     platform_cpu.use_cpu()
     platform_cpu.register_engine()
-
-
-def _register() -> None:
-    _choose_device()  # first: verl's engines read the device when they are imported
-    RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
-    RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's replica, which it extends
-    check_api.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter")
-    from cppo_lab.cores.verl.rollout import agent_loop  # noqa: F401  (verl's decorator registers it by name)
-
-
-_register()
+RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
+RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's replica, which it extends
+check_api.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter")
+from cppo_lab.cores.verl.rollout import agent_loop  # noqa: E402, F401  (verl's decorator registers it by name)

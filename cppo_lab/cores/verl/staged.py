@@ -87,12 +87,15 @@ def _path(folder: Path, step: int, name: str) -> Path:
 def _read(folder: Path, step: int) -> StepAnswers:
     """What the trainer has written for a step. Raises UserError for files that it did not write."""
 
-    def content(name: str, largest: int) -> bytes | None:
-        return read_plain(_path(folder, step, name), largest)
-
-    first = content(_OUTCOMES, outcomes.LARGEST)
+    first, written, table = (
+        read_plain(_path(folder, step, name), largest)
+        for name, largest in (
+            (_OUTCOMES, outcomes.LARGEST),
+            (_TEXTS, texts.LARGEST),
+            (_TOKENS, tokens.LARGEST),
+        )
+    )
     assert first is not None
-    written, table = content(_TEXTS, texts.LARGEST), content(_TOKENS, tokens.LARGEST)
     return StepAnswers(
         outcomes.read(first, str(_path(folder, step, _OUTCOMES))),
         () if written is None else texts.read(written, str(_path(folder, step, _TEXTS))).samples,

@@ -131,9 +131,13 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "changes", "message"),
     [
-        (Server(3, rows=0), {}, "no Top-K although engine_kwargs.cppo_lab.topk=4: use rollout.name=vllm"),
-        (Server(3, rows=2), {}, r"shapes \(2, 4\)"),
-        (Server(3, rows=4), {}, r"shapes \(4, 4\)"),
+        (
+            Server(3, rows=0),
+            {},
+            r"shapes \[None, None\] for 3 response tokens and engine_kwargs.cppo_lab.topk=4",
+        ),
+        (Server(3, rows=2), {}, r"shapes \[\(2, 4\), \(2, 4\)\]"),
+        (Server(3, rows=4), {}, r"shapes \[\(4, 4\)"),
         (Server(3), {"extra_info": {}}, "seed_requests=false"),
     ],
 )

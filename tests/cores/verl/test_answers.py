@@ -11,23 +11,19 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from cppo_lab import schema
 from cppo_lab.answers.outcomes import problem_ids
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.answers.replay import replay
-from cppo_lab.answers.texts import TRAINING, VALIDATION
+from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording, held_out
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
-from cppo_lab.cores.verl.kept_responses import KeptResponse
 from cppo_lab.data.manifest import read_rows
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue
-from tests.oracles.loops import cppo_response
 
 pytestmark = pytest.mark.verl
 SAMPLES, STEP, LONGEST = 4, 10, 12
 SETTINGS = AnswersSpec(keep=True, problems=3, groups=2, megabytes=50)
-REWARDS = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
 Rows = list[dict[str, Any]]
 
 
@@ -55,13 +51,13 @@ def rows(run: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ro
 class Answered:
     """Responses in the queue, each with a made-up grade."""
 
-    def __init__(self, run: VerlRun, rows: Rows, queue: Queue, draws: int = SAMPLES) -> None:
+    def __init__(self, run: VerlRun, rows: Rows, queue: Queue) -> None:
         assert isinstance(run.data, TaskData)
         self.queue, self.tokenizer = queue, make_task(run.data).tokenizer
         self.draw = np.random.default_rng(3)
         self.grades: dict[str, float] = {}
         for place, row in enumerate(rows):
-            for draw in range(draws):
+            for draw in range(SAMPLES):
                 key = f"uid{place}_{draw}_0"
                 length = int(self.draw.integers(2, LONGEST + 1))
                 tokens = [int(self.draw.integers(self.tokenizer.eos)) for _ in range(length)]
@@ -205,62 +201,6 @@ def test_only_the_texts_of_the_chosen_problems_are_fetched(
     every = SETTINGS.model_copy(update={"problems": "all"})
     answered, answers = validated(run, rows["validation"], monkeypatch, every)
     assert len(answers.samples) == len(answered.keys)
-
-
-def test_training_groups_with_rewards_advantages_and_tokens(
-    run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of five prompts, one of which teaches nothing; a replay of the run's own rule is the plain loop's mask."""
-    queue = Queue(monkeypatch)
-    trained, record = Answered(run, rows["train"][:5], queue), record_of(run, rows["validation"])
-    keys = [f"uid{group}_{draw}_0" for group in range(5) for draw in range(4)]
-    worth = {
-        key: (reward, reward - sum(REWARDS[i // 4]) / 4)
-        for i, (key, reward) in enumerate(zip(keys, sum(REWARDS, []), strict=True))  # noqa: RUF017
-    }
-    rewards, advantages = ([pair[i] for pair in worth.values()] for i in (0, 1))
-    groups = [i // 4 for i in range(20)]
-    chosen = record.choose(keys, groups, rewards, advantages, [group != 1 for group in groups])
-    assert [(choice.group, choice.draw) for choice in chosen] == [(g, n) for g in (4, 2) for n in range(4)]
-    kept = []
-    rule, draw = run.rule, trained.draw
-    assert rule.delta_b_mode == "adaptive"
-    for place, choice in enumerate(chosen):
-        tokens = np.array(trained.tokens(choice.key), np.int32)
-        mu, pi = (-3 * draw.random(len(tokens)).astype(np.float32) for _ in range(2))
-        divergence = (0.3 * draw.random(len(tokens))).astype(np.float32)
-        mask, *_ = cppo_response(
-            (pi - mu).tolist(), [choice.advantage] * len(tokens), divergence.tolist(), adaptive=True,
-            delta=rule.delta or 0, delta_b=rule.delta_b or 0, w_min=rule.w_min or 0,
-        )  # fmt: skip
-        kept.append(
-            KeptResponse(
-                place, choice.advantage, ("threshold", "budget"), tokens, mu, pi, divergence,
-                np.array(mask, np.float32), 1 - np.array(mask, np.uint8), np.empty(0, np.int32),
-            )
-        )  # fmt: skip
-    record.training(STEP, "train", [kept[1::2], kept[::2]])
-    after = Answered(run, rows["validation"], queue)
-    record.validation(STEP, after.batch(after.keys))
-    answers = record.take(STEP)
-    assert answers is not None and answers.tokens is not None
-    samples = [sample for sample in answers.samples if sample.kind == TRAINING]
-    assert [(sample.group, sample.draw) for sample in samples] == [(g, n) for g in (4, 2) for n in range(4)]
-    for sample in samples:
-        assert (sample.reward, sample.advantage) == worth[f"uid{sample.group}_{sample.draw}_0"]
-        assert sample.right == (sample.reward == 1)
-    assert len({sample.problem for sample in samples}) == 2
-    table = answers.tokens
-    assert (table.group.tolist(), table.draw.tolist()) == ([4] * 4 + [2] * 4, [0, 1, 2, 3] * 2)
-    assert table.rule.name == "cppo"
-    assert table.reward.tolist() == [*REWARDS[4], *REWARDS[2]]
-    for response, place in zip(kept, table.responses(), strict=True):
-        for name in ("token", "rollout_logp", "logp", "divergence", "keep", "reason"):
-            np.testing.assert_array_equal(getattr(table, name)[place], getattr(response, name))
-    assert table.texts() == [trained.tokenizer.name(int(token)) for token in table.token]
-    again = replay(table)
-    np.testing.assert_array_equal(again.keep, table.keep)
-    assert 0 < again.keep.mean() < 1
 
 
 def test_the_words_of_mathematics() -> None:

@@ -24,7 +24,6 @@ from cppo_lab.cores.verl.checkpoints import (
     keep_best,
     last_readable,
     read_outcome,
-    resume_step,
     seal,
 )
 from cppo_lab.errors import UserError
@@ -123,12 +122,12 @@ def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
         (checkpoints.checkpoint_folder(folder, 1) / "actor").mkdir(parents=True)
 
         def attempt(folder: Path = folder) -> None:
-            cut_after(folder, resume_step(folder))
+            cut_after(folder, last_readable(folder))
             record(folder, 2, 3)
 
         through = survives(monkeypatch, number, attempt)
         assert read(folder) in ([0, 1], [0, 1, 2], [0, 1, 2, 3])
-        assert resume_step(folder) == 1
+        assert last_readable(folder) == 1
         attempt()
         assert read(folder) == [0, 1, 2, 3]
         if through:

@@ -342,22 +342,6 @@ def test_the_layouts_that_we_ship_set_accepted_keys_alone(layout: str) -> None:
     check_keys(composed(*model, f"layout={layout}").layout)
 
 
-def test_a_layout_may_tune_what_costs_time_alone() -> None:
-    keys = {
-        f"{ROLLOUT}.agent.num_workers": 3,
-        f"{ROLLOUT}.max_num_seqs": 7,
-        f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval": 10,
-        f"{ACTOR}.fsdp_config.offload_policy": True,
-    }
-    found = with_layout(composed(*TINY), verl=keys)
-    config = tree(found)
-    check(found, config)
-    rollout = config.actor_rollout_ref.rollout
-    assert (rollout.agent.num_workers, rollout.max_num_seqs) == (3, 7)
-    assert rollout.engine_kwargs.vllm.stream_interval == 10
-    assert config.actor_rollout_ref.actor.fsdp_config.offload_policy is True
-
-
 @pytest.mark.parametrize("number", [1, 0, True, "2", 2.0])
 def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: Any) -> None:
     key = "trainer.max_actor_ckpt_to_keep"
@@ -426,7 +410,11 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     """verl's defaults are composed once for all runs."""
     first = tree(composed(*TINY))
     before = OmegaConf.to_yaml(first, resolve=True)
-    tree(with_layout(composed(*TINY), verl={f"{ROLLOUT}.max_num_seqs": 7}))
+    keys = {f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval": 10}
+    tuned = tree(found := with_layout(composed(*TINY), verl=keys))
+    check(found, tuned)
+    rollout = tuned.actor_rollout_ref.rollout
+    assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.stream_interval) == (7, 10)
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
     assert OmegaConf.to_yaml(first, resolve=True) == before
     assert OmegaConf.to_yaml(tree(composed(*TINY)), resolve=True) == before

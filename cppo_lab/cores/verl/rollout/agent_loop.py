@@ -61,7 +61,7 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         seed is derived from.
         """
         settings = RolloutSettings.read(self.rollout_config.engine_kwargs)
-        validate = _validates(row)
+        validate = bool(row[VALIDATE])
         request = dict(sampling_params)  # verl passes the same dict to all sessions of a prompt
         if settings.seed_requests or validate:
             request["seed"] = _seed(settings, row, validate)
@@ -77,15 +77,6 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         return TopKAgentLoopOutput(
             **given | {"extra_fields": output.extra_fields}, rollout_topk_ids=ids, rollout_topk_logp=logp
         )
-
-
-def _validates(row: dict[str, Any]) -> bool:
-    if VALIDATE not in row:
-        raise UserError(
-            f"agent loop {AGENT_LOOP_NAME} cannot tell training rows from validation rows: set rollout.agent."
-            "agent_loop_manager_class=cppo_lab.cores.verl.rollout.agent_loop.MarkedAgentLoopManager"
-        )
-    return bool(row[VALIDATE])
 
 
 def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int:
@@ -107,17 +98,18 @@ def _response_rows(
 
     Raises UserError when there are none, or not as many as tokens.
     """
-    if ids is None or logp is None:
+    if (
+        ids is None
+        or logp is None
+        or ids.shape != logp.shape
+        or ids.shape[1:] != (topk,)
+        or not (len(ids) == length or len(ids) > length == limit)
+    ):
+        shapes = [None if part is None else part.shape for part in (ids, logp)]
         raise UserError(
-            f"the rollout server returned no Top-K although engine_kwargs.{ENGINE_KEY}.topk={topk}: use rollout.name="
-            "vllm or cppo_cpu with VERL_USE_EXTERNAL_MODULES=cppo_lab.cores.verl.plugin and a synchronous trainer, "
-            "or a divergence without Top-K and topk=0"
-        )
-    complete = len(ids) == length or (len(ids) > length == limit)
-    if not complete or ids.shape[1:] != (topk,) or ids.shape != logp.shape:
-        raise UserError(
-            f"the rollout server returned Top-K of shapes {ids.shape} and {logp.shape} for {length} response tokens "
-            f"and topk={topk}: the server and the agent loop are not of one version, or the chat template adds tokens"
+            f"the rollout server returned a Top-K of shapes {shapes} for {length} response tokens and "
+            f"engine_kwargs.{ENGINE_KEY}.topk={topk}: it is not ours (VERL_USE_EXTERNAL_MODULES="
+            "cppo_lab.cores.verl.plugin), or the chat template adds tokens"
         )
     # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
     return ids[:length].copy(), logp[:length].copy()

@@ -14,6 +14,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -123,17 +124,6 @@ class Generation:
     topk_logp: list[NDArray[np.float32]] = field(default_factory=list)  # [n, K]
 
 
-def _left_padded(requests: Sequence[Request], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as [B, P] token ids (0 where padded) and their mask [B, P]."""
-    width = max(len(request.prompt) for request in requests)
-    ids = torch.zeros(len(requests), width, dtype=torch.long)
-    mask = torch.zeros(len(requests), width, dtype=torch.long)
-    for row, request in enumerate(requests):
-        ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
-        mask[row, width - len(request.prompt) :] = 1
-    return ids.to(device), mask.to(device)
-
-
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel, requests: Sequence[Request], rule: SamplingRule, topk: int
@@ -152,7 +142,11 @@ def decode(
     for row, request in enumerate(requests):
         stops[row, list(request.stop)] = True
     responses = [Generation() for _ in requests]
-    ids, mask = _left_padded(requests, model.device)
+    prompts = [torch.tensor(request.prompt, device=model.device) for request in requests]
+    ids, mask = (
+        pad_sequence(parts, batch_first=True, padding_side="left")
+        for parts in (prompts, [torch.ones_like(prompt) for prompt in prompts])
+    )
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     rows = np.arange(len(requests))
     cache = DynamicCache(config=model.config)
@@ -170,12 +164,12 @@ def decode(
             raise FloatingPointError("the model's probabilities are not finite: its weights diverged")
         tokens = draw(log_mu, rule, torch.tensor([uniforms[row][step] for row in rows], device=logits.device))
         logp = log_mu.gather(-1, tokens[:, None]).squeeze(-1)
-        values, ids = (part.cpu().numpy() for part in log_mu.topk(topk, -1))
-        for place, row in enumerate(rows):
-            responses[row].tokens.append(int(tokens[place]))
-            responses[row].logp.append(float(logp[place]))
-            responses[row].topk_ids.append(ids[place].astype(np.int32))
-            responses[row].topk_logp.append(values[place])
+        most_likely = log_mu.topk(topk, -1)
+        for place, response in enumerate(responses[row] for row in rows):
+            response.tokens.append(int(tokens[place]))
+            response.logp.append(float(logp[place]))
+            response.topk_ids.append(most_likely.indices[place].int().numpy(force=True))
+            response.topk_logp.append(most_likely.values[place].numpy(force=True))
         running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])
         if not running.any():
             break
@@ -227,8 +221,7 @@ class _Waiting:
     request: Request
     rule: SamplingRule
     topk: int
-    # Resolved, when the request's batch starts, with that batch and the request's place in it.
-    batch: "asyncio.Future[tuple[asyncio.Future[list[Generation]], int]]"
+    response: "asyncio.Future[Generation]"
 
 
 class CpuServer:
@@ -277,8 +270,11 @@ class CpuServer:
             raise UserError(
                 f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
             )
-        request = Request(prompt, limit, stop, seed)
-        generation = await self._decoded(request, rule, topk)
+        response = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(Request(prompt, limit, stop, seed), rule, topk, response))
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        generation: Generation = await response
         extra: dict[str, Any] = {"global_steps": self.global_steps}
         if topk:
             extra[TOPK_IDS] = np.stack(generation.topk_ids)
@@ -290,15 +286,6 @@ class CpuServer:
             extra_fields=extra,
         )
 
-    async def _decoded(self, request: Request, rule: SamplingRule, topk: int) -> Generation:
-        waiting = _Waiting(request, rule, topk, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
-        if self._serving is None or self._serving.done():
-            self._serving = asyncio.create_task(self._serve())
-        # Shielded: a client that gives up must not cancel the batch of the others.
-        batch, place = await waiting.batch
-        return (await asyncio.shield(batch))[place]
-
     async def _serve(self) -> None:
         """Runs batches until the queue is empty."""
         while self._queue:
@@ -306,18 +293,21 @@ class CpuServer:
             first = self._queue[0]
             alike = [item for item in self._queue if (item.rule, item.topk) == (first.rule, first.topk)]
             members = alike[: self.limits.max_num_seqs]
-            taken = set(members)
-            self._queue = [item for item in self._queue if item not in taken]
+            self._queue = [item for item in self._queue if item not in members]
+            requests = [item.request for item in members]
             async with self._model_in_use:
-                requests = [item.request for item in members]
-                batch = asyncio.ensure_future(
-                    asyncio.to_thread(decode, self.model, requests, first.rule, first.topk)
+                # A failure is one of this batch's requests, and must not end the server.
+                [decoded] = await asyncio.gather(
+                    asyncio.to_thread(decode, self.model, requests, first.rule, first.topk),
+                    return_exceptions=True,
                 )
-                for place, item in enumerate(members):
-                    if not item.batch.done():  # its client may have gone
-                        item.batch.set_result((batch, place))
-                # A failure is raised where each request awaits the batch; it must not end the server.
-                await asyncio.wait([batch])
+            for place, item in enumerate(members):
+                if item.response.done():  # its client has gone
+                    continue
+                if isinstance(decoded, BaseException):
+                    item.response.set_exception(decoded)
+                else:
+                    item.response.set_result(decoded[place])
 
     async def _gather(self) -> None:
         """Waits until no more requests come, or a batch is full."""
@@ -337,22 +327,12 @@ class CpuServer:
             if global_steps is not None:
                 self.global_steps = global_steps
 
-    # There is no memory to release and no cache that outlives a batch: verl's life-cycle calls have nothing to do.
-    async def wake_up(self) -> None: ...
+    async def _nothing(self, **_: Any) -> None:
+        """There is no memory to release and no cache that outlives a batch."""
 
-    async def sleep(self) -> None: ...
-
-    async def clear_kv_cache(self) -> None: ...
-
-    async def release_kv_cache(self) -> None: ...
-
-    async def resume_kv_cache(self) -> None: ...
-
-    async def start_profile(self, **options: Any) -> None: ...
-
-    async def stop_profile(self) -> None: ...
-
-    async def resume_generation(self) -> None: ...
+    # verl's calls of a server's life.
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    start_profile = stop_profile = resume_generation = _nothing
 
 
 def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
