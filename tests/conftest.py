@@ -119,7 +119,6 @@ _WITHOUT_RAY = (
     "test_logits",
     "test_loss",
     "test_minibatches",
-    "test_own_losses",
     "test_parity",
     "test_sharded",
     "vllm/test_megatron",

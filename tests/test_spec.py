@@ -109,7 +109,7 @@ def test_verls_own_losses_that_have_a_file() -> None:
 
 @pytest.mark.parametrize("name", VERLS)
 def test_verls_own_losses_belong_to_its_core(name: str) -> None:
-    """Their options are checked against verl itself in tests/cores/verl/test_own_losses.py."""
+    """Their options are checked against verl itself in tests/cores/verl/test_config.py."""
     rule = compose([f"rule={name}", *TINY_VERL]).run.rule
     assert f"{VERL}{rule.verl_loss}" == rule.name == name
     assert rule.options

@@ -57,42 +57,6 @@ class Wording:
         return None if extracted is None else extracted.text
 
 
-# The validation problems of a run and the grades of their answers, from verl's data and queue.
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """P problems in the order of the data; those of benchmarks that the run does not have are left out.
-
-    problems: their ids. benchmark_of: for each, the index in `benchmarks`. truths: the true answers.
-    """
-
-    benchmarks: tuple[str, ...]
-    problems: tuple[str, ...]
-    benchmark_of: tuple[int, ...]
-    truths: tuple[str, ...]
-    places: Mapping[tuple[str, int], int]  # (benchmark, index of the row within its file) -> place
-
-
-def held_out(rows: Iterable[Row], benchmarks: Sequence[str], wording: Wording) -> HeldOut:
-    """The problems of verl's validation data `rows`.
-
-    Raises ValueError if two rows of a benchmark have the same index: their answers would be indistinguishable.
-    """
-    tested = [row for row in rows if row["data_source"] in benchmarks]
-    keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in tested]
-    if len(set(keys)) < len(keys):
-        raise ValueError("two rows of the validation data have the same data_source and extra_info.index")
-    sources = [source for source, _ in keys]
-    return HeldOut(
-        tuple(benchmarks),
-        problem_ids(sources, [wording.asked(row) for row in tested]),
-        tuple(benchmarks.index(source) for source in sources),
-        tuple(wording.truth(row) for row in tested),
-        {key: place for place, key in enumerate(keys)},
-    )
-
-
 @dataclass(frozen=True)
 class Graded:
     """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens."""
@@ -102,20 +66,6 @@ class Graded:
     draw: int
     right: bool
     length: int
-
-
-def graded(batch: KVBatchMeta, problems: HeldOut) -> list[Graded]:
-    """The responses of a validation batch that is still in the queue, by problem and draw. No text is fetched."""
-    fields = ["data_source", "extra_info", "extra_fields"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-    columns = (data.pop(name).tolist() for name in fields)
-    responses = []
-    for key, tag, source, info, extra in zip(batch.keys, batch.tags, *columns, strict=True):
-        place = problems.places.get((str(source), int(info["index"])))
-        if place is not None:
-            right = float(extra["reward_extra_info"]["acc"]) > 0.5
-            responses.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
-    return sorted(responses, key=lambda grade: (grade.place, grade.draw))
 
 
 def draw_of(key: str) -> int:
@@ -147,8 +97,10 @@ class VerlAnswerRecorder:
     """Collects the answers of a validated step; `take` returns them.
 
     Args:
-        rows: verl's validation data.
+        rows: verl's validation data; those of benchmarks that the run does not have are left out.
         decode: the text of token ids as the grader sees it; `spell`: the same with end-of-message tokens.
+
+    Raises ValueError if two rows of a benchmark have the same index: their answers would be indistinguishable.
     """
 
     def __init__(
@@ -156,8 +108,18 @@ class VerlAnswerRecorder:
     ) -> None:
         self.spec, self.settings, self._decode, self._spell = spec, settings, decode, spell
         self._wording = Wording(spec.data)
-        self._problems = held_out(rows, spec.data.benchmarks, self._wording)
-        self._texts_of = frozenset(chosen_problems(self._problems.benchmark_of, settings.wanted_problems))
+        benchmarks = spec.data.benchmarks
+        tested = [row for row in rows if row["data_source"] in benchmarks]
+        keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in tested]
+        if len(set(keys)) < len(keys):
+            raise ValueError("two rows of the validation data have the same data_source and extra_info.index")
+        sources = [source for source, _ in keys]
+        # P problems in the order of the data: by benchmark and index of the row within its file.
+        self._places = {key: place for place, key in enumerate(keys)}
+        self.problems = problem_ids(sources, [self._wording.asked(row) for row in tested])
+        self._truths = [self._wording.truth(row) for row in tested]
+        self._benchmark_of = tuple(benchmarks.index(source) for source in sources)
+        self._texts_of = frozenset(chosen_problems(self._benchmark_of, settings.wanted_problems))
         self._longest = spec.rollout.max_response_length
         self._forget()
 
@@ -169,28 +131,40 @@ class VerlAnswerRecorder:
 
     def validation(self, step: int, batch: KVBatchMeta) -> None:
         """Add a batch of a validation, which is still in the queue."""
-        scored = graded(batch, self._problems)
+        columns = self._fetch(batch.partition_id, batch.keys, "data_source", "extra_info", "extra_fields")
+        scored = []
+        for key, tag, source, info, extra in zip(batch.keys, batch.tags, *columns, strict=True):
+            place = self._places.get((str(source), int(info["index"])))
+            if place is not None:
+                right = float(extra["reward_extra_info"]["acc"]) > 0.5
+                scored.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
+        scored.sort(key=lambda grade: (grade.place, grade.draw))
         self._graded += scored
         recorded = [grade for grade in scored if grade.place in self._texts_of]
         if not recorded:
             return
-        fields = ["prompts", "responses"]
-        data = tq.kv_batch_get(
-            keys=[grade.key for grade in recorded], partition_id=batch.partition_id, select_fields=fields
-        )
-        columns = (data[name].unbind() for name in fields)
+        columns = self._fetch(batch.partition_id, [grade.key for grade in recorded], "prompts", "responses")
         for grade, prompt, response in zip(recorded, *columns, strict=True):
             self._samples.append(
                 Sample(
                     kind="validation",
-                    benchmark=self._problems.benchmarks[self._problems.benchmark_of[grade.place]],
-                    problem=self._problems.problems[grade.place],
+                    benchmark=self.spec.data.benchmarks[self._benchmark_of[grade.place]],
+                    problem=self.problems[grade.place],
                     draw=grade.draw,
-                    truth=as_text(self._problems.truths[grade.place]),
+                    truth=as_text(self._truths[grade.place]),
                     right=grade.right,
-                    **self._written(step, prompt.tolist(), response.tolist()),
+                    **self._written(step, prompt, response),
                 )
             )
+
+    def _fetch(self, partition: str, keys: list[str], *names: str) -> list[list[Any]]:
+        """Columns of rows in the queue, as plain values."""
+        data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(names))
+        columns = (data[name] if torch.is_tensor(data[name]) else data.pop(name).tolist() for name in names)
+        return [
+            [row.tolist() for row in column.unbind()] if torch.is_tensor(column) else column
+            for column in columns
+        ]
 
     def choose(
         self, keys: Sequence[str], groups: Sequence[int], rewards: Sequence[float], advantages: Sequence[float],
@@ -212,15 +186,10 @@ class VerlAnswerRecorder:
             return
         responses = in_places(of_ranks)
         self._tokens = self._table(step, responses) if responses else None
-        fields = ["prompts", "responses", "raw_prompt", "reward_model"]
-        keys = [choice.key for choice in self.chosen]
-        data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
-        columns = [
-            *(data[name].unbind() for name in fields[:2]),
-            *(data.pop(name).tolist() for name in fields[2:]),
-        ]
-        for choice, prompt, response, *asked in zip(self.chosen, *columns, strict=True):
-            row = dict(zip(fields[2:], asked, strict=True))
+        names = ("prompts", "responses", "raw_prompt", "reward_model")
+        columns = self._fetch(partition, [choice.key for choice in self.chosen], *names)
+        for choice, prompt, response, raw_prompt, model in zip(self.chosen, *columns, strict=True):
+            row = {"raw_prompt": raw_prompt, "reward_model": model}
             self._samples.append(
                 Sample(
                     kind="training",
@@ -232,7 +201,7 @@ class VerlAnswerRecorder:
                     group=choice.group,
                     reward=choice.reward,
                     advantage=choice.advantage,
-                    **self._written(step, prompt.tolist(), response.tolist()),
+                    **self._written(step, prompt, response),
                 )
             )
         self.chosen = []
@@ -241,11 +210,10 @@ class VerlAnswerRecorder:
         """What was collected since the last call; None if there was no validation."""
         answers = None
         if self._graded:
-            problems = self._problems
             before = no_outcomes(
-                self.spec.validation.samples, problems.benchmarks, problems.problems, problems.benchmark_of
+                self.spec.validation.samples, self.spec.data.benchmarks, self.problems, self._benchmark_of
             )
-            right, cut_off, count, tokens = (np.zeros(len(problems.problems), np.int64) for _ in range(4))
+            right, cut_off, count, tokens = (np.zeros(len(self.problems), np.int64) for _ in range(4))
             for grade in self._graded:  # failed responses are missing and count as wrong, as in verl's mean
                 right[grade.place] += grade.right
                 cut_off[grade.place] += grade.length >= self._longest

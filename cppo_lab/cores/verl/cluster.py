@@ -81,11 +81,6 @@ def _new() -> tuple[Path, int]:
 # runs on several machines (below).
 
 
-# A Unix socket's path has at most 107 bytes, and Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/
-# plasma_store" to its folder.
-SOCKET_PATH_LIMIT = 107
-SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
 # Logical processors: verl's actors are idle most of the time, but each requests a whole processor from Ray.
 LOGICAL_CPUS = 16
 OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
@@ -108,15 +103,8 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
     `folder` will hold Ray's session and the token, both readable by this user alone; it is created if missing, and the
     caller removes it. `num_cpus` and `num_gpus` are logical: the number of actors that verl may place, and of training
     ranks.
-
-    Raises UserError if `folder` is too long for Ray's sockets.
     """
     place = folder.resolve()
-    if len(os.fsencode(place)) > LONGEST_FOLDER:
-        raise UserError(
-            f"Ray's folder {place} has {len(os.fsencode(place))} bytes, and its sockets allow {LONGEST_FOLDER}: name a "
-            "shorter one, such as one made by tempfile.mkdtemp(dir='/tmp')"
-        )
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = {
         "num_cpus": num_cpus,

@@ -34,7 +34,7 @@ from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
+from cppo_lab.spec import LayoutSpec, RunSpec, VerlRun
 
 ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
@@ -45,8 +45,8 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
 
     Raises UserError for missing files or settings that do not fit, RuntimeError with the reason if training fails.
     """
-    layout, paths, folder = resources.layout, resources.paths, resources.folder
-    assert isinstance(spec, VerlRun) and layout is not None and paths is not None
+    folder = resources.folder
+    assert isinstance(spec, VerlRun)
     if importlib.util.find_spec("verl") is None:
         raise UserError(f"package 'verl' is not installed: {install_extra('verl')}")
     with checkpoints.writing(folder):
@@ -61,7 +61,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     answers.begin(step)
     for row in recorded:
         _record_row(row, answers, sink)
-    outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, answers, resources, step)
+    outcome = _ended(spec, recorded) or _train_on(spec, sink, answers, resources, step)
     answers.end()
     for path in sorted((folder / "diagnostics").glob("*.json")):
         sink.artifact(f"diagnostics/{path.name}", json.loads(path.read_text(encoding="utf-8")))
@@ -88,16 +88,11 @@ def _ended(spec: VerlRun, recorded: list[checkpoints.Row]) -> Outcome | None:
 
 
 def _train_on(
-    spec: VerlRun,
-    layout: LayoutSpec,
-    paths: PathsSpec,
-    sink: MetricSink,
-    answers: HandOver,
-    resources: Resources,
-    step: int | None,
+    spec: VerlRun, sink: MetricSink, answers: HandOver, resources: Resources, step: int | None
 ) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
-    folder = resources.folder
+    layout, paths, folder = resources.layout, resources.paths, resources.folder
+    assert layout is not None and paths is not None
     resources.doing("starting Ray")
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         resources.doing("importing verl")

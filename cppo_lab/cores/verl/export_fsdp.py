@@ -62,8 +62,6 @@ class LabMerger(FSDPModelMerger):
             raise UserError(f"the shard of rank {rank} is not read: {error}") from None
         if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
             raise UserError(f"the shard of rank {rank} is not read: it contains more than weights")
-        if any("lora_" in name for name in weights):
-            raise UserError("the checkpoint holds LoRA adapters, which are not exported")
         return dict(weights)
 
     def _load_and_merge_state_dicts(

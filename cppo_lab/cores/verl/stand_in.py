@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from cppo_lab.spec import HubModel, PathsSpec, RunSpec
 
 HEAD = 128  # width of an attention head in every Qwen3
 SCALE = 0.02  # standard deviation of the weights, as models are initialised
-SHARD = 4 * 2**30  # bytes of a file
 UNKNOWN, PAD, END = (
     "<unknown>",
     "<pad>",
@@ -166,28 +166,19 @@ def _weights_of_layer(config: PretrainedConfig, at: str) -> Iterator[tuple[str, 
 
 
 def _write_weights(config: PretrainedConfig, folder: Path) -> None:
-    """All weights in files of about SHARD bytes, and the index over them."""
+    """All weights, a file for each layer, and the index over them."""
     draw = torch.Generator().manual_seed(0)
     places: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-    size = total = 0
-
-    def flush() -> None:
-        name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        places.update(dict.fromkeys(shard, name))
-        shard.clear()
-
-    for name, shape in weights_of(config):
-        matrix = len(shape) > 1
-        values = torch.empty(shape, dtype=torch.bfloat16)
-        shard[name] = values.normal_(0, SCALE, generator=draw) if matrix else values.fill_(1)
-        size, total = size + values.nbytes, total + values.nbytes
-        if size >= SHARD:
-            flush()
-            size = 0
-    if shard:
-        flush()
+    total = 0
+    for number, (_, layer) in enumerate(groupby(weights_of(config), lambda weight: weight[0].split(".")[:3])):
+        file, shard = f"model-{number:05d}.safetensors", {}
+        for name, shape in layer:
+            values = torch.empty(shape, dtype=torch.bfloat16)
+            matrix = len(shape) > 1
+            shard[name] = values.normal_(0, SCALE, generator=draw) if matrix else values.fill_(1)
+            total += values.nbytes
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 

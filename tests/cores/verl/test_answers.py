@@ -13,7 +13,7 @@ from cppo_lab.answers.outcomes import problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
-from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording, held_out
+from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
 from cppo_lab.data.manifest import read_rows
@@ -164,15 +164,15 @@ def test_names_of_verls_validation_metrics() -> None:
 def test_problems_have_the_ids_of_the_embedded_core(run: VerlRun, rows: dict[str, Rows]) -> None:
     """Whatever their place: the order of the rows does not matter."""
     assert isinstance(run.data, TaskData)
-    sets, wording = validation_sets(make_task(run.data)), Wording(run.data)
+    sets = validation_sets(make_task(run.data))
     sources = [name for name, problems in sets.items() for _ in range(len(problems))]
     identities = [str(identity) for problems in sets.values() for identity in problems.identities()]
     expected, validation = problem_ids(sources, identities), rows["validation"]
-    assert held_out(validation, run.data.benchmarks, wording).problems == expected
-    assert held_out(validation[::-1], run.data.benchmarks, wording).problems == expected[::-1]
-    assert held_out(rows["train"], run.data.benchmarks, wording).problems == ()
+    assert record_of(run, validation).problems == expected
+    assert record_of(run, validation[::-1]).problems == expected[::-1]
+    assert record_of(run, rows["train"]).problems == ()
     with pytest.raises(ValueError, match="the same data_source and extra_info"):
-        held_out([*validation, validation[0]], run.data.benchmarks, wording)
+        record_of(run, [*validation, validation[0]])
 
 
 def test_only_the_texts_of_the_chosen_problems_are_fetched(

@@ -15,7 +15,8 @@ tokens with K = 20 is 172k Python objects; `FlatLogprobs` (since vLLM 0.12) hold
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import ray
@@ -37,12 +38,6 @@ from cppo_lab.cores.verl.rollout.settings import (
 VLLM_MAX_LOGPROBS = 20
 
 
-class SampledLogprob(NamedTuple):
-    """The only attribute of vLLM's `Logprob` that verl's server reads."""
-
-    logprob: float
-
-
 @dataclass
 class Capture:
     """The Top-K that a request asks for, and its result."""
@@ -60,7 +55,8 @@ class Capture:
         tokens = completion.token_ids
         sampled, self.ids, self.logp = flat_topk(completion.logprobs, tokens, self.topk)
         completion.logprobs = [
-            {token: SampledLogprob(logp)} for token, logp in zip(tokens, sampled.tolist(), strict=True)
+            {token: SimpleNamespace(logprob=logp)}
+            for token, logp in zip(tokens, sampled.tolist(), strict=True)
         ]
 
 
