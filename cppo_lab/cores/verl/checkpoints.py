@@ -4,9 +4,9 @@ verl's validation metrics in the names of the schema.
 """
 
 import fcntl
+import itertools
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -23,10 +23,6 @@ from cppo_lab.files import open_append, open_lock, open_plain, read_plain, repla
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 
-_METRIC = re.compile(
-    r"val-(?:core|aux)/(?P<source>[^/]+)/(?P<variable>acc|answer_rule)/mean@(?P<samples>\d+)"
-)
-
 
 def score_name(spec: VerlRun) -> str:
     """The metric by which a run's checkpoints are compared and its collapse is seen."""
@@ -41,14 +37,11 @@ def validation_metrics(
     Raises ValueError if verl reports no score for a benchmark: an incomplete validation does not count.
     """
     metrics: dict[str, float] = {}
-    for name, value in reported.items():
-        match = _METRIC.fullmatch(name)
-        if match is None or match["source"] not in benchmarks or int(match["samples"]) != samples:
-            continue
-        if match["variable"] == "acc":
-            metrics[schema.validation_metric(match["source"], samples)] = float(value)
-        else:
-            metrics[schema.answer_rule_metric(match["source"], samples)] = float(value)
+    named = {"acc": schema.validation_metric, "answer_rule": schema.answer_rule_metric}
+    for benchmark, section, variable in itertools.product(benchmarks, ("core", "aux"), named):
+        value = reported.get(f"val-{section}/{benchmark}/{variable}/mean@{samples}")
+        if value is not None:
+            metrics[named[variable](benchmark, samples)] = float(value)
     names = [schema.validation_metric(benchmark, samples) for benchmark in benchmarks]
     missing = [name for name in names if name not in metrics]
     if missing:

@@ -293,14 +293,12 @@ class LabSettings:
 
 def lab_settings(config: DictConfig) -> LabSettings:
     """Our section of `config`, typed again."""
-    values = OmegaConf.to_container(config[SECTION], resolve=True)
-    assert isinstance(values, dict)
+    values: Any = OmegaConf.to_container(config[SECTION], resolve=True)
     spec = parse_run(values["spec"], "cppo_lab.spec")
     assert isinstance(spec, VerlRun)
     answers = values["answers"]
-    return LabSettings(
-        spec, Path(values["folder"]), None if answers is None else AnswersSpec.model_validate(answers)
-    )
+    kept = None if answers is None else AnswersSpec.model_validate(answers)
+    return LabSettings(spec, Path(values["folder"]), kept)
 
 
 def verl_config(
@@ -343,9 +341,8 @@ def plain_config(spec: VerlRun, layout: LayoutSpec, paths: PathsSpec, runs: Path
     """
     config = verl_config(spec, layout, planned_files(spec, paths, runs, runs / spec.run_id))
     check_config(spec, layout, config)
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(values)
 
 
 @cache

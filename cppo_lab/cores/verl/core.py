@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
@@ -245,21 +246,17 @@ def _signals_after_ray() -> Iterator[Any]:
         restore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
-    class Runner:
-        @staticmethod
-        def remote() -> Any:
+    def after_ray(method: str) -> Any:
+        def call(**options: Any) -> Any:
             let_in()
-            return actor.remote()
+            return getattr(actor, method)(**options)
 
-        @staticmethod
-        def options(**options: Any) -> Any:
-            let_in()
-            return actor.options(**options)
+        return call
 
     restore = own_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
-        yield Runner
+        yield SimpleNamespace(remote=after_ray("remote"), options=after_ray("options"))
     finally:
         let_in()
 

@@ -75,19 +75,16 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
-    def set_allocator_settings(self, settings: str) -> None: ...
+    def _nothing(self, *_: Any) -> None:
+        """A CPU has no device to choose, to wait for, to trim or to profile."""
 
-    def empty_cache(self) -> None: ...
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -102,10 +99,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -114,9 +107,6 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> Any:
-        return None
 
 
 def use_cpu() -> None:

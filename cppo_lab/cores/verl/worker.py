@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from transfer_queue import BatchMeta, KVBatchMeta
+from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
@@ -63,15 +63,11 @@ def topk_once(update: Update) -> Update:
     def fetch(self: Any, data: Any) -> Any:
         group = self.same_rows
         if group is not None and dist.get_rank(group) and isinstance(data, KVBatchMeta):
-            data = without_topk(kv_batch_meta2batch_meta(data))
+            batch = kv_batch_meta2batch_meta(data)
+            data = batch.select_fields([name for name in batch.field_names if name not in _COLUMNS])
         return update(self, data)
 
     return fetch
-
-
-def without_topk(batch: BatchMeta) -> BatchMeta:
-    """The same rows without the two columns."""
-    return batch.select_fields([name for name in batch.field_names if name not in _COLUMNS])
 
 
 def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
@@ -82,18 +78,20 @@ def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
     if group is None:
         return
     leads = dist.get_rank(group) == 0
-    forms: list[Any] = [[_form(name, data[name]) for name in _COLUMNS if name in data] if leads else None]
+    columns = {name: data[name] for name in _COLUMNS if name in data} if leads else {}
+    forms: list[Any] = [
+        [
+            (name, column.values().shape, column.dtype, column.offsets().tolist())
+            for name, column in columns.items()
+        ]
+    ]
     dist.broadcast_object_list(forms, group=group, group_src=0)
     for name, shape, dtype, offsets in forms[0]:
-        values = data[name].values().contiguous() if leads else torch.empty(shape, dtype=dtype)
+        values = columns[name].values().contiguous() if leads else torch.empty(shape, dtype=dtype)
         for part in values.view(-1).view(torch.uint8).split(_BYTES):
             dist.broadcast(part, group=group, group_src=0)
         if not leads:
             data[name] = torch.nested.nested_tensor_from_jagged(values, torch.tensor(offsets))
-
-
-def _form(name: str, column: Any) -> tuple[str, torch.Size, torch.dtype, list[int]]:
-    return name, column.values().shape, column.dtype, column.offsets().tolist()
 
 
 # verl's training worker with our loss, and with per-token traces of the watched steps.

@@ -179,7 +179,6 @@ def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
     [
         ([3], {"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
         ([3], {"stop": ["."]}, "stop=\\['.'\\]"),
-        ([3], {"temperature": -1.0}, "temperature >= 0"),
         ([3], {"cppo_topk": 41}, "vocabulary of 40"),
         ([3] * 256, {}, "max_model_len=256"),
     ],

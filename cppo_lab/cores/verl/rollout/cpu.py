@@ -44,20 +44,12 @@ class SamplingRule:
 
     @classmethod
     def take(cls, parameters: dict[str, Any]) -> "SamplingRule":
-        """Removes the sampling keys from verl's `sampling_params` and checks them.
-
-        Raises UserError for a value outside its range.
-        """
-        rule = cls(
+        """Removes the sampling keys from verl's `sampling_params`."""
+        return cls(
             float(parameters.pop("temperature", 1.0)),
             float(parameters.pop("top_p", 1.0)),
             int(parameters.pop("top_k", -1)),
         )
-        if rule.temperature < 0 or not 0 < rule.top_p <= 1 or rule.top_k < -1:
-            raise UserError(
-                f"{rule} cannot be sampled: temperature >= 0, 0 < top_p <= 1, top_k >= 1 (or -1 for all)"
-            )
-        return rule
 
 
 def log_policy(logits: Tensor, rule: SamplingRule) -> Tensor:
