@@ -1,13 +1,15 @@
 """Small sweeps made by hand: what a reader would return, without a store."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.points import RUN_COLUMNS, SweepData, points_frame
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.tracking.history import from_columns
 
 
@@ -62,3 +64,15 @@ def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "c
 def expect(runs: Sequence[MadeRun]) -> tuple[ExpectedRun, ...]:
     """A declaration of exactly these runs."""
     return tuple(ExpectedRun(run.key, run.model, run.variant, run.seed) for run in runs)
+
+
+def scored(
+    runs: Sequence[MadeRun],
+    sweep: str = "demo",
+    gaps: Sequence[MadeRun] = (),
+    pairing: bool | None = None,
+    **data: Any,
+) -> Scoreboard:
+    """The runs scored; `gaps` are declared and not there. `data`: further fields of the `SweepData`."""
+    partial = bool(gaps) or any(run.status not in schema.FINISHED for run in runs)
+    return score_sweep(replace(make_data(runs, sweep), **data), expect([*runs, *gaps]), partial, pairing)

@@ -38,36 +38,33 @@ def artifacts(uri: str, *mlflow_ids: str) -> dict[str, str]:
     return {each: MlflowClient(uri).get_run(each).info.artifact_uri for each in mlflow_ids}
 
 
-def test_outcomes_that_are_elsewhere_come_from_the_store(store: tuple[str, list[str]]) -> None:
+def test_outcomes_of_the_runs_that_have_them(
+    store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From their folders, or from the store if they are elsewhere."""
     uri, (whole, bare, broken) = store
-    found = read_outcomes(uri, dict.fromkeys((whole, bare), "mlflow-artifacts:/0/elsewhere"))
-    assert list(found) == [whole]
-    with pytest.raises(UserError, match=f"{OUTCOMES} of MLflow run {broken}.*delete that file"):
-        read_outcomes(uri, {broken: "mlflow-artifacts:/0/elsewhere"})
-
-
-def test_outcomes_of_the_runs_that_have_them(store: tuple[str, list[str]]) -> None:
-    uri, (whole, bare, broken) = store
-    found = read_outcomes(uri, artifacts(uri, whole, bare))
-    assert list(found) == [whole]
-    assert found[whole].right.tolist() == made.outcomes().right.tolist()
-    with pytest.raises(UserError, match=rf"{broken}/artifacts/{OUTCOMES}.*delete that file"):
-        read_outcomes(uri, artifacts(uri, broken))
-
-
-def test_a_large_sweep_is_not_read(store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_RUNS", 1)
-    assert read_outcomes(store[0], artifacts(store[0], *store[1])) == {}
+    elsewhere = dict.fromkeys(store[1], "mlflow-artifacts:/0/elsewhere")
+    for places, name in (
+        (elsewhere, f"{OUTCOMES} of MLflow run {broken}"),
+        (artifacts(uri, *store[1]), rf"{broken}/artifacts/{OUTCOMES}"),
+    ):
+        found = read_outcomes(uri, {mlflow_id: places[mlflow_id] for mlflow_id in (whole, bare)})
+        assert list(found) == [whole]
+        assert found[whole].right.tolist() == made.outcomes().right.tolist()
+        with pytest.raises(UserError, match=f"{name}.*delete that file"):
+            read_outcomes(uri, {broken: places[broken]})
+    monkeypatch.setattr(answers, "MOST_RUNS", 1)  # a larger sweep is not read
+    assert read_outcomes(uri, places) == {}
 
 
 def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str, list[str]]) -> None:
     uri, (whole, bare, _) = store
     found = read_answers(uri, [whole, bare], text_steps=3, token_steps=2)
     assert list(found) == [whole]
-    assert [one.step for one in found[whole].texts] == [0, 20, 50]
-    assert [one.step for one in found[whole].tokens] == [40, 50]
+    assert [texts.step for texts in found[whole].texts] == [0, 20, 50]
+    assert [tokens.step for tokens in found[whole].tokens] == [40, 50]
     (last,) = read_answers(uri, [whole], text_steps=1, token_steps=0).values()
-    assert ([one.step for one in last.texts], last.tokens) == ([50], ())
+    assert ([texts.step for texts in last.texts], last.tokens) == ([50], ())
 
 
 def test_a_file_that_is_too_large_is_not_fetched(
@@ -79,7 +76,5 @@ def test_a_file_that_is_too_large_is_not_fetched(
 
 
 def test_spread() -> None:
-    assert spread(range(5), 9) == [0, 1, 2, 3, 4]
-    assert spread(range(9), 3) == [0, 4, 8]
-    assert spread(range(9), 1) == [8]
-    assert spread(range(9), 0) == []
+    expected = {9: [0, 1, 2, 3, 4], 3: [0, 2, 4], 1: [4], 0: []}
+    assert {most: spread(range(5), most) for most in expected} == expected

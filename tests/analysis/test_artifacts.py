@@ -50,18 +50,22 @@ def run_with(store: tuple[str, str], name: str | None = None, content: Any = Non
     return mlflow_id
 
 
-def test_positions(store: tuple[str, str]) -> None:
-    mlflow_id = run_with(store, "positions.json", POSITIONS)
-    gaps = read_positions(store[0], [mlflow_id])[mlflow_id]
+def test_diagnostics_are_read_and_runs_without_are_left_out(store: tuple[str, str]) -> None:
+    """So is a run that saw no token: its groups were all equal at every watched step."""
+    nothing = {name: [] if isinstance(value, list) else value for name, value in POSITIONS.items()}
+    contents = (
+        ("positions.json", POSITIONS),
+        ("window.json", WINDOW),
+        ("positions.json", nothing),
+        (None, None),
+    )
+    ids = [run_with(store, name, content) for name, content in contents]
+    [(of_run, gaps)] = read_positions(store[0], ids).items()
+    assert of_run == ids[0]
     assert (gaps.positions, gaps.tokens, gaps.w_min, gaps.delta) == ((1, 2, 3), (40, 30, 0), 0.8, None)
-    assert gaps.mean[:2] == (0.1, 0.2)
-    assert math.isnan(gaps.mean[2])
-    assert math.isnan(gaps.top10[2])
-
-
-def test_window(store: tuple[str, str]) -> None:
-    mlflow_id = run_with(store, "window.json", WINDOW)
-    window = read_windows(store[0], [mlflow_id])[mlflow_id]
+    assert gaps.mean[:2] == (0.1, 0.2) and math.isnan(gaps.mean[2]) and math.isnan(gaps.top10[2])
+    [(of_run, window)] = read_windows(store[0], ids).items()
+    assert of_run == ids[1]
     assert (window.step, window.symbols, window.masked_by) == (7, ("a", "b"), ("prefix", ""))
     assert window.effective() == (0.1, 0.15)
 
@@ -97,69 +101,42 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     assert {"token", "prefix"} <= set(window.masked_by)
 
 
-def test_a_run_that_saw_no_token_is_left_out(store: tuple[str, str]) -> None:
-    """As a run leaves it whose groups were all equal at every watched step."""
-    nothing = {name: [] if isinstance(value, list) else value for name, value in POSITIONS.items()}
-    assert read_positions(store[0], [run_with(store, "positions.json", nothing)]) == {}
-
-
-def test_a_run_without_diagnostics_is_left_out(store: tuple[str, str]) -> None:
-    assert read_positions(store[0], [run_with(store), run_with(store, "window.json", WINDOW)]) == {}
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        ("{", "is not JSON"),
-        ("[]", "is not a JSON object"),
-        ({"tokens": [1]}, r"has 1 values of 'tokens' beside lists of 3"),
-        ({"tokens": [1, 2, -1]}, r"has tokens\[2\]=-1, which is no count"),
-        ({"gap_mean": "much"}, "lacks the list 'gap_mean'"),
-        ({"gap_mean": [0.1, True, None]}, r"gap_mean\[1\]=True, which is no number"),
-        ({"gap_mean": [0.1, None, None]}, "has no gap at a position that has tokens"),
-        ({"position": [1, 2, 4]}, "positions other than 1, 2, 3"),
-        ({"w_min": "0.8"}, "has w_min='0.8', which is no number"),
+        ("positions", "{", "is not JSON"),
+        ("positions", "[]", "is not a JSON object"),
+        ("positions", {"tokens": [1]}, r"has 1 values of 'tokens' beside lists of 3"),
+        ("positions", {"tokens": [1, 2, -1]}, r"has tokens\[2\]=-1, which is no count"),
+        ("positions", {"gap_mean": "much"}, "lacks the list 'gap_mean'"),
+        ("positions", {"gap_mean": [0.1, True, None]}, r"gap_mean\[1\]=True, which is no number"),
+        ("positions", {"gap_mean": [0.1, None, None]}, "has no gap at a position that has tokens"),
+        ("positions", {"position": [1, 2, 4]}, "positions other than 1, 2, 3"),
+        ("positions", {"w_min": "0.8"}, "has w_min='0.8', which is no number"),
+        ("window", {"masked_by": ["", "whim"]}, "no reason to mask"),
+        ("window", {"moves_away": [1, 0]}, "no true or false"),
+        ("window", {"prefix_threshold": [float("nan"), 1]}, "no number"),
+        ("window", {"step": None}, "no count"),
+        ("window", {key: [] for key, value in WINDOW.items() if isinstance(value, list)}, "has no token"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_named(store: tuple[str, str], change: Any, message: str) -> None:
-    content = change if isinstance(change, str) else POSITIONS | change
-    mlflow_id = run_with(store, "positions.json", content)
-    with pytest.raises(UserError, match=rf"diagnostics/positions.json of MLflow run {mlflow_id} .*{message}"):
-        read_positions(store[0], [mlflow_id])
+def test_what_is_not_as_it_should_be_is_named(
+    store: tuple[str, str], name: str, change: Any, message: str
+) -> None:
+    whole, read = (POSITIONS, read_positions) if name == "positions" else (WINDOW, read_windows)
+    mlflow_id = run_with(store, f"{name}.json", change if isinstance(change, str) else whole | change)
+    with pytest.raises(UserError, match=rf"diagnostics/{name}.json of MLflow run {mlflow_id} .*{message}"):
+        read(store[0], [mlflow_id])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"masked_by": ["", "whim"]}, "no reason to mask"),
-        ({"moves_away": [1, 0]}, "no true or false"),
-        ({"prefix_threshold": [float("nan"), 1]}, "no number"),
-        ({"step": None}, "no count"),
-        ({name: [] for name, value in WINDOW.items() if isinstance(value, list)}, "has no token"),
-    ],
-)
-def test_a_window_is_checked_as_well(store: tuple[str, str], change: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_windows(store[0], [run_with(store, "window.json", WINDOW | change)])
-
-
-def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_and_a_store_that_is_not_there_are_refused(
+    store: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(artifacts, "LARGEST", 10)
     with pytest.raises(UserError, match=r"more than the 10 allowed: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
-
-
-def test_a_store_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_positions(f"sqlite:///{tmp_path / 'none.db'}", ["x"])
-
-
-def window_of(masked_by: str, kept_away: str = "") -> TokenWindow:
-    """One letter a token: t token, p prefix, a kept and moving away, . kept and moving toward."""
-    count = len(masked_by)
-    reasons = tuple({"t": "token", "p": "prefix"}.get(letter, "") for letter in masked_by)
-    away = tuple(letter != "." for letter in masked_by)
-    return TokenWindow(1, tuple(masked_by), (0.1,) * count, 0.15, (0.2,) * count, away, reasons)
 
 
 @pytest.mark.parametrize(
@@ -172,20 +149,26 @@ def window_of(masked_by: str, kept_away: str = "") -> TokenWindow:
     ],
 )
 def test_the_window_that_shows_most(letters: str, shown: str) -> None:
-    assert "".join(window_of(letters).span(4).symbols) == shown
+    """One letter a token: t token, p prefix, a kept and moving away, . kept and moving toward."""
+    count = len(letters)
+    reasons = tuple({"t": "token", "p": "prefix"}.get(letter, "") for letter in letters)
+    away = tuple(letter != "." for letter in letters)
+    window = TokenWindow(1, tuple(letters), (0.1,) * count, 0.15, (0.2,) * count, away, reasons)
+    assert "".join(window.span(4).symbols) == shown
 
 
 def test_gaps_are_averaged_over_tokens_then_over_runs(store: tuple[str, str]) -> None:
-    one = run_with(store, "positions.json", POSITIONS)
-    other = run_with(store, "positions.json", POSITIONS | {"gap_mean": [0.3, 0.2, None]})
-    found = read_positions(store[0], [one, other])
-    curves = gap_curves(list(found.values()))
-    assert curves is not None
-    assert curves.runs == 2
-    assert curves.mean.positions == (1.0, 2.0)  # the third has too few tokens
-    assert curves.mean.mean == pytest.approx((0.2, 0.2))
-    assert curves.mean.low == pytest.approx((0.1, 0.2))
-    assert curves.mean.high == pytest.approx((0.3, 0.2))
+    contents = POSITIONS, POSITIONS | {"gap_mean": [0.3, 0.2, None]}
+    gaps = read_positions(store[0], [run_with(store, "positions.json", content) for content in contents])
+    curves = gap_curves(list(gaps.values()))
+    assert (curves.runs, curves.mean.positions) == (2, (1.0, 2.0))  # the third has too few tokens
+    of_mean = curves.mean
+    for found, expected in (
+        (of_mean.mean, (0.2, 0.2)),
+        (of_mean.low, (0.1, 0.2)),
+        (of_mean.high, (0.3, 0.2)),
+    ):
+        assert found == pytest.approx(expected)
     assert curves.top10.mean == pytest.approx((0.5, 0.6))
     assert gap_curves([]) is None
 

@@ -45,7 +45,6 @@ def test_half_grid_counts_odd_multiples_of_one_in_960() -> None:
 
 
 def test_same_curve() -> None:
-    one = pd.Series([0.1, 0.2], index=[0, 10])
-    assert same_curve(one, one + 1e-6)
-    assert not same_curve(one, one + 1e-5)
-    assert not same_curve(one, one.iloc[:1])
+    curve = pd.Series([0.1, 0.2], index=[0, 10])
+    others = (curve + 1e-6, curve + 1e-5, curve.iloc[:1])
+    assert [same_curve(curve, other) for other in others] == [True, False, False]

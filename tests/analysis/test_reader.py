@@ -1,30 +1,24 @@
-"""Reading back from a real SQLite store: retries, resumed steps, shared runs, and every way of finding
-nothing.
+"""Reading back from a real SQLite store: retries, resumed steps, shared runs, and every way of finding nothing; and the
+points of many runs as one small tidy frame.
 """
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import METRIC_COLUMNS, RUN_COLUMNS
+from cppo_lab.analysis.points import METRIC_COLUMNS, RUN_COLUMNS, points_frame
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.errors import UserError
+from cppo_lab.tracking.history import from_rows
 
 EXPERIMENT = "cppo-mini"
 SCORE = schema.validation_metric("chain24")
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with its tables and no runs; creating one takes seconds, copying it does not."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture
@@ -37,82 +31,80 @@ def uri(empty_store: Path, tmp_path: Path) -> str:
 def write(uri: str) -> Callable[..., str]:
     """Writes one run and returns its MLflow id; a run written later starts later."""
     client = MlflowClient(uri)
+    experiment = client.create_experiment(EXPERIMENT)
     clock = iter(range(1, 1000))
 
     def write_run(
-        run_id: str, status: str | None = schema.DONE, ended: str | None = "FINISHED", **more: str
+        run_id: str,
+        status: str | None = schema.DONE,
+        ended: str | None = "FINISHED",
+        sweep: str = "demo",
+        **more: str,
     ) -> str:
-        found = client.get_experiment_by_name(EXPERIMENT)
-        experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
         tags = {
             schema.TAG_RUN_ID: run_id,
             schema.TAG_MODEL: "chain",
             schema.TAG_SEED: "3",
             schema.TAG_T_STOP: "40",
             schema.TAG_WARM_START: "0123abcd",
+            schema.sweep_tag(sweep): "cppo",
+            **({} if status is None else {schema.TAG_STATUS: status}),
+            **more,
         }
-        tags |= {schema.sweep_tag(name): variant for name, variant in (more or {"demo": "cppo"}).items()}
-        if status is not None:
-            tags[schema.TAG_STATUS] = status
-        run = client.create_run(experiment, start_time=next(clock), tags=tags)
-        points = [Metric(SCORE, 0.1 * step, step, step) for step in (1, 2)] + [
-            Metric("train/loss", 5.0, 0, 1)
-        ]
-        client.log_batch(run.info.run_id, metrics=points)
+        run = client.create_run(experiment, start_time=next(clock), tags=tags).info.run_id
+        points = [Metric(SCORE, 0.1 * step, step, step) for step in (1, 2)]
+        client.log_batch(run, metrics=[*points, Metric("train/loss", 5.0, 0, 1)])
         if ended is not None:
-            client.set_terminated(run.info.run_id, ended)
-        return run.info.run_id
+            client.set_terminated(run, ended)
+        return run
 
     return write_run
 
 
 def test_frames(uri: str, write: Callable[..., str]) -> None:
-    mlflow_id = write("r1", demo="cppo")
+    mlflow_id, client = write("r1"), MlflowClient(uri)
+    client.log_param(mlflow_id, "rule.delta", 0.15)
+    client.delete_run(write("r2"))  # is gone
     data = read_sweep(uri, EXPERIMENT, "demo")
+    assert data.params == {mlflow_id: {"rule.delta": "0.15"}}
     assert tuple(data.runs.columns) == RUN_COLUMNS
-    row = data.runs.iloc[0]
-    assert (row["mlflow_id"], row["run_id"], row["variant"], row["model"]) == (
-        mlflow_id,
-        "r1",
-        "cppo",
-        "chain",
-    )
-    assert (row["seed"], row["t_stop"], row["status"]) == (3, 40, schema.DONE)
-    assert row["warm_start"] == "0123abcd"
+    names = ["mlflow_id", "run_id", "variant", "model", "seed", "t_stop", "status", "warm_start"]
+    [row] = data.runs[names].itertuples(index=False)
+    assert tuple(row) == (mlflow_id, "r1", "cppo", "chain", 3, 40, schema.DONE, "0123abcd")
     assert tuple(data.metrics.columns) == METRIC_COLUMNS
     assert [tuple(point) for point in data.metrics.itertuples(index=False)] == [
         (mlflow_id, "train/loss", 1, 5.0),
         (mlflow_id, SCORE, 1, 0.1),
         (mlflow_id, SCORE, 2, 0.2),
     ]
-    only = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__)
-    assert set(only.metrics["metric"]) == {SCORE}
+    client.log_metric(
+        mlflow_id, SCORE, 0.05, timestamp=999, step=2
+    )  # of a step logged twice the later value counts
+    only = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__).metrics
+    assert list(only[["metric", "value"]].itertuples(index=False, name=None)) == [(SCORE, 0.1), (SCORE, 0.05)]
 
 
-def test_of_retries_the_newest_done_one_counts(uri: str, write: Callable[..., str]) -> None:
-    write("r1", schema.DONE)
-    newer = write("r1", schema.DONE)
-    write("r1", schema.FAILED, "FAILED")
-    write("r2", schema.FAILED, "FAILED")
-    latest = write("r2", schema.RUNNING, None)
-    data = read_sweep(uri, EXPERIMENT, "demo")
-    assert dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True)) == {"r1": newer, "r2": latest}
+def test_of_retries_the_newest_result_counts(uri: str, write: Callable[..., str]) -> None:
+    write("r1")
+    newest = {"r1": write("r1"), "r2": "", "r3": write("r3", schema.COLLAPSED)}
+    for run_id in newest:
+        write(run_id, schema.FAILED, "FAILED")
+    newest["r2"] = write("r2", schema.RUNNING, None)
+    runs = read_sweep(uri, EXPERIMENT, "demo").runs
+    assert dict(zip(runs["run_id"], runs["mlflow_id"], strict=True)) == newest
 
 
 @pytest.mark.parametrize(
     ("tag", "ended", "status"),
     [
         (None, "FINISHED", schema.RUNNING),
-        (schema.RUNNING, "FINISHED", schema.RUNNING),
-        (schema.PARTIAL, "FINISHED", schema.PARTIAL),
-        (schema.DONE, None, schema.DONE),
-        (schema.COLLAPSED, "FINISHED", schema.COLLAPSED),
-        (schema.COLLAPSED, "FAILED", schema.COLLAPSED),
         (None, "FAILED", schema.RUNNING),
+        (None, None, schema.RUNNING),
+        (schema.RUNNING, "FINISHED", schema.RUNNING),
         (schema.PARTIAL, "KILLED", schema.PARTIAL),
         (schema.PARTIAL, None, schema.PARTIAL),
-        (None, None, schema.RUNNING),
-        (schema.RUNNING, None, schema.RUNNING),
+        (schema.DONE, None, schema.DONE),
+        (schema.COLLAPSED, "FAILED", schema.COLLAPSED),
     ],
 )
 def test_status(uri: str, write: Callable[..., str], tag: str | None, ended: str | None, status: str) -> None:
@@ -120,32 +112,13 @@ def test_status(uri: str, write: Callable[..., str], tag: str | None, ended: str
     assert list(read_sweep(uri, EXPERIMENT, "demo").runs["status"]) == [status]
 
 
-def test_a_step_logged_twice_counts_as_logged_last(uri: str, write: Callable[..., str]) -> None:
-    mlflow_id = write("r1", schema.RUNNING, None)
-    MlflowClient(uri).log_metric(mlflow_id, SCORE, 0.05, timestamp=999, step=2)  # lower, but later
-    metrics = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__).metrics
-    assert list(metrics["value"]) == [0.1, 0.05]
-
-
 def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(
     uri: str, write: Callable[..., str]
 ) -> None:
-    write("r1", demo="cppo")
-    write("r2", other="dppo")
-    assert list(read_sweep(uri, EXPERIMENT, "demo").runs["run_id"]) == ["r1"]
-    assert list(read_sweep(uri, EXPERIMENT, "demo", run_ids=["r2"]).runs["run_id"]) == ["r1", "r2"]
-
-
-def test_a_collapse_is_a_result_and_outranks_a_later_failure(uri: str, write: Callable[..., str]) -> None:
-    collapsed = write("r1", schema.COLLAPSED)
-    write("r1", schema.FAILED, "FAILED")
-    assert list(read_sweep(uri, EXPERIMENT, "demo").runs["mlflow_id"]) == [collapsed]
-
-
-def test_the_configuration_comes_with_the_runs(uri: str, write: Callable[..., str]) -> None:
-    mlflow_id = write("r1")
-    MlflowClient(uri).log_param(mlflow_id, "rule.delta", 0.15)
-    assert read_sweep(uri, EXPERIMENT, "demo").params == {mlflow_id: {"rule.delta": "0.15"}}
+    write("r1")
+    write("r2", sweep="other")
+    for ids, expected in ((), ["r1"]), (("r2",), ["r1", "r2"]):
+        assert list(read_sweep(uri, EXPERIMENT, "demo", run_ids=ids).runs["run_id"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,54 +130,59 @@ def test_whose_seed_draws_their_start(
     uri: str, write: Callable[..., str], core: str, tag: str | None, drawn: bool
 ) -> None:
     """The store says it, whatever packages are installed."""
-    mlflow_id, client = write("r1"), MlflowClient(uri)
-    client.set_tag(mlflow_id, schema.TAG_CORE, core)
-    if tag is not None:
-        client.set_tag(mlflow_id, schema.TAG_SEED_FIXES_START, tag)
-    assert read_sweep(uri, EXPERIMENT, "demo").drawn_starts == (
-        frozenset([mlflow_id]) if drawn else frozenset()
-    )
+    tags = {schema.TAG_CORE: core} | ({schema.TAG_SEED_FIXES_START: tag} if tag else {})
+    mlflow_id = write("r1", **tags)
+    assert read_sweep(uri, EXPERIMENT, "demo").drawn_starts == ({mlflow_id} if drawn else set())
 
 
-def test_deleted_runs_are_gone(uri: str, write: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    ("experiment", "sweep", "message"),
+    [
+        (
+            EXPERIMENT,
+            "dmo",
+            r"no run of sweep 'dmo': it has runs of demo, other; run `cppo launch` with the same",
+        ),
+        ("cppo-verl", "demo", r"experiment 'cppo-verl' does not exist .* it has "),
+        ("paper", "main", "run `cppo reference import` first"),
+        ("empty", "demo", "it has runs of no sweep"),
+        ("deleted", "demo", r"was deleted: .*restore --experiment-id \d+"),
+    ],
+)
+def test_what_is_not_in_the_store_is_named(
+    uri: str, write: Callable[..., str], experiment: str, sweep: str, message: str
+) -> None:
     write("r1")
-    MlflowClient(uri).delete_run(write("r2"))
-    assert list(read_sweep(uri, EXPERIMENT, "demo").runs["run_id"]) == ["r1"]
-
-
-def test_no_such_sweep_names_those_there_are(uri: str, write: Callable[..., str]) -> None:
-    write("r1", demo="cppo", other="x")
-    with pytest.raises(
-        UserError, match=r"no run of sweep 'dmo': it has runs of demo, other; run `cppo launch` with the same"
-    ):
-        read_sweep(uri, EXPERIMENT, "dmo")
-
-
-def test_no_such_experiment(uri: str) -> None:
-    with pytest.raises(UserError, match=r"experiment 'cppo-verl' does not exist .* it has Default"):
-        read_sweep(uri, "cppo-verl", "demo")
-    with pytest.raises(UserError, match="run `cppo reference import` first"):
-        read_sweep(uri, "paper", "main")
-
-
-def test_empty_and_deleted_experiments(uri: str) -> None:
+    write("r2", sweep="other")
     client = MlflowClient(uri)
-    number = client.create_experiment(EXPERIMENT)
-    with pytest.raises(UserError, match="it has runs of no sweep"):
-        read_sweep(uri, EXPERIMENT, "demo")
-    client.delete_experiment(number)
-    with pytest.raises(UserError, match=f"was deleted: .*restore --experiment-id {number}"):
-        read_sweep(uri, EXPERIMENT, "demo")
+    client.create_experiment("empty")
+    client.delete_experiment(client.create_experiment("deleted"))
+    with pytest.raises(UserError, match=message):
+        read_sweep(uri, experiment, sweep)
 
 
-def test_a_missing_database_is_not_created(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        read_sweep(f"sqlite:///{tmp_path / 'none.db'}", EXPERIMENT, "demo")
-    assert list(tmp_path.iterdir()) == []
+def test_what_is_no_store_is_named_and_not_created(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("not a database at all, just some text that is long enough to be one")
+    for name, message in (("none.db", "does not exist"), ("notes.db", "cannot be read")):
+        with pytest.raises(UserError, match=message):
+            read_sweep(f"sqlite:///{tmp_path / name}", EXPERIMENT, "demo")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.db"]
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "notes.db"
-    path.write_text("not a database at all, just some text that is long enough to be one")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_sweep(f"sqlite:///{path}", EXPERIMENT, "demo")
+@pytest.mark.parametrize("runs", [300, 0])
+def test_the_frame_of_points_is_small_and_typed(runs: int) -> None:
+    history = from_rows([(step, 0, {f"m{number}": 0.5 for number in range(60)}) for step in range(10)])
+    frame = points_frame((f"{number:032x}", history) for number in range(runs))
+    assert tuple(frame.columns) == METRIC_COLUMNS and len(frame) == runs * 600
+    assert [str(kind) for kind in frame.dtypes] == ["category", "category", "int32", "float64"]
+    assert list(frame["mlflow_id"].unique()) == [f"{number:032x}" for number in range(runs)]
+    sizes = [frame[name].cat.codes.dtype.itemsize for name in ("mlflow_id", "metric")]
+    assert not runs or sizes == [2, 1]
+
+
+def test_metrics_are_sorted_and_steps_beyond_32_bits_are_kept() -> None:
+    runs = [("x", from_rows([(2**40, 0, {"b": 1.0})])), ("y", from_rows([(1, 0, {"a": 2.0, "b": 3.0})]))]
+    frame = points_frame(runs)
+    assert frame["step"].dtype == np.int64
+    rows = [("x", "b", 2**40, 1.0), ("y", "a", 1, 2.0), ("y", "b", 1, 3.0)]
+    assert list(frame.itertuples(index=False, name=None)) == rows

@@ -1,103 +1,104 @@
-"""A sweep held against its declaration: seeds, gaps, retries, old configurations."""
+"""A sweep held against its declaration: seeds, gaps, retries, old configurations; late means, ranks and noise."""
 
+import pandas as pd
 import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.scoring import score_sweep
+from cppo_lab.analysis.scoring import (
+    ends_early,
+    late_curve,
+    late_means,
+    rank_descending,
+    score_sweep,
+    step_noise,
+)
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.errors import UserError
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data, scored
 
 GOOD = both({0: 0.1, 10: 0.3, 20: 0.2})
 BETTER = both({0: 0.1, 10: 0.2, 20: 0.5})
 FALLEN = both({0: 0.1, 10: 0.6, 20: 0.0})
+CELL = ("chain", "cppo")
+DONE = MadeRun("cppo", seed=0, scores=GOOD)
+COLLAPSED = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
 
 
 def test_seeds_are_averaged_after_each_was_selected() -> None:
-    runs = [MadeRun("cppo", seed=0, scores=GOOD), MadeRun("cppo", seed=1, scores=BETTER)]
-    cell = score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"]
+    cell = scored([DONE, MadeRun("cppo", seed=1, scores=BETTER)]).cells[CELL]
     assert cell.steps == (10, 20)
-    assert cell.score is not None
-    assert (cell.score.mean, cell.score.n) == (pytest.approx(0.4), 2)  # the mean curve's best would be 0.35
-    assert cell.score.std == pytest.approx(0.2 / 2**0.5)
-    assert cell.components["chain24"].mean == pytest.approx(0.4)
-    assert cell.gain is not None
-    assert cell.gain.mean == pytest.approx(0.3)
+    # The best of the mean curve would be 0.35.
+    assert (cell.score.mean, cell.score.std, cell.score.n) == pytest.approx((0.4, 0.2 / 2**0.5, 2))
+    assert (cell.components["chain24"].mean, cell.gain.mean) == pytest.approx((0.4, 0.3))
     assert (cell.state, cell.provisional, cell.expected) == (SelectionState.SCORED, False, 2)
 
 
-GAPS = {
-    "missing": (None, "cppo on chain, seed 1 (missing)"),
-    "running": (
-        MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING),
-        "cppo on chain, seed 1 (running)",
-    ),
-    "failed": (
-        MadeRun("cppo", seed=1, status=schema.FAILED, reason="out of memory"),
-        "cppo on chain, seed 1 (failed: out of memory)",
-    ),
-    "interrupted with a whole curve": (
-        MadeRun("cppo", seed=1, scores=BETTER, status=schema.PARTIAL, reason="interrupted: at step 20"),
-        "cppo on chain, seed 1 (partial: interrupted: at step 20)",
-    ),
-    "no validation": (MadeRun("cppo", seed=1), "cppo on chain, seed 1 (no validation in the window)"),
-    "component": (
-        MadeRun("cppo", seed=1, scores={"chain24": {10: 0.3}}),
-        "cppo on chain, seed 1 (a benchmark is missing at every step)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GAPS)
-def test_a_gap_is_refused_and_named(name: str) -> None:
-    gap, words = GAPS[name]
-    first = MadeRun("cppo", seed=0, scores=GOOD)
-    data = make_data([first] if gap is None else [first, gap])
-    expected = expect([first, gap or MadeRun("cppo", seed=1)])
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [
+        (None, "missing"),
+        (MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING), "running"),
+        (MadeRun("cppo", seed=1, status=schema.FAILED, reason="out of memory"), "failed: out of memory"),
+        (
+            MadeRun("cppo", seed=1, scores=BETTER, status=schema.PARTIAL, reason="interrupted: at step 20"),
+            "partial: interrupted: at step 20",
+        ),
+        (MadeRun("cppo", seed=1), "no validation in the window"),
+        (MadeRun("cppo", seed=1, scores={"chain24": {10: 0.3}}), "a benchmark is missing at every step"),
+    ],
+)
+def test_a_gap_is_refused_and_named(gap: MadeRun | None, words: str) -> None:
+    data = make_data([DONE, gap] if gap else [DONE])
+    expected = expect([DONE, gap or MadeRun("cppo", seed=1)])
     with pytest.raises(UserError) as error:
         score_sweep(data, expected)
     text = str(error.value)
-    assert words in text
-    assert "1 of 2 runs" in text
-    assert "`cppo launch` with the same sweep" in text
-    assert "--partial" in text
+    for part in (
+        f"cppo on chain, seed 1 ({words})",
+        "1 of 2 runs",
+        "`cppo launch` with the same sweep",
+        "--partial",
+    ):
+        assert part in text
     assert "\n" not in text
+    cell = score_sweep(data, expected, partial=True).cells[CELL]
+    assert (cell.state, cell.provisional) == (SelectionState.SCORED, True)
+    assert (cell.score.mean, cell.score.n) == pytest.approx((0.3, 1))  # the finished run alone
 
-    cell = score_sweep(data, expected, partial=True).cells["chain", "cppo"]
-    assert cell.provisional
-    assert cell.state is SelectionState.SCORED
-    assert cell.score is not None
-    assert (cell.score.mean, cell.score.n) == (pytest.approx(0.3), 1)  # the finished run alone
+
+def test_many_gaps_are_counted_not_all_listed() -> None:
+    expected = expect([DONE, *(MadeRun("cppo", seed=seed) for seed in range(1, 31))])
+    with pytest.raises(UserError, match=r"30 of 31 runs .*; and 10 more\."):
+        score_sweep(make_data([DONE]), expected)
 
 
 def test_without_any_finished_run_a_partial_cell_shows_the_score_so_far() -> None:
-    runs = [MadeRun("cppo", scores=GOOD, status=schema.RUNNING), MadeRun("dppo", scores=BETTER)]
-    board = score_sweep(make_data(runs), expect(runs), partial=True)
-    cell = board.cells["chain", "cppo"]
-    assert (cell.provisional, cell.score and cell.score.mean) == (True, pytest.approx(0.3))
+    board = scored([MadeRun("cppo", scores=GOOD, status=schema.RUNNING), MadeRun("dppo", scores=BETTER)])
+    cell = board.cells[CELL]
+    assert (cell.provisional, cell.score.mean) == (True, pytest.approx(0.3))
     assert not board.cells["chain", "dppo"].provisional
     assert [run.variant for run in board.gaps] == ["cppo"]
 
 
-def test_nothing_scored_at_all_is_refused_even_if_partial() -> None:
-    runs = [MadeRun("cppo", status=schema.RUNNING)]
-    with pytest.raises(UserError, match="no validation score yet"):
-        score_sweep(make_data(runs), expect(runs), partial=True)
+def test_a_cell_without_any_run_is_there_and_says_so() -> None:
+    board = scored([DONE], gaps=[MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
+    cell = board.cells["chain", "dppo"]
+    expected = (SelectionState.MISSING, True, 2, None)
+    assert (cell.state, cell.provisional, cell.expected, cell.score) == expected
+    assert [run.seed for run in board.gaps] == [0, 1]
 
 
-def test_one_collapsed_seed_makes_the_cell_a_collapse() -> None:
-    fallen = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
-    runs = [MadeRun("cppo", seed=0, scores=GOOD), fallen]
-    cell = score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"]
-    assert (cell.state, cell.collapsed, cell.expected) == (SelectionState.COLLAPSE, 1, 2)
+@pytest.mark.parametrize("gaps", [[], [MadeRun("cppo", seed=2)]])
+def test_one_collapsed_seed_makes_the_cell_a_collapse(gaps: list[MadeRun]) -> None:
+    cell = scored([DONE, COLLAPSED], gaps=gaps).cells[CELL]
+    assert (cell.state, cell.collapsed, cell.provisional) == (SelectionState.COLLAPSE, 1, bool(gaps))
 
 
 def test_only_the_papers_curves_are_judged_by_their_shape() -> None:
     """A run of ours that is done has not collapsed, whatever its curve looks like: it would have said so."""
     for core, state in (("mini", SelectionState.SCORED), (schema.PAPER, SelectionState.COLLAPSE)):
-        runs = [MadeRun("cppo", scores=FALLEN, core=core)]
-        assert score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"].state is state
+        assert scored([MadeRun("cppo", scores=FALLEN, core=core)]).cells[CELL].state is state
 
 
 def test_models_on_different_tasks_have_benchmarks_of_their_own() -> None:
@@ -107,84 +108,38 @@ def test_models_on_different_tasks_have_benchmarks_of_their_own() -> None:
         MadeRun("dppo", model="sum", scores={"s24": {10: 0.9, 20: 0.3}}),  # s25 was not logged
     ]
     board = score_sweep(make_data(runs), expect(runs), partial=True)
-    assert board.benchmarks_of("chain") == ("c24", "c25")
-    assert board.benchmarks_of("sum") == ("s24", "s25")
+    assert [board.benchmarks_of(model) for model in ("chain", "sum")] == [("c24", "c25"), ("s24", "s25")]
     chain, total = board.cells["chain", "cppo"], board.cells["sum", "cppo"]
-    assert chain.score is not None and chain.score.mean == pytest.approx(0.3)
-    assert total.score is not None and total.score.mean == pytest.approx(0.6)
+    assert (chain.score.mean, total.score.mean) == pytest.approx((0.3, 0.6))
     assert set(total.components) == {"s24", "s25"}
     assert board.cells["sum", "dppo"].state is SelectionState.NO_COMPONENTS
 
 
-def test_old_configurations_are_listed_and_not_counted() -> None:
-    now, old = MadeRun("cppo", scores=GOOD, run_id="new"), MadeRun("cppo", scores=BETTER, run_id="old")
-    board = score_sweep(make_data([old, now]), expect([now]))
-    cell = board.cells["chain", "cppo"]
-    assert cell.score is not None
-    assert cell.score.mean == pytest.approx(0.3)
-    assert list(board.unused["run_id"]) == ["old"]
-
-
-def test_by_name_a_done_run_is_preferred_then_the_newest() -> None:
-    older = MadeRun("cppo", seed=None, scores=GOOD, run_id="older")
-    newer = MadeRun("cppo", seed=None, scores=BETTER, run_id="newer")
-    running = MadeRun("cppo", seed=None, scores=FALLEN, run_id="newest", status=schema.RUNNING)
-    board = score_sweep(make_data([older, newer, running]), [ExpectedRun(None, "chain", "cppo", None)])
-    assert board.runs[0].run_id == "newer"
-
-
-def test_two_configurations_under_one_name_are_no_seeds() -> None:
-    runs = [MadeRun("cppo", scores=GOOD, run_id="one"), MadeRun("cppo", scores=BETTER, run_id="two")]
-    with pytest.raises(UserError, match="declares two configurations as cppo on chain, seed 0"):
-        score_sweep(make_data(runs), expect(runs))
-
-
-def test_an_empty_declaration_is_refused() -> None:
-    with pytest.raises(UserError, match="declares no runs"):
-        score_sweep(make_data([MadeRun("cppo", scores=GOOD)]), [])
-
-
-def test_many_gaps_are_counted_not_all_listed() -> None:
-    first = MadeRun("cppo", seed=99, scores=GOOD)
-    expected = expect([first, *(MadeRun("cppo", seed=seed) for seed in range(30))])
-    with pytest.raises(UserError, match=r"30 of 31 runs .*; and 10 more\."):
-        score_sweep(make_data([first]), expected)
-
-
-def test_a_collapse_beside_a_missing_seed_is_both() -> None:
-    fallen = MadeRun("cppo", seed=0, scores=FALLEN, status=schema.COLLAPSED)
-    expected = expect([fallen, MadeRun("cppo", seed=1)])
-    cell = score_sweep(make_data([fallen]), expected, partial=True).cells["chain", "cppo"]
-    assert (cell.state, cell.collapsed, cell.provisional, cell.expected) == (
-        SelectionState.COLLAPSE,
-        1,
-        True,
-        2,
+def test_which_of_several_stored_runs_counts() -> None:
+    """By its id the declared one; by name a finished one, then the newest. Others are listed and not counted."""
+    older, newer = (
+        MadeRun("cppo", scores=s, run_id=name) for s, name in ((GOOD, "older"), (BETTER, "newer"))
     )
+    data = make_data([older, newer, MadeRun("cppo", scores=FALLEN, run_id="newest", status=schema.RUNNING)])
+    by_id = score_sweep(data, expect([older]))
+    assert by_id.cells[CELL].score.mean == pytest.approx(0.3)
+    assert list(by_id.unused["run_id"]) == ["newer", "newest"]
+    for seed in (None, 0):
+        by_name = score_sweep(data, [ExpectedRun(None, "chain", "cppo", seed)])
+        assert by_name.runs[0].run_id == "newer"
 
 
-def test_a_cell_without_any_run_is_there_and_says_so() -> None:
-    there = MadeRun("cppo", scores=GOOD)
-    expected = expect([there, MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
-    board = score_sweep(make_data([there]), expected, partial=True)
-    cell = board.cells["chain", "dppo"]
-    assert (cell.state, cell.provisional, cell.expected, cell.score) == (
-        SelectionState.MISSING,
-        True,
-        2,
-        None,
-    )
-    assert [run.seed for run in board.gaps] == [0, 1]
-
-
-def test_a_run_that_goes_on_counts_only_beside_no_finished_one() -> None:
-    done = MadeRun("cppo", seed=0, scores=GOOD)
-    going = MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING)
-    for runs, score in (([done, going], 0.3), ([going], 0.5)):
-        cell = score_sweep(make_data(runs), expect(runs), partial=True).cells["chain", "cppo"]
-        assert cell.provisional
-        assert cell.score is not None
-        assert (cell.score.mean, cell.score.n) == (pytest.approx(score), 1)
+@pytest.mark.parametrize(
+    ("declared", "partial", "message"),
+    [
+        ([], False, "declares no runs"),
+        ([MadeRun("cppo", run_id="x"), DONE], False, "declares two configurations as cppo on chain, seed 0"),
+        ([MadeRun("dppo")], True, "no validation score yet"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(declared: list[MadeRun], partial: bool, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score_sweep(make_data([DONE]), expect(declared), partial)
 
 
 def test_the_order_of_the_runs_in_the_store_changes_nothing() -> None:
@@ -194,8 +149,41 @@ def test_the_order_of_the_runs_in_the_store_changes_nothing() -> None:
         for model in ("chain", "sum")
         for seed in (0, 1, 2)
     ]
-    boards = [
-        score_sweep(make_data(order), expect(runs)) for order in (runs, runs[::-1], runs[5:] + runs[:5])
+    first, turned = (
+        list(score_sweep(make_data(order), expect(runs)).cells.items()) for order in (runs, runs[::-1])
+    )
+    assert first == turned
+
+
+def frame(curve: dict[int, float]) -> pd.DataFrame:
+    return pd.DataFrame({schema.MEAN: curve})
+
+
+def test_the_late_window_is_the_last_thirty_percent_up_to_t_stop() -> None:
+    curve = frame({step: step / 1000 for step in range(10, 131, 10)})
+    assert list(late_curve(curve, 100).index) == [80, 90, 100]
+    assert list(late_curve(curve, None).index) == [100, 110, 120, 130]
+
+
+def test_noise_of_an_alternating_curve() -> None:
+    """Differences are +-0.02 throughout, so the scatter of one evaluation is 0.02 / sqrt 2."""
+    assert step_noise(frame({80: 0.3, 90: 0.32, 100: 0.3}), 100) == pytest.approx(0.02 / 2**0.5)
+    assert step_noise(frame({90: 0.3, 100: 0.3}), 100) is None
+
+
+def test_ranks_share_a_place_and_stay_inside_a_model() -> None:
+    values = {("a", "x"): 0.3, ("a", "y"): 0.3, ("a", "z"): 0.1, ("b", "x"): 0.05}
+    assert rank_descending(values) == {("a", "x"): 1, ("a", "y"): 1, ("a", "z"): 3, ("b", "x"): 1}
+
+
+def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
+    runs = [
+        MadeRun("lucky", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
+        MadeRun("steady", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
+        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED),
+        MadeRun("short", scores=both({10: 0.4, 20: 0.4})),
     ]
-    assert boards[0].cells == boards[1].cells == boards[2].cells
-    assert list(boards[0].cells) == list(boards[1].cells) == list(boards[2].cells)
+    board = scored(runs)
+    ranks = {variant: late.rank for (_, variant), late in late_means(board).items()}
+    assert ranks == {"lucky": 2, "steady": 1, "fallen": None, "short": None}
+    assert [run.variant for run in board.runs if ends_early(run)] == ["short"]

@@ -1,11 +1,15 @@
 """Outcomes, samples and tokens for tests, every number from a seeded generator."""
 
+from typing import Any, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes, problem_ids
 from cppo_lab.answers.texts import Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
+
+Record = TypeVar("Record")
 
 
 def outcomes(problems: int = 6, validations: int = 3, samples: int = 16, seed: int = 0) -> Outcomes:
@@ -80,3 +84,10 @@ def tokens(
 
 def single(values: NDArray[np.generic]) -> NDArray[np.float32]:
     return values.astype(np.float32)
+
+
+def forged(record: Record, **change: Any) -> Record:
+    """With values that its class refuses."""
+    for name, value in change.items():
+        object.__setattr__(record, name, value)
+    return record

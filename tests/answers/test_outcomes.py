@@ -1,7 +1,6 @@
 """Outcomes of problems: averages, ids, the file, and what is refused of it."""
 
 import io
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -15,46 +14,44 @@ from tests.answers import made
 
 
 def test_a_file_holds_what_was_written_and_equal_outcomes_are_equal_bytes() -> None:
-    one = made.outcomes()
-    found = read(write(one), "the file")
-    assert (found.samples, found.benchmarks, found.problems) == (one.samples, one.benchmarks, one.problems)
-    for name in ("benchmark_of", "steps", "right", "cut_off", "length"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(one, name))
-        assert getattr(found, name).dtype == getattr(one, name).dtype
-    assert write(found) == write(made.outcomes()) == write(one)
-
-
-def test_the_papers_validations_fit_in_a_megabyte() -> None:
-    assert len(write(made.outcomes(problems=90, validations=112))) <= 2**20
+    written = made.outcomes()
+    found = read(write(written), "the file")
+    for name, value in vars(written).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+        assert getattr(getattr(found, name), "dtype", None) == getattr(value, "dtype", None)
+    assert write(found) == write(made.outcomes()) == write(written)
+    assert len(write(made.outcomes(problems=90, validations=112))) <= 2**20  # the paper's validations
 
 
 def test_averages_are_those_of_a_loop() -> None:
-    one = made.outcomes()
-    for row, name in itertools.product(range(3), range(2)):
-        own = [int(one.right[row, p]) / 16 for p in range(6) if one.benchmark_of[p] == name]
-        assert one.averages()[row, name] == pytest.approx(sum(own) / 3, rel=1e-15)
+    outcomes = made.outcomes()
+    expected = [
+        [np.mean(row[outcomes.benchmark_of == benchmark]) / 16 for benchmark in range(2)]
+        for row in outcomes.right
+    ]
+    assert outcomes.averages().tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
 
 
 def test_rows_behind_a_checkpoint_go() -> None:
-    one = made.outcomes(validations=4)
+    outcomes = made.outcomes(validations=4)
     for step, rows in ((-1, 0), (0, 1), (9, 1), (10, 2), (30, 4), (99, 4)):
-        found = one.until(step)
+        found = outcomes.until(step)
         assert found.steps.tolist() == [0, 10, 20, 30][:rows]
         assert found.right.shape == found.cut_off.shape == found.length.shape == (rows, 6)
 
 
 def test_ids_are_of_problems_not_of_places() -> None:
-    there = problem_ids(["a", "a", "b"], ["x", "y", "x"])
-    assert problem_ids(["b", "a", "a"], ["x", "y", "x"]) == (there[2], there[1], there[0])
-    assert len(set(there)) == 3
-    assert problem_ids(["a", "a", "a"], ["x", "x", "x"]) == (there[0], f"{there[0]}-2", f"{there[0]}-3")
+    ids = problem_ids(["a", "a", "b"], ["x", "y", "x"])
+    assert problem_ids(["b", "a", "a"], ["x", "y", "x"]) == (ids[2], ids[1], ids[0])
+    assert len(set(ids)) == 3
+    assert problem_ids(["a", "a", "a"], ["x", "x", "x"]) == (ids[0], f"{ids[0]}-2", f"{ids[0]}-3")
 
 
 def test_chosen_problems_are_of_all_benchmarks() -> None:
-    of = [0] * 5 + [1] * 2 + [2] * 5
-    assert chosen_problems(of, 8) == [0, 1, 2, 5, 6, 7, 8, 9]
-    assert chosen_problems(of, 0) == []
-    assert chosen_problems(of, None) == chosen_problems(of, 99) == list(range(12))
+    benchmark_of = [0] * 5 + [1] * 2 + [2] * 5
+    every = list(range(12))
+    for most, chosen in ((8, [0, 1, 2, 5, 6, 7, 8, 9]), (0, []), (None, every), (99, every)):
+        assert chosen_problems(benchmark_of, most) == chosen
 
 
 @pytest.mark.parametrize(
@@ -78,31 +75,28 @@ def test_chosen_problems_are_of_all_benchmarks() -> None:
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         replace(made.outcomes(), **change)
-    forged = made.outcomes()
-    for name, value in change.items():
-        object.__setattr__(forged, name, value)
     with pytest.raises(UserError, match=r"stranger\.npz has no outcomes of validations .*: delete that file"):
-        read(write(forged), "stranger.npz")
+        read(write(made.forged(made.outcomes(), **change)), "stranger.npz")
 
 
-def test_a_validation_that_is_none_is_refused() -> None:
-    empty = no_outcomes(4, ["a"], ["a-1", "a-2"], [0, 0])
-    for right in ([1], [[1, 2]], [-1, 2], [0.5, 2], [5, 0]):
-        with pytest.raises(ValueError):
-            empty.append(0, np.array(right), np.array([0, 0]), np.array([1.0, 1.0]))
+@pytest.mark.parametrize("right", [[1], [[1, 2]], [-1, 2], [0.5, 2], [5, 0]])
+def test_a_validation_that_is_none_is_refused(right: Any) -> None:
+    with pytest.raises(ValueError):
+        no_outcomes(4, ["a"], ["a-1", "a-2"], [0, 0]).append(0, np.array(right), np.zeros(2), np.ones(2))
 
 
 def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off, with a flipped byte in its list, of another format, pickled, too large."""
-    data = write(made.outcomes())
-    buffer = io.BytesIO()
+    data, buffer = write(made.outcomes()), io.BytesIO()
     np.savez(buffer, about=np.array([{"a": 1}], dtype=object))
-    for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100):
+    unnamed = (
+        write(made.forged(made.outcomes(), samples=True)),
+        write(made.forged(made.outcomes(), problems=(1,))),
+    )
+    for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100, *unnamed):
         with pytest.raises(UserError, match="the file has no outcomes"):
             read(broken, "the file")
-    monkeypatch.setattr(files, "FORMAT", 2)
-    with pytest.raises(UserError, match="format 2"):
-        read(data, "the file")
-    monkeypatch.setattr(files, "LARGEST", 10)
-    with pytest.raises(UserError, match="more than the 10"):
-        read(data, "the file")
+    for name, value, message in (("FORMAT", 2, "format 2"), ("LARGEST", 10, "more than the 10")):
+        monkeypatch.setattr(files, name, value)
+        with pytest.raises(UserError, match=message):
+            read(data, "the file")

@@ -30,12 +30,14 @@ def padded(values: np.ndarray) -> torch.Tensor:
 
 
 def on_tensors(
-    name: str, one: RecordedTokens, divergence: torch.Tensor, **drawn: torch.Tensor
+    name: str, recorded: RecordedTokens, divergence: torch.Tensor, **drawn: torch.Tensor
 ) -> torch.Tensor:
     """What the rule keeps of the padded tensors, [N]."""
     valid = padded(np.ones(sum(LENGTHS))).bool()
-    advantages = torch.from_numpy(one.advantage.copy())[:, None].expand(valid.shape)
-    tokens = Tokens(padded(one.logp), padded(one.rollout_logp), advantages, valid, divergence, **drawn)
+    advantages = torch.from_numpy(recorded.advantage.copy())[:, None].expand(valid.shape)
+    tokens = Tokens(
+        padded(recorded.logp), padded(recorded.rollout_logp), advantages, valid, divergence, **drawn
+    )
     output = RULES[name].load(tokens, **CONSTANTS[name])
     return output.keep[valid]
 
@@ -45,11 +47,11 @@ def test_every_rule_is_the_rule_on_the_same_tensors(name: str) -> None:
     """Through a file; the rules that need a KL get the one between sampled tokens and all others."""
     dropped = 0.0
     for seed in range(5):
-        one = read(write(made.tokens(LENGTHS, seed)), "the file")
-        found = replay(one, name, CONSTANTS[name])
-        divergence = padded(one.divergence)
+        recorded = read(write(made.tokens(LENGTHS, seed)), "the file")
+        found = replay(recorded, name, CONSTANTS[name])
+        divergence = padded(recorded.divergence)
         if KL in RULES[name].needs:
-            mu, pi = padded(one.rollout_logp).double().exp(), padded(one.logp).double().exp()
+            mu, pi = padded(recorded.rollout_logp).double().exp(), padded(recorded.logp).double().exp()
             terms = (
                 mu * (mu / pi).log()
                 + (1 - mu) * ((1 - mu).clamp_min(1e-12) / (1 - pi).clamp_min(1e-12)).log()
@@ -58,7 +60,7 @@ def test_every_rule_is_the_rule_on_the_same_tensors(name: str) -> None:
                 padded(found.measured).double(), terms.clamp_min(0), rtol=1e-3, atol=1e-6
             )
             divergence = padded(found.measured)
-        expected = on_tensors(name, one, divergence)
+        expected = on_tensors(name, recorded, divergence)
         np.testing.assert_array_equal(found.keep, expected.numpy())
         assert np.all((found.reason > 0) == (found.keep < 1)) or name in (
             "cispo",
@@ -76,9 +78,11 @@ def test_shuffled_weights_are_replayed_with_the_order_that_training_drew() -> No
     assert "drew none" in str(why_not(RULES[name], plain))
     generator = np.random.default_rng(1)
     order = np.concatenate([generator.permutation(length) for length in LENGTHS]).astype(np.int32)
-    one = read(write(replace(plain, order=order)), "the file")
-    found = replay(one, name, CONSTANTS[name])
-    expected = on_tensors(name, one, padded(one.divergence), permutation=padded(order.astype(np.int64)))
+    recorded = read(write(replace(plain, order=order)), "the file")
+    found = replay(recorded, name, CONSTANTS[name])
+    expected = on_tensors(
+        name, recorded, padded(recorded.divergence), permutation=padded(order.astype(np.int64))
+    )
     np.testing.assert_array_equal(found.keep, expected.numpy())
     assert 0 < found.keep.mean() < 1
     with pytest.raises(UserError, match="cannot be replayed"):
@@ -87,12 +91,12 @@ def test_shuffled_weights_are_replayed_with_the_order_that_training_drew() -> No
 
 def test_the_terms_of_cppo_explain_what_it_drops() -> None:
     """By loops in float64: w_t, S_{t-1}, c_t, the mask and the reason."""
-    one = made.tokens(LENGTHS)
+    recorded = made.tokens(LENGTHS)
     constants = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
-    found = replay(one, "cppo", constants)
+    found = replay(recorded, "cppo", constants)
     assert found.weight is not None and found.prefix_sum is not None and found.limit is not None
     start, reasons = 0, set()
-    for length, advantage in zip(LENGTHS, one.advantage, strict=True):
+    for length, advantage in zip(LENGTHS, recorded.advantage, strict=True):
         spent = weights = 0.0
         for t in range(length):
             at = start + t
@@ -101,8 +105,8 @@ def test_the_terms_of_cppo_explain_what_it_drops() -> None:
             assert found.weight[at] == pytest.approx(weight, rel=1e-6)
             assert found.prefix_sum[at] == pytest.approx(spent, rel=1e-5, abs=1e-6)
             assert found.limit[at] == pytest.approx(limit, rel=1e-5, abs=1e-6)
-            divergence = float(one.divergence[at])
-            away = float(advantage) * (float(one.logp[at]) - float(one.rollout_logp[at])) > 0
+            divergence = float(recorded.divergence[at])
+            away = float(advantage) * (float(recorded.logp[at]) - float(recorded.rollout_logp[at])) > 0
             reason = (
                 "threshold" if weight * divergence > 0.15 else "budget" if weight * divergence > limit else ""
             )
@@ -112,26 +116,26 @@ def test_the_terms_of_cppo_explain_what_it_drops() -> None:
             spent, weights = spent + weight * divergence, weights + weight
         start += length
     assert reasons == {"", "threshold", "budget"}
-    assert replay(one, "dppo", {"delta": 0.1}).weight is None
+    assert replay(recorded, "dppo", {"delta": 0.1}).weight is None
 
 
 def test_the_runs_own_rule_is_the_default() -> None:
-    one = made.tokens(LENGTHS)
-    found = replay(one)
-    assert (found.rule, found.constants, found.divergence) == ("cppo", one.rule.constants, "binary_tv")
-    np.testing.assert_array_equal(found.keep, replay(one, "cppo", one.rule.constants).keep)
+    recorded = made.tokens(LENGTHS)
+    found = replay(recorded)
+    assert (found.rule, found.constants, found.divergence) == ("cppo", recorded.rule.constants, "binary_tv")
+    np.testing.assert_array_equal(found.keep, replay(recorded, "cppo", recorded.rule.constants).keep)
 
 
 def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
-    one = made.tokens(LENGTHS)
-    held = replace(one, rule=replace(one.rule, estimator="topk", k=20, convention="union"))
-    mu, pi = np.exp(one.rollout_logp.astype(float)), np.exp(one.logp.astype(float))
-    ratio = one.logp.astype(float) - one.rollout_logp.astype(float)
+    recorded = made.tokens(LENGTHS)
+    held = replace(recorded, rule=replace(recorded.rule, estimator="topk", k=20, convention="union"))
+    mu, pi = np.exp(recorded.rollout_logp.astype(float)), np.exp(recorded.logp.astype(float))
+    ratio = recorded.logp.astype(float) - recorded.rollout_logp.astype(float)
     expected = {
         "binary_tv": np.abs(mu - pi),
         "sample_k2": ratio**2 / 2,
         "sample_k3": np.expm1(ratio) - ratio,
-        "topk_tv": one.divergence,
+        "topk_tv": recorded.divergence,
     }
     for name in (*FROM_SAMPLED, "topk_tv"):
         found = replay(held, "dppo", {"delta": 0.1}, divergence=name)

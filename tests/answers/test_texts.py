@@ -24,27 +24,29 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_text_comes_back_as_it_was(text: str) -> None:
-    one = made.sample(prompt=as_text(text), response=as_text(text), answer=as_text(text), problem=text[:99])
-    assert read(write(Texts(10, (one,), 3)), "the file") == Texts(10, (one,), 3)
+    sample = made.sample(
+        prompt=as_text(text), response=as_text(text), answer=as_text(text), problem=text[:99]
+    )
+    texts = Texts(10, (sample,), 3)
+    assert read(write(texts), "the file") == texts
+    assert write(texts) == write(texts)
 
 
-def test_what_is_no_text_is_replaced_visibly() -> None:
-    assert as_text(b"caf\xe9 \xff") == "caf\ufffd \ufffd"
-    assert as_text("a\ud800b\udc00") == "a\ufffdb\ufffd"
-    assert as_text("\ud83d\ude00") == "\U0001f600"  # two halves that belong together
-    as_text("\udcff" * 99).encode()
-
-
-def test_the_middle_of_a_longer_text_is_left_out_and_that_is_said() -> None:
-    found = as_text("a" * LONGEST + "b" * LONGEST)
-    assert found.startswith("aaa") and found.endswith("bbb")
-    assert f"[{LONGEST} characters are left out here]" in found
-    assert len(found) < LONGEST + 100
-
-
-def test_equal_samples_are_equal_bytes() -> None:
-    one = Texts(10, (made.sample(), made.sample(draw=1)))
-    assert write(one) == write(one)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (b"caf\xe9 \xff", "caf\ufffd \ufffd"),
+        ("a\ud800b\udc00", "a\ufffdb\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),  # two halves that belong together
+        (
+            "a" * LONGEST + "b" * LONGEST,
+            f"{'a' * (LONGEST // 2)}\n[{LONGEST} characters are left out here]\n{'b' * (LONGEST // 2)}",
+        ),
+    ],
+    ids=["bytes", "halves", "a pair", "long"],
+)
+def test_what_is_no_text_is_replaced_visibly(given: str | bytes, text: str) -> None:
+    assert as_text(given) == text
 
 
 def test_a_bounded_file_has_the_first_samples_and_says_how_many_are_left_out() -> None:
@@ -63,7 +65,7 @@ def test_each_problems_first_answer_comes_first_and_the_training_groups_next() -
     given = [made.sample(problem=problem, draw=draw) for problem in ("a", "b") for draw in range(3)] + [
         made.sample(kind="training", problem="t", draw=draw, group=0) for draw in range(2)
     ]
-    found = [(one.problem, one.draw) for one in in_order_of_draws(given)]
+    found = [(sample.problem, sample.draw) for sample in in_order_of_draws(given)]
     assert found == [("a", 0), ("b", 0), ("t", 0), ("t", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
 
 
@@ -92,14 +94,21 @@ def test_a_line_that_is_no_sample_is_refused(change: dict[str, Any]) -> None:
 
 def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     data = write(Texts(10, (made.sample(),)))
-    deep = gzip.compress(b"[" * 10**6)
-    others = [b"[]", b"\n", b'{"format": 2}', b'{"format": 1, "step": -1, "left_out": 0}', b"\xff"]
-    for broken in (b"", b"x", data[:-1], data[:20], data + b"x", deep, *map(gzip.compress, others)):
+    others = [
+        b"[" * 10**6,
+        b"[]",
+        b"\n",
+        b'{"format": 2}',
+        b'{"format": 1, "step": -1, "left_out": 0}',
+        b"\xff",
+    ]
+    for broken in (b"", b"x", data[:-1], data[:20], data + b"x", *map(gzip.compress, others)):
         with pytest.raises(UserError, match="the file has no texts"):
             read(broken, "the file")
-    monkeypatch.setattr(files, "LARGEST_UNPACKED", 100)
-    with pytest.raises(UserError, match="larger than allowed"):
-        read(data, "the file")
-    monkeypatch.setattr(files, "LARGEST", 10)
-    with pytest.raises(UserError, match="more than the 10"):
-        read(data, "the file")
+    for name, most, message in (
+        ("LARGEST_UNPACKED", 100, "larger than allowed"),
+        ("LARGEST", 10, "more than the 10"),
+    ):
+        monkeypatch.setattr(files, name, most)
+        with pytest.raises(UserError, match=message):
+            read(data, "the file")

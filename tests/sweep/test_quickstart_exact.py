@@ -28,7 +28,7 @@ def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
 
 
 def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
-    """As the report will (tests/analysis/statistics/test_pairing.py)."""
+    """As the report will (tests/analysis/statistics/test_paired.py)."""
     cases = {"quickstart_exact": [], "main": ["core=exact"], "horizon": []}
     assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
     assert not make_plan(declared("main"), ["core=verl"]).is_paired("main")

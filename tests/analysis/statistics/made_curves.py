@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from cppo_lab.analysis.scoring import Scoreboard
+from tests.analysis.made_sweeps import MadeRun, both, scored
 
 STEPS = range(0, 101, 10)
 
@@ -20,7 +20,7 @@ def flat(levels: Mapping[str, Sequence[float]], model: str = "m") -> list[MadeRu
 
 def board_of(runs: Sequence[MadeRun], sweep: str = "main", gaps: Sequence[MadeRun] = ()) -> Scoreboard:
     """The runs scored; `gaps` are declared and not there."""
-    return score_sweep(make_data(runs, sweep), expect([*runs, *gaps]), partial=bool(gaps))
+    return scored(runs, sweep, gaps)
 
 
 def broken(variant: str, seed: int, top: float) -> MadeRun:

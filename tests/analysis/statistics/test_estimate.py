@@ -1,90 +1,202 @@
-"""Intervals and p-values of means and of sums of means, against SciPy's t tests."""
+"""Means, sums of means, aggregates, bootstrap, bands and Holm's adjustment: against SciPy, rliable (recorded, see
+`tests/oracles/make_rliable.py`), printed tables, closed forms and plain loops.
+"""
+
+import json
+import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from cppo_lab.analysis.statistics.estimate import (
+    AGGREGATES,
+    INTERVAL,
     NO_SPREAD,
     ONE_RUN,
+    RANGE,
     Estimate,
+    band,
+    bootstrap,
     combine,
-    estimate,
+    holm,
+    iqm,
+    mean,
     mean_estimate,
+    percentile_interval,
+    probability_of_improvement,
+    resample,
 )
+from tests.oracles.statistics import holm_rejections, wins
 
+RLIABLE = json.loads((Path(__file__).parents[2] / "oracles" / "rliable.json").read_text(encoding="utf-8"))
 A, B = [0.31, 0.28, 0.36, 0.33], [0.30, 0.21, 0.27, 0.25, 0.29]
+NAN = math.nan
 
 
-def made(values: list[float]) -> Estimate:
-    found = mean_estimate(values)
-    assert found is not None
-    return found
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
-def test_mean_against_scipy() -> None:
-    found, reference = made(A), stats.ttest_1samp(A, 0.3)
-    interval = reference.confidence_interval()
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.p_value(0.3) == pytest.approx(reference.pvalue)
-    assert found.p_above(0.3) == pytest.approx(stats.ttest_1samp(A, 0.3, alternative="greater").pvalue)
-    assert found.p_below(0.3) == pytest.approx(stats.ttest_1samp(A, 0.3, alternative="less").pvalue)
+def test_a_mean_and_a_difference_of_means_are_scipys_t_tests() -> None:
+    single, welch = mean_estimate(A), combine([mean_estimate(A), mean_estimate(B)], [1, -1])
+    for null, found, reference in (
+        (0.3, single, stats.ttest_1samp(A, 0.3)),
+        (0.0, welch, stats.ttest_ind(A, B, equal_var=False)),
+    ):
+        assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval()))
+        assert found.p_value(null) == pytest.approx(reference.pvalue)
+        assert found.degrees == pytest.approx(reference.df)
+    for name, p in (("greater", single.p_above(0.3)), ("less", single.p_below(0.3))):
+        assert p == pytest.approx(stats.ttest_1samp(A, 0.3, alternative=name).pvalue)
+    # NumPy's numbers would make `is True` of a comparison, and the text of a value, something else.
+    assert {type(value) for value in (single.half, single.low, single.p_above(), single.p_value())} == {float}
 
 
-def test_difference_of_cells_is_welchs() -> None:
-    found, reference = combine([made(A), made(B)], [1, -1]), stats.ttest_ind(A, B, equal_var=False)
-    assert found is not None
-    interval = reference.confidence_interval()
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.p_value() == pytest.approx(reference.pvalue)
-    assert found.degrees == pytest.approx(reference.df)
+def test_no_spread_and_no_interval_are_made_up() -> None:
+    assert mean_estimate([]) is combine([], []) is None
+    single, equal = mean_estimate([0.5]), mean_estimate([0.1 + 0.2, 0.3, 0.3])  # differ by rounding alone
+    tasks = [np.array([0.1]), np.array([0.2, 0.3])], [np.array([0.5, 0.5])]
+    for found, why in (
+        (single, ONE_RUN),
+        (equal, NO_SPREAD),
+        (combine([single, mean_estimate(A)], [1, -1]), ONE_RUN),
+        (combine([equal, equal], [1, -1]), NO_SPREAD),
+        (bootstrap(tasks[0], mean, rng()), ONE_RUN),
+        (bootstrap(tasks[1], mean, rng()), NO_SPREAD),
+    ):
+        assert found.unknown == why
+        assert {found.half, found.low, found.high, found.p_above(), found.p_below(), found.p_value()} == {
+            None
+        }
+    both = combine([mean_estimate(A), equal], [1, -1])
+    assert (both.error, both.degrees) == (pytest.approx(mean_estimate(A).error), 3)
 
 
-def test_nothing_is_made_up() -> None:
-    assert mean_estimate([]) is None
-    assert combine([], []) is None
-    single = made([0.5])
-    assert (single.value, single.low, single.high, single.p_value()) == (0.5, None, None, None)
-    assert single.unknown == ONE_RUN
-    equal = made([0.1 + 0.2, 0.3, 0.3])  # differ by rounding alone
-    assert (equal.half, equal.p_above(), equal.unknown) == (None, None, NO_SPREAD)
-    both = combine([single, made(A)], [1, -1])
-    assert both is not None and both.half is None and both.unknown == ONE_RUN
-    assert estimate(0.1, 3, 0.0, 2).unknown == NO_SPREAD
+@pytest.mark.parametrize(
+    ("t", "degrees", "p"),
+    [
+        (1e6, 1, math.atan2(1, 1e6) / math.pi),  # Cauchy's distribution: a small p does not come from 1 - p
+        (-2.5, 1, 1 - math.atan2(1, 2.5) / math.pi),
+        (25.0, 2, 1 / (627 + 25 * math.sqrt(627))),
+        (12.706, 1, 0.025),  # as tables print it
+        (2.776, 4, 0.025),
+        (1.960, 1e9, 0.025),
+        (6.0, 1e9, 9.865876e-10),
+    ],
+)
+def test_p_values_are_those_of_closed_forms_and_tables(t: float, degrees: float, p: float) -> None:
+    found = Estimate(t, 2, error=1.0, degrees=degrees)
+    printed = p == 0.025
+    assert found.p_above() == pytest.approx(p, rel=2e-3 if printed else 1e-6)
+    assert found.p_below() == 1 - found.p_above()
+    if printed:
+        assert found.half == pytest.approx(t, abs=0.001)
 
 
-def test_a_cell_without_spread_adds_none() -> None:
-    both = combine([made(A), made([1.0, 1.0])], [1, -1])
-    assert both is not None
-    assert (both.error, both.degrees) == (pytest.approx(made(A).error), 3)
+@pytest.mark.parametrize("entry", RLIABLE)
+def test_against_rliable(entry: dict) -> None:
+    """Both percentile intervals have the error of 20,000 resamples, in a distribution on a grid."""
+    ours, theirs = (list(np.array(entry[side]).T) for side in ("ours", "theirs"))  # `[runs, tasks]`
+    assert list(AGGREGATES) == ["mean", "iqm", "median"]
+    found = [float(statistic(ours)) for statistic in AGGREGATES.values()]
+    assert found == pytest.approx(entry["aggregates"], abs=1e-12)
+    assert probability_of_improvement(ours, theirs).value == pytest.approx(entry["improvement"], abs=1e-12)
+    for statistic, low, high in zip(AGGREGATES.values(), entry["low"], entry["high"], strict=True):
+        interval = percentile_interval(ours, statistic, rng(), 20_000)
+        assert interval == pytest.approx((low, high), abs=0.05 * (high - low))
 
 
-SCORES = st.lists(st.floats(0, 1), min_size=2, max_size=8)
+@pytest.mark.parametrize("n", range(1, 12))
+def test_iqm_is_scipys_trimmed_mean(n: int) -> None:
+    assert float(iqm([rng(n).random(n)])) == pytest.approx(stats.trim_mean(rng(n).random(n), 0.25))
 
 
-@given(SCORES, st.floats(-1, 1), st.floats(0.1, 10), st.randoms())
-def test_interval_moves_with_the_scores(values: list[float], shift: float, factor: float, random) -> None:
-    before = made(values)
-    moved = [factor * value + shift for value in values]
-    random.shuffle(moved)
-    after = made(moved)
-    assert after.value == pytest.approx(factor * before.value + shift, abs=1e-9)
-    if before.half is not None and after.half is not None:
-        assert after.half == pytest.approx(factor * before.half, rel=1e-4, abs=1e-7)
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_leading_axes_are_resamples(name: str) -> None:
+    tasks = [rng(task).random((5, 3)) for task in range(4)]
+    rows = [float(AGGREGATES[name]([task[row] for task in tasks])) for row in range(5)]
+    assert AGGREGATES[name](tasks).tolist() == pytest.approx(rows)
 
 
-@given(SCORES, st.floats(-1, 2))
-def test_the_interval_and_the_tests_agree(values: list[float], null: float) -> None:
-    found = made(values)
-    if found.low is None or found.high is None:
-        return
-    above, below, two = found.p_above(null), found.p_below(null), found.p_value(null)
-    assert above is not None and below is not None and two is not None
-    if min(abs(found.low - null), abs(found.high - null)) > 1e-7:
-        assert (above < 0.025) == (found.low > null)
-        assert (below < 0.025) == (found.high < null)
-        assert (two < 0.05) == (not found.low <= null <= found.high)
-    assert above + below == pytest.approx(1)
-    assert np.isfinite(found.half)
+TASK = st.lists(st.integers(0, 9), min_size=2, max_size=6)
+
+
+@given(st.lists(st.tuples(TASK, TASK), min_size=1, max_size=4))
+def test_improvement_is_the_share_of_pairs_that_win(tasks: list[tuple[list[int], list[int]]]) -> None:
+    ours, theirs = [np.array(a, float) for a, _ in tasks], [np.array(b, float) for _, b in tasks]
+    found, back = probability_of_improvement(ours, theirs), probability_of_improvement(theirs, ours)
+    assert found.value == pytest.approx(np.mean([wins(a, b) for a, b in tasks]))
+    assert found.value + back.value == pytest.approx(1)
+    assert 0 <= found.low <= found.value + 1e-9 and found.value - 1e-9 <= found.high <= 1
+    assert found.low < found.high == pytest.approx(1 - back.low, abs=1e-9)
+    single = probability_of_improvement([ours[0][:1]], theirs[:1])
+    assert (single.low, single.high) == (None, None)
+
+
+def test_the_bootstraps_error_of_a_mean_is_the_closed_form() -> None:
+    """Whatever the numbers of runs: of Welch and Satterthwaite, not the smaller one of plain resampling."""
+    tasks = [rng(4).random(3), rng(5).random(5), 2 * rng(6).random(4)]
+    found = bootstrap(tasks, mean, rng(7), 40_000)
+    reference = combine([mean_estimate(list(task)) for task in tasks], [1 / 3] * 3)
+    assert (found.value, found.degrees) == pytest.approx((reference.value, reference.degrees))
+    assert found.error == pytest.approx(reference.error, rel=0.015)
+    assert np.std(mean(resample(tasks, rng(8), 40_000))) < 0.92 * found.error
+    state = np.random.get_state()[1].tolist()
+    first, again, other = (bootstrap(tasks, iqm, rng(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert np.random.get_state()[1].tolist() == state  # NumPy's global generator is left alone
+
+
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [
+        ((0.03, 0.01, 0.032), (0.06, 0.03, 0.06)),  # 3 * 0.01, 2 * 0.03, and 0.032 not below it
+        ((0.5, 0.4, 0.01), (0.8, 0.8, 0.03)),
+        ((0.6, 0.9), (1.0, 1.0)),
+    ],
+)
+def test_an_adjusted_p_value_is_never_below_that_of_a_smaller_one(
+    p_values: tuple[float, ...], adjusted: tuple[float, ...]
+) -> None:
+    assert holm(p_values) == pytest.approx(adjusted)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.sampled_from([0.01, 0.05, 0.3]))
+def test_holm_rejects_as_published(p_values: list[float], level: float) -> None:
+    adjusted = holm(p_values)
+    near = any(abs(p - level) < 1e-12 for p in adjusted)  # level / m is rounded in one, m p in the other
+    assert near or [p <= level for p in adjusted] == holm_rejections(p_values, level)
+
+
+@pytest.mark.parametrize("runs", [3, 4, 7])
+def test_a_band_is_the_interval_of_the_mean_at_each_step(runs: int) -> None:
+    """Of the runs that are there; too few have no width."""
+    values = rng(runs).normal(0.5, 0.1, (6, runs))
+    values[0, 1:] = values[1, 2:] = values[2, 3:] = NAN
+    found = band(pd.DataFrame(values))
+    assert found.kind == INTERVAL
+    for row, *ends in zip(values, found.mean, found.low, found.high, strict=True):
+        expected = mean_estimate([value for value in row if not math.isnan(value)])
+        wide = expected.n > 2
+        assert ends == pytest.approx(
+            [expected.value, *((expected.low, expected.high) if wide else (expected.value,) * 2)]
+        )
+
+
+def test_bands_of_few_runs_and_at_the_ends_of_scores() -> None:
+    two = band(pd.DataFrame([[0.2, 0.4], [0.5, NAN]]))
+    assert (two.kind, two.mean, two.low, two.high) == (
+        RANGE,
+        pytest.approx((0.3, 0.5)),
+        (0.2, 0.5),
+        (0.4, 0.5),
+    )
+    single = band(pd.DataFrame([[0.2], [0.4]]))
+    assert (single.kind, single.low, single.high) == ("", (0.2, 0.4), (0.2, 0.4))
+    clipped = band(pd.DataFrame([[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]]), 0, 1)
+    assert (clipped.low, clipped.high) == ((0.0, 1.0), (1.0, 1.0))

@@ -1,140 +1,322 @@
-"""Statistics by problem of a scored sweep, from outcomes that agree with the logged scores."""
+"""Statistics by problem: against plain loops, SciPy, enumeration of all outcomes, and simulated answers."""
 
+import itertools
+import math
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import RunAnswers
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.problems import cell_problems, kept_draws, majority_score, paired_problems
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.paired import difference_of
+from cppo_lab.analysis.statistics.problems import (
+    cell_problems,
+    clustered_mean,
+    difference_variance,
+    draw_correlation,
+    evaluation_variance,
+    fisher,
+    kept_draws,
+    least_correlation,
+    majority_at_k,
+    majority_score,
+    mean_variance,
+    paired_problems,
+    pass_at_k,
+    problem_difference,
+    separations,
+    solved_by_one,
+)
 from cppo_lab.analysis.statistics.sampling import run_sampling_error
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
-from cppo_lab.answers.texts import VALIDATION, Sample, Texts
+from cppo_lab.answers.texts import Texts
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import markdown
 from cppo_lab.reports.tables import main_table
-from tests.analysis.made_sweeps import MadeRun, expect, make_data
+from tests.analysis.made_sweeps import MadeRun, make_data, scored
+from tests.answers import made
 
-SAMPLES, PROBLEMS = 4, 6  # three problems of each of two benchmarks
-STEPS = (0, 10, 20, 30, 40)
+RIGHT, SAMPLES = np.array([0, 3, 4, 1, 2, 4, 0]), 4
+BENCHMARK_OF = np.array([0, 0, 0, 0, 1, 1, 1])
 
 
-def made_outcomes(seed: int, level: float, steps: tuple[int, ...] = STEPS) -> Outcomes:
-    rng = np.random.default_rng(seed)
-    found = no_outcomes(
-        SAMPLES, ("chain24", "chain25"), [f"p{i}" for i in range(PROBLEMS)], [0, 0, 0, 1, 1, 1]
-    )
+def flat(problems: int) -> np.ndarray:
+    """All problems are of one benchmark."""
+    return np.zeros(problems, dtype=int)
+
+
+def test_errors_of_an_evaluation_against_plain_loops() -> None:
+    """Miller's formula for the clustered error, answer by answer; per benchmark, then their mean."""
+    clustered, answers = 0.0, 0.0
+    for benchmark in (0, 1):
+        counts = [count for count, of in zip(RIGHT.tolist(), BENCHMARK_OF, strict=True) if of == benchmark]
+        graded = [[1.0] * count + [0.0] * (SAMPLES - count) for count in counts]
+        n = len(counts)
+        mean = sum(map(sum, graded)) / (n * SAMPLES)
+        pairs = sum((a - mean) * (b - mean) for grades in graded for a in grades for b in grades)
+        clustered += pairs / (n * SAMPLES) ** 2 * n / (n - 1) / 4
+        answers += sum(np.var(grades, ddof=1) for grades in graded) / SAMPLES / n**2 / 4
+    found = evaluation_variance(RIGHT, SAMPLES, BENCHMARK_OF)
+    assert (found.problems, found.answers) == pytest.approx((clustered, answers))
+    whole = clustered_mean(RIGHT / SAMPLES, BENCHMARK_OF)
+    assert (whole.value, whole.error) == pytest.approx(((8 / 16 + 6 / 12) / 2, math.sqrt(clustered)))
+
+
+def test_rho_of_a_beta_distribution_and_what_is_unknown() -> None:
+    """rho = 1 / (a + b + 1)."""
+    rng = np.random.default_rng(0)
+    right = rng.binomial(16, rng.beta(0.6, 1.4, 40_000))
+    assert evaluation_variance(right, 16, flat(40_000)).between == pytest.approx(1 / 3, rel=0.02)
+    one_answer = evaluation_variance(np.array([0, 1, 1]), 1, flat(3))
+    assert (one_answer.answers, one_answer.problems, one_answer.between) == (None, pytest.approx(1 / 9), None)
+    one_problem = evaluation_variance(np.array([2, 1, 3]), 4, np.array([0, 1, 1]))
+    assert one_problem.problems is None and one_problem.answers is not None
+    equal = evaluation_variance(np.array([4, 4]), 4, flat(2))
+    assert (equal.answers, equal.problems, equal.between) == (0, 0, None)
+    assert clustered_mean(np.array([1.0, 1.0]), flat(2)).error is None
+
+
+def over_seeds(ours: np.ndarray, theirs: np.ndarray, paired: bool) -> Estimate:
+    sides = dict(enumerate(ours.mean(axis=1))), dict(enumerate(theirs.mean(axis=1), 0 if paired else 100))
+    found = difference_of(*sides)
+    assert found[1] == paired
+    return found[0]
+
+
+@pytest.mark.parametrize(("runs", "paired"), [(1, True), (4, True), (4, False)])
+def test_a_difference_over_problems_and_seeds_against_the_two_way_table(runs: int, paired: bool) -> None:
+    """Mean squares by plain loops, of a crossed design without replication. Of single runs it is the paired t test."""
+    rng = np.random.default_rng(3)
+    ours, theirs = (np.clip(rng.normal(mean, 0.2, (runs, 12)), 0, 1) for mean in (0.6, 0.5))
+    seeds = over_seeds(ours, theirs, paired)
+    found = problem_difference(ours, theirs, flat(12), seeds, paired)
+    mine, other = ours.mean(axis=0), theirs.mean(axis=0)
+    assert found.problems.p_value() == pytest.approx(stats.ttest_rel(mine, other).pvalue)
+    assert found.correlation == pytest.approx(stats.pearsonr(mine, other)[0])
+    assert problem_difference(ours, 0 * theirs, flat(12), seeds, paired).correlation is None
+    if runs == 1:
+        assert found.both.low is None and found.both.unknown
+        return
+    interaction = 0.0
+    for table in [ours - theirs] if paired else [ours, -theirs]:
+        square = 0.0
+        for s, i in itertools.product(range(4), range(12)):
+            square += (table[s, i] - table[s].mean() - table[:, i].mean() + table.mean()) ** 2
+        interaction += square / (3 * 11) / (4 * 12)
+    problems = np.var(mine - other, ddof=1) / 12
+    total = max(seeds.error**2 + problems - interaction, seeds.error**2, problems)
+    assert (found.both.error, found.both.value) == pytest.approx((math.sqrt(total), seeds.value))
+
+
+@pytest.mark.parametrize("right", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(right: int, k: int) -> None:
+    subsets = list(itertools.combinations([True] * right + [False] * (5 - right), k))
+    assert pass_at_k(np.array([right]), 5, k)[0] == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 4), st.lists(st.integers(1, 3), max_size=3), st.integers(1, 7))
+def test_majority_is_the_share_of_subsets_that_vote_right(right: int, wrong: list[int], k: int) -> None:
+    votes = ["right"] * right + [f"wrong {i}" for i, count in enumerate(wrong) for _ in range(count)]
+    if k > len(votes):
+        with pytest.raises(ValueError, match=f"between 1 and the {len(votes)}"):
+            majority_at_k(right, wrong, k)
+        return
+    total, subsets = Fraction(0), list(itertools.combinations(votes, k))
+    for subset in subsets:
+        counted = Counter(subset)
+        leaders = [answer for answer, count in counted.items() if count == max(counted.values())]
+        total += Fraction("right" in leaders, len(leaders))
+    assert majority_at_k(right, wrong, k) == pytest.approx(float(total / len(subsets)))
+
+
+@pytest.mark.parametrize(
+    "table", [(0, 16, 16, 16), (3, 16, 9, 48), (0, 8, 0, 8), (8, 8, 0, 8), (7, 20, 12, 20)]
+)
+def test_fishers_test_is_scipys(table: tuple[int, int, int, int]) -> None:
+    a, n, b, m = table
+    assert fisher(a, n, b, m) == pytest.approx(stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue)
+
+
+def test_problems_that_separate_two_methods() -> None:
+    ours = np.array([[16, 8, 0, 9], [16, 7, 0, 8]])
+    theirs = np.array([[2, 8, 0, 7], [0, 9, 0, 7]])
+    first, second, third, fourth = separations(ours, theirs, 16)
+    assert first.separates and first.every_run and first.adjusted == pytest.approx(4 * first.p)
+    assert (first.ours, first.theirs) == (1.0, 2 / 32)
+    assert not second.separates and not second.every_run
+    assert third.p == 1 and not third.every_run
+    assert fourth.every_run and not fourth.separates  # the order of runs alone is no finding
+    ours = np.array([[8, 7, 16, 16], [0, 0, 0, 0]])
+    theirs = np.array([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert (solved_by_one(ours, theirs, 16), solved_by_one(theirs, ours, 16)) == ((0, 3), ())
+
+
+def answers(rng: np.random.Generator, chances: np.ndarray, steps: int, k: int, shared: float) -> np.ndarray:
+    """[steps, P, k]: an answer takes the random number of its draw with chance sqrt(`shared`), else a fresh one."""
+    common = rng.random((len(chances), k))
+    fresh = rng.random((steps, len(chances), k))
+    return np.where(rng.random(fresh.shape) < math.sqrt(shared), common, fresh) < chances[:, None]
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3, 1.0])
+def test_the_correlation_of_repeated_draws_is_the_one_that_was_put_in(shared: float) -> None:
+    rng = np.random.default_rng(1)
+    found = draw_correlation(*answers(rng, rng.beta(0.7, 1.3, 3000), 2, 16, shared))
+    assert found.value == pytest.approx(shared, abs=4 * found.error + 1e-9)
+    assert found.dependent == (shared > 0) and abs(found.error) < 0.02
+    # Counts alone bound it from below; a policy that moves in between lowers the bound.
+    chances = rng.beta(0.7, 1.3, 400)
+    right = answers(rng, chances, 6, 16, shared).sum(axis=-1)
+    bound = least_correlation(right, 16)
+    assert bound.value == pytest.approx(shared, abs=4 * bound.error + 1e-9)
+    moved = answers(rng, np.clip(chances + 0.1, 0, 1), 6, 16, shared).sum(axis=-1)
+    assert least_correlation(np.stack([right[0], moved[1], right[2], moved[3]]), 16).value < bound.value
+
+
+def test_the_correlation_of_draws_by_hand() -> None:
+    ours = np.array([[True, True, False, False], [True, False, False, False]])
+    theirs = np.array([[True, False, False, False], [True, True, True, True]])
+    # First problem: covariance sum 0.5, sums of squares 1 and 0.75. Second: 0; 0.75 and 0.
+    assert draw_correlation(ours, theirs).value == pytest.approx(0.5 / ((1 + 0.75) / 2 + 0.75 / 2))
+    single = draw_correlation(ours[:1], ours[:1])
+    assert (single.value, single.error) == (pytest.approx(1), None)
+    assert draw_correlation(ours[:, :1] | True, theirs[:, :1] | True) is None
+    assert least_correlation(np.array([[0, 1]]), 16) is least_correlation(np.array([[0], [1]]), 1) is None
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.4])
+def test_variances_of_differences_and_means_of_repeated_draws(shared: float) -> None:
+    rng, chances = np.random.default_rng(3), np.array([0.2, 0.5, 0.9])
+    scores = np.stack([answers(rng, chances, 5, 8, shared).mean(axis=(1, 2)) for _ in range(4000)])
+    single = float((chances * (1 - chances)).sum()) / 8 / 9
+    one, two, three, five = ([(1 / n, single)] * n for n in (1, 2, 3, 5))
+    for found, seen in (
+        (difference_variance(one, one, shared), scores[:, 0] - scores[:, 1]),
+        (difference_variance(two, three, shared), scores[:, :2].mean(axis=1) - scores[:, 2:].mean(axis=1)),
+        (mean_variance(five, shared), scores.mean(axis=1)),
+    ):
+        assert found == pytest.approx(float(seen.var()), rel=0.1)
+
+
+# A scored sweep, from outcomes that agree with the logged scores: three problems of each of two benchmarks.
+
+PROBLEMS, STEPS = 6, (0, 10, 20, 30, 40)
+
+
+def made_outcomes(
+    seed: int, level: float, right: int | None = None, steps: tuple[int, ...] = STEPS
+) -> Outcomes:
+    """`right` answers to each problem at each step; None: drawn at `level`."""
+    rng, ids = np.random.default_rng(seed), [f"p{i}" for i in range(PROBLEMS)]
+    outcomes = no_outcomes(SAMPLES, ("chain24", "chain25"), ids, [0, 0, 0, 1, 1, 1])
     for step in steps:
-        right = rng.binomial(SAMPLES, level, PROBLEMS)
-        found = found.append(step, right, np.zeros(PROBLEMS), np.ones(PROBLEMS))
-    return found
+        counts = rng.binomial(SAMPLES, level, PROBLEMS) if right is None else np.full(PROBLEMS, right)
+        outcomes = outcomes.append(step, counts, np.zeros(PROBLEMS), np.ones(PROBLEMS))
+    return outcomes
 
 
-def made_run(variant: str, seed: int, outcomes: Outcomes, status: str = schema.DONE) -> MadeRun:
-    averages = outcomes.averages()
-    scores = {
-        name: dict(zip(outcomes.steps.tolist(), averages[:, number].tolist(), strict=True))
-        for number, name in enumerate(outcomes.benchmarks)
-    }
-    return MadeRun(variant, seed=seed, scores=scores, t_stop=40, status=status)
+def board_of(outcomes: dict[tuple[str, int], Outcomes]) -> Scoreboard:
+    """(variant, seed) -> outcomes. A run with fewer validations collapsed."""
+    runs = [
+        MadeRun(
+            variant,
+            seed=seed,
+            scores={
+                name: dict(zip(kept.steps.tolist(), kept.averages()[:, number].tolist(), strict=True))
+                for number, name in enumerate(kept.benchmarks)
+            },
+            t_stop=40,
+            status=schema.DONE if len(kept.steps) == len(STEPS) else schema.COLLAPSED,
+        )
+        for (variant, seed), kept in outcomes.items()
+    ]
+    ids = make_data(runs).runs["mlflow_id"]
+    return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))
 
 
 @pytest.fixture(scope="module")
 def board() -> Scoreboard:
     """DPPO and CPPO with two seeds each; a third seed of CPPO collapsed at step 20."""
-    kept = {("dppo", 0): (1, 0.4), ("dppo", 1): (2, 0.4), ("cppo", 0): (3, 0.8), ("cppo", 1): (4, 0.8)}
-    outcomes = {key: made_outcomes(*value) for key, value in kept.items()}
-    outcomes["cppo", 2] = made_outcomes(5, 0.5, STEPS[:3])
-    runs = [
-        made_run(variant, seed, own, schema.COLLAPSED if (variant, seed) == ("cppo", 2) else schema.DONE)
-        for (variant, seed), own in outcomes.items()
-    ]
-    data = make_data(runs)
-    ids = data.runs.set_index("run_id")["mlflow_id"]
-    known = {ids[run.key]: own for run, own in zip(runs, outcomes.values(), strict=True)}
-    return score_sweep(replace(data, outcomes=known), expect(runs))
+    outcomes = {
+        **{("dppo", seed): made_outcomes(1 + seed, 0.4) for seed in (0, 1)},
+        **{("cppo", seed): made_outcomes(3 + seed, 0.8) for seed in (0, 1)},
+        ("cppo", 2): made_outcomes(5, 0.5, steps=STEPS[:3]),
+    }
+    return board_of(outcomes)
 
 
 def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None:
     """Also of a collapsed run, whose missing validations are filled in."""
     cells = {cell.variant: cell for cell in cell_problems(board)}
-    assert cells["cppo"].seeds == (0, 1, 2)
+    cppo, dppo = cells["cppo"], cells["dppo"]
+    assert cppo.seeds == (0, 1, 2) and cppo.ever.shape == (5 + 5 + 3, PROBLEMS)
     for run in run_values(board):
         cell = cells[run.variant]
         assert cell.final[cell.seeds.index(run.seed)].mean() == pytest.approx(run.final)
-    assert cells["cppo"].ever.shape == (5 + 5 + 3, PROBLEMS)
-    assert cells["dppo"].over_problems.value == pytest.approx(cells["dppo"].final.mean())
-    assert sum(weight for weight, _ in cells["cppo"].evaluations) == pytest.approx(1)
-    assert len(cells["dppo"].evaluations) == 2 * 2  # steps 30 and 40 of both runs
-    last = [board.data.outcomes[name].right[-1] for name in cells["dppo"].mlflow_ids]
-    chance = np.mean([[1 - (4 - c) * (3 - c) / 12 for c in run] for run in last])
-    assert cells["dppo"].pass_at(2).value == pytest.approx(chance)
-    assert [each.value for each in cells["dppo"].profile] == pytest.approx(
-        [np.mean([[c >= need for c in run] for run in last]) for need in (1, 2, 3, 4)]
-    )
+    assert dppo.over_problems.value == pytest.approx(dppo.final.mean())
+    assert sum(weight for weight, _ in cppo.evaluations) == pytest.approx(1)
+    assert len(dppo.evaluations) == 2 * 2  # steps 30 and 40 of both runs
+    last = np.stack([board.data.outcomes[name].right[-1] for name in dppo.mlflow_ids]).astype(float)
+    assert dppo.pass_at(2).value == pytest.approx(np.mean(1 - (4 - last) * (3 - last) / 12))
+    profile = [np.mean(last >= need) for need in (1, 2, 3, 4)]
+    assert [share.value for share in dppo.profile] == pytest.approx(profile)
 
 
 def test_pairs_are_those_of_the_statistics_over_seeds(board: Scoreboard) -> None:
-    found = sweep_statistics(board)
-    difference = next(cell for cell in found.cells if cell.variant == "cppo").differences[Score.FINAL]
+    [difference] = (
+        cell.differences[Score.FINAL] for cell in sweep_statistics(board).cells if cell.variant == "cppo"
+    )
     (pair,) = paired_problems(cell_problems(board), [difference])
     assert difference.paired and pair.difference.problems.value == pytest.approx(difference.estimate.value)
-    assert pair.difference.both.half is not None and difference.estimate.half is not None
-    assert len(pair.separated) == PROBLEMS
+    assert pair.difference.both.half is not None and len(pair.separated) == PROBLEMS
 
 
 def test_the_error_of_one_evaluation_is_known(board: Scoreboard) -> None:
     run = board.runs[0]
-    outcomes = board.data.outcomes[run.mlflow_id or ""]
-    counts = outcomes.right[list(outcomes.steps).index(run.choice.step)].astype(int).tolist()
-    variance = sum(c / 4 * (1 - c / 4) / 3 for c in counts) / PROBLEMS**2
+    outcomes = board.data.outcomes[run.mlflow_id]
+    shares = outcomes.right[list(outcomes.steps).index(run.choice.step)] / SAMPLES
     found = run_sampling_error(board, run)
-    assert found is not None and found.known
-    assert found.answers == pytest.approx(variance**0.5)
-    entry = main_table(board, "Main").rows[0].cells[0]
-    assert entry.evaluation is not None and f"[{entry.evaluation}]" in statistics_text(board)
+    assert found.known
+    assert found.answers == pytest.approx(math.sqrt((shares * (1 - shares) / 3).sum()) / PROBLEMS)
+    assert f"[{main_table(board, 'Main').rows[0].cells[0].evaluation}]" in main_text(board)
 
 
-@pytest.mark.parametrize(
-    ("right", "text"),
-    [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")],  # of four answers to each of six problems
-)
+def main_text(board: Scoreboard) -> str:
+    return markdown(main_table(board, "Main")).replace("\\", "")
+
+
+@pytest.mark.parametrize(("right", "text"), [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")])
 def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
-    found = no_outcomes(
-        SAMPLES, ("chain24", "chain25"), [f"p{i}" for i in range(PROBLEMS)], [0, 0, 0, 1, 1, 1]
-    )
-    for step in STEPS:
-        found = found.append(step, np.full(PROBLEMS, right), np.zeros(PROBLEMS), np.ones(PROBLEMS))
-    runs = [made_run("dppo", seed, found) for seed in (0, 1)] + [made_run("cppo", 0, made_outcomes(3, 0.5))]
-    data = make_data(runs)
-    outcomes = [found, found, made_outcomes(3, 0.5)]
-    known = dict(zip(data.runs["mlflow_id"], outcomes, strict=True))
-    board = score_sweep(replace(data, outcomes=known), expect(runs))
-    limits = stats.binomtest(SAMPLES * PROBLEMS * right // 4, SAMPLES * PROBLEMS).proportion_ci(
-        method="wilson"
-    )
+    """`right` of four answers to each of six problems."""
+    alike = made_outcomes(0, 0.0, right)
+    board = board_of({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
+    answers = SAMPLES * PROBLEMS
+    limits = stats.binomtest(answers * right // 4, answers).proportion_ci(method="wilson")
     expected = text.format(low=100 * limits.low, high=100 * limits.high)
     tables = statistics_tables(board, "Title")
-    cells = [row.cells for row in tables["problems"].rows if row.pair == ("chain", "dppo")]
-    scores = [row.cells for row in tables["scores"].rows if row.pair == ("chain", "dppo")]
-    if not text:
-        assert "to " not in cells[0][2] and "Wilson" not in statistics_text(board)
-        assert not any("Wilson" in note for table in tables.values() for note in table.notes)
-        return
-    assert f"± 0.00 [{expected}]" in statistics_text(board)
-    assert "limit in place of an error of 0" in statistics_text(board)
-    assert (cells[0][2], cells[0][3], scores[0][6]) == (expected,) * 3
-    assert all(any("Wilson" in note for note in tables[name].notes) for name in ("problems", "scores"))
-
-
-def statistics_text(board: Scoreboard) -> str:
-    return markdown(main_table(board, "Main")).replace("\\", "")
+    problems, scores = (
+        next(row.cells for row in tables[name].rows if row.pair == ("chain", "dppo"))
+        for name in ("problems", "scores")
+    )
+    noted = [any("Wilson" in note for note in tables[name].notes) for name in ("problems", "scores")]
+    assert noted == [bool(text)] * 2 and ("limit in place of an error of 0" in main_text(board)) is bool(text)
+    if text:
+        assert f"± 0.00 [{expected}]" in main_text(board)
+        assert (problems[2], problems[3], scores[6]) == (expected,) * 3
+    else:
+        assert "to " not in problems[2]
 
 
 def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
@@ -142,103 +324,69 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
     assert {"problems", "problem_differences"} <= tables.keys()
     assert "maj@k is not available" in " ".join(tables["problems"].notes)
     assert all(len(row.cells) == len(tables["problems"].headings) for row in tables["problems"].rows)
-    first = next(iter(board.data.outcomes))
-    without = {name: own for name, own in board.data.outcomes.items() if name != first}
-    old = score_sweep(replace(board.data, outcomes=without), _expected(board))
-    assert cell_problems(old) == ()
-    assert "problems" not in statistics_tables(old, "made")
+    first, *others = board.data.outcomes
+    without = {name: board.data.outcomes[name] for name in others}
     other = replace(board.data.outcomes[first], problems=tuple("abcdef"))
-    mixed = score_sweep(replace(board.data, outcomes={**without, first: other}), _expected(board))
-    assert cell_problems(mixed) == ()
-
-
-def _expected(board: Scoreboard) -> tuple[ExpectedRun, ...]:
-    return tuple(ExpectedRun(run.run_id, run.model, run.variant, run.seed) for run in board.runs)
-
-
-def text(problem: str, draw: int, answer: str | None, right: bool, step: int = 40) -> Sample:
-    return Sample(
-        kind=VALIDATION,
-        step=step,
-        benchmark="chain24",
-        problem=problem,
-        draw=draw,
-        prompt="?",
-        response="",
-        truth="7",
-        answer=answer,
-        right=right,
-        length=1,
-        cut_off=False,
-        stop="end",
-    )
-
-
-def test_majority_takes_the_answers_to_all_problems(board: Scoreboard) -> None:
-    cell = next(cell for cell in cell_problems(board) if cell.variant == "dppo")
-    # 7 7 3 3: a tie. 7 - - -: answers that were not found vote for nothing. The others: 3 3 3 7.
-    votes = {"p0": "7733", "p1": "7---"}
-    samples = tuple(
-        text(name, draw, None if one == "-" else one, one == "7")
-        for name in cell.problems
-        for draw, one in enumerate(votes.get(name, "3337"))
-    )
-    whole = {name: RunAnswers((Texts(40, samples),), ()) for name in cell.mlflow_ids}
-    found = majority_score(board, cell, whole)
-    assert found is not None
-    assert found.value == pytest.approx((0.5 + 0.25) / PROBLEMS)
-    less = {name: RunAnswers((Texts(40, samples[1:]),), ()) for name in cell.mlflow_ids}
-    assert majority_score(board, cell, less) is None
-    assert majority_score(board, cell, {}) is None
+    for outcomes in (without, {**without, first: other}):
+        incomplete = replace(board, data=replace(board.data, outcomes=outcomes))
+        assert cell_problems(incomplete) == ()
+        assert "problems" not in statistics_tables(incomplete, "made")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "share"),
+    ("votes", "share"),
     [
-        (("3", "$3$", "\\boxed{3}"), 0.0),
-        (("3", "03", "It is 3."), 0.0),
-        (("0.5", "\\frac12", "so we get 1/2"), 0.0),
-        (("1,000", "1000", "\\$1{,}000"), 0.0),
-        (("3", "4", "5"), 0.25),
-        (("3 4", "34", "3, 4"), 0.25),
-        (("12 or 13", "12", "13"), 0.25),
-        ((None, None, None), 0.25),
+        # 7 7 3 3: a tie. 7 - - -: answers that were not found vote for nothing. The others: 3 3 3 7.
+        ({"p0": list("7733"), "p1": ["7", None, None, None], "": list("3337")}, (0.5 + 0.25) / PROBLEMS),
+        *(  # votes for equal answers count together, whatever their spelling
+            ({"": ["7", *wrong]}, share)
+            for wrong, share in (
+                (("3", "$3$", "\\boxed{3}"), 0.0),
+                (("3", "03", "It is 3."), 0.0),
+                (("0.5", "\\frac12", "so we get 1/2"), 0.0),
+                (("1,000", "1000", "\\$1{,}000"), 0.0),
+                (("3", "4", "5"), 0.25),
+                (("3 4", "34", "3, 4"), 0.25),
+                (("12 or 13", "12", "13"), 0.25),
+                ((None, None, None), 0.25),
+            )
+        ),
     ],
 )
-def test_votes_for_equal_answers_count_together(
-    board: Scoreboard, wrong: tuple[str | None, ...], share: float
+def test_the_majority_of_the_answers_to_all_problems(
+    board: Scoreboard, votes: dict[str, list[str | None]], share: float
 ) -> None:
     cell = next(cell for cell in cell_problems(board) if cell.variant == "dppo")
     samples = tuple(
-        text(name, draw, answer, draw == 0)
-        for name in cell.problems
-        for draw, answer in enumerate(("7", *wrong))
+        made.sample(step=40, problem=problem, draw=draw, answer=answer, right=answer == "7")
+        for problem in cell.problems
+        for draw, answer in enumerate(votes.get(problem, votes[""]))
     )
-    answers = {name: RunAnswers((Texts(40, samples),), ()) for name in cell.mlflow_ids}
-    found = majority_score(board, cell, answers)
-    assert found is not None and found.value == pytest.approx(share)
+    whole, less = (
+        {name: RunAnswers((Texts(40, kept),), ()) for name in cell.mlflow_ids}
+        for kept in (samples, samples[1:])
+    )
+    assert majority_score(board, cell, whole).value == pytest.approx(share)
+    assert majority_score(board, cell, less) is majority_score(board, cell, {}) is None
 
 
 def test_grades_of_single_answers_show_repeated_draws() -> None:
     """Three validations; of the second problem one answer is missing at the last, of the third all but one always."""
     grades = {0: {"a": "1100", "b": "1000"}, 10: {"a": "1000", "b": "0111"}, 20: {"a": "1010", "b": "011"}}
-    kept = tuple(
+    texts = tuple(
         Texts(
             step,
             tuple(
-                text(problem, draw, None, right == "1", step)
+                made.sample(step=step, problem=problem, draw=draw, right=right == "1")
                 for problem, answers in {**by_problem, "c": "1"}.items()
                 for draw, right in enumerate(answers)
             ),
         )
         for step, by_problem in grades.items()
     )
-    found = kept_draws(RunAnswers(kept, ()), SAMPLES)
-    pairs = [("1100", "1000"), ("1000", "0111"), ("1000", "1010")]
-    together = apart = 0.0
-    for one, other in pairs:
-        a, b = ([int(sign) - sum(map(int, side)) / 4 for sign in side] for side in (one, other))
-        together += sum(x * y for x, y in zip(a, b, strict=True))
-        apart += sum(x * x for x in a) / 2 + sum(y * y for y in b) / 2
-    assert found is not None and found.value == pytest.approx(together / apart)
-    assert kept_draws(RunAnswers(kept[:1], ()), SAMPLES) is None
+    ours, theirs = (
+        np.array([[int(grade) for grade in graded] for graded in side], dtype=bool)
+        for side in (("1100", "1000", "1000"), ("1000", "0111", "1010"))
+    )
+    assert kept_draws(RunAnswers(texts, ()), SAMPLES) == draw_correlation(ours, theirs)
+    assert kept_draws(RunAnswers(texts[:1], ()), SAMPLES) is None

@@ -1,24 +1,49 @@
-"""The four scores of a run on curves small enough to check by eye."""
+"""Scores and quantities of runs on curves small enough to check by eye, and claims about the quantities."""
 
+import math
+
+import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, run_values
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.values import (
+    Quantity,
+    RunValues,
+    Score,
+    by_seed,
+    corrected_score,
+    held_out_best,
+    run_values,
+)
+from cppo_lab.analysis.statistics.verdicts import (
+    LENGTH,
+    PREFIX_SHARE,
+    Verdict,
+    VerdictOutcome,
+    judge,
+    mean_length,
+    power_question,
+    reason,
+    with_quantity,
+)
+from tests.analysis.made_sweeps import MadeRun, both, scored
+from tests.analysis.statistics.made_curves import STEPS, board_of, broken
+from tests.oracles.statistics import held_out
 
 
-def board(*runs: MadeRun, partial: bool = False) -> Scoreboard:
-    return score_sweep(make_data(runs), expect(runs), partial)
-
-
-def values(run: MadeRun) -> RunValues:
-    [found] = run_values(board(run))
-    return found
+def values(
+    scores: dict[str, dict[int, float]], t_stop: int | None = 100, status: str = schema.DONE
+) -> RunValues:
+    [run] = run_values(scored([MadeRun("a", scores=scores, status=status, t_stop=t_stop)]))
+    return run
 
 
 @pytest.mark.parametrize(
-    ("curve", "expected"),
+    ("curve", "final"),
     [
         # T_stop 20: the last 30 % begins after 14, so it holds 16, 18 and 20.
         ({0: 0.2, 6: 0.9, 8: 0.1, 10: 0.1}, 0.1),  # broke before: all three count as it ended
@@ -27,58 +52,148 @@ def values(run: MadeRun) -> RunValues:
         ({0: 0.2, 2: 0.8, 4: 0.85}, 0.2),  # a gradient broke while the score was high: back where it began
     ],
 )
-def test_a_collapsed_run_counts_with_the_score_it_ended_at(curve: dict[int, float], expected: float) -> None:
-    found = values(MadeRun("a", scores=both(curve), status=schema.COLLAPSED, t_stop=20))
-    assert found.collapsed
-    assert found.best == pytest.approx(max(curve.values()))
-    assert found.final == pytest.approx(expected)
+def test_a_collapsed_run_counts_with_the_score_it_ended_at(curve: dict[int, float], final: float) -> None:
+    run = values(both(curve), 20, schema.COLLAPSED)
+    assert run.collapsed
+    assert (run.best, run.final) == pytest.approx((max(curve.values()), final))
 
 
-def test_area_is_the_mean_height() -> None:
-    found = values(MadeRun("a", scores=both({0: 0.0, 10: 0.4, 20: 0.4, 40: 0.0, 50: 0.9}), t_stop=40))
-    assert found.area == pytest.approx((2.0 + 4.0 + 4.0) / 40)
-    assert values(MadeRun("a", scores=both({10: 0.3}))).area == pytest.approx(0.3)
-
-
-def test_area_of_a_collapsed_run_goes_on_to_the_end() -> None:
-    curve = {0: 0.1, 10: 0.5, 20: 0.0}
-    found = values(MadeRun("a", scores=both(curve), status=schema.COLLAPSED, t_stop=100))
-    assert found.area == pytest.approx((3.0 + 2.5) / 100)
-    done = values(MadeRun("a", scores=both(curve), t_stop=100))
-    assert done.area == pytest.approx((3.0 + 2.5) / 20)
+@pytest.mark.parametrize(
+    ("curve", "t_stop", "status", "area"),
+    [
+        ({0: 0.0, 10: 0.4, 20: 0.4, 40: 0.0, 50: 0.9}, 40, schema.DONE, (2.0 + 4.0 + 4.0) / 40),
+        ({10: 0.3}, 100, schema.DONE, 0.3),
+        (
+            {20: 0.2, 40: 0.4, 60: 0.4},
+            60,
+            schema.DONE,
+            (0.3 + 0.4) / 2,
+        ),  # that begins late is no lower for it
+        ({0: 0.1, 10: 0.5, 20: 0.0}, 100, schema.COLLAPSED, (3.0 + 2.5) / 100),  # goes on to the end
+    ],
+)
+def test_area_is_the_mean_height(curve: dict[int, float], t_stop: int, status: str, area: float) -> None:
+    assert values(both(curve), t_stop, status).area == pytest.approx(area)
 
 
 def test_what_lies_beyond_t_stop_does_not_count() -> None:
     curve = {0: 0.1, 80: 0.3, 90: 0.2, 100: 0.4, 110: 0.9, 120: 0.9}
-    found = values(MadeRun("a", scores=both(curve), t_stop=100))
-    assert (found.best, found.final) == (pytest.approx(0.4), pytest.approx(0.3))
-    assert (found.evaluations, found.late) == (4, 3)
-    assert values(MadeRun("a", scores=both(curve), t_stop=None)).best == pytest.approx(0.9)
-
-
-def test_a_lucky_peak_of_one_benchmark_is_corrected() -> None:
-    scores = {"a": {10: 0.3, 20: 0.9, 30: 0.3}, "b": {10: 0.2, 20: 0.2, 30: 0.4}}
-    found = values(MadeRun("x", scores=scores))
-    assert found.best == pytest.approx(0.55)
-    # a is scored where b is best (step 30), b where a is best (step 20).
-    assert found.corrected == pytest.approx((0.3 + 0.2) / 2)
-
-
-def test_one_benchmark_or_the_mean_alone_cannot_be_corrected() -> None:
-    for scores in ({"a": {10: 0.3, 20: 0.4}}, {schema.MEAN: {10: 0.3, 20: 0.4}}):
-        found = values(MadeRun("x", scores=scores))
-        assert found.corrected is None
-        assert found.of(Score.CORRECTED) is None
-        assert found.of(Score.BEST) == pytest.approx(0.4)
+    run = values(both(curve))
+    assert (run.best, run.final, run.evaluations, run.late) == pytest.approx((0.4, 0.3, 4, 3))
+    assert values(both(curve), None).best == pytest.approx(0.9)
 
 
 def test_unfinished_runs_have_no_values() -> None:
-    good = both({10: 0.3})
-    runs = (
-        MadeRun("a", seed=0, scores=good),
-        MadeRun("a", seed=1, scores=good, status=schema.RUNNING),
-        MadeRun("a", seed=2, scores=good, status=schema.FAILED),
+    statuses = (schema.DONE, schema.RUNNING, schema.FAILED)
+    runs = [
+        MadeRun("a", seed=seed, scores=both({10: 0.3}), status=name) for seed, name in enumerate(statuses)
+    ]
+    finished = run_values(scored(runs))
+    assert by_seed(finished, "chain", "a", Score.BEST) == {0: pytest.approx(0.3)}
+    assert by_seed(finished, "chain", "b", Score.BEST) == {}
+
+
+def test_a_lucky_peak_of_one_benchmark_is_corrected() -> None:
+    """`a` is scored where `b` is best (step 30), `b` where `a` is best (step 20)."""
+    curves = {"a": {10: 0.3, 20: 0.9, 30: 0.3}, "b": {10: 0.2, 20: 0.2, 30: 0.4}}
+    run = values(curves)
+    assert (run.best, run.corrected) == pytest.approx((0.55, (0.3 + 0.2) / 2))
+    gap = pd.DataFrame({"a": [0.95, math.nan], "b": [math.nan, 0.95]}, index=[40, 50])  # corrects nothing
+    assert corrected_score(pd.concat([gap, pd.DataFrame(curves)]), ["a", "b"]) == pytest.approx(0.25)
+    assert corrected_score(gap, ["a", "b"]) is None
+    for single in ({"a": {10: 0.3, 20: 0.4}}, {schema.MEAN: {10: 0.3, 20: 0.4}}):
+        run = values(single)
+        assert run.of(Score.CORRECTED) is None and run.of(Score.BEST) == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="two benchmarks"):
+        held_out_best(np.zeros((4, 1)))
+
+
+@pytest.mark.parametrize("benchmarks", [2, 3, 5])
+def test_the_corrected_score_against_a_loop(benchmarks: int) -> None:
+    scores = np.random.default_rng(benchmarks).integers(0, 8, (40, 12, benchmarks)) / 480
+    assert held_out_best(scores).tolist() == pytest.approx([held_out(run.tolist()) for run in scores])
+
+
+def test_the_luck_of_the_pick_is_gone() -> None:
+    """Flat runs, whose every step is worth 0.3: the best of 68 noisy evaluations promises two points more."""
+    noisy = np.random.default_rng(5).binomial(480, 0.3, (2000, 68, 3)) / 480
+    assert noisy.mean(axis=-1).max(axis=-1).mean() > 0.325
+    assert held_out_best(noisy).mean() == pytest.approx(0.3, abs=4 * 0.021 / (3 * 2000) ** 0.5)
+
+
+A, B = ("a",), ("b",)
+
+
+def rising(variant: str, seed: int, slope: float, model: str = "m", length: float = 0.0) -> MadeRun:
+    """A score that rises from 0.1 by `slope` over the window; responses of a length."""
+    curve = {step: 0.1 + slope * step / 100 for step in STEPS}
+    return MadeRun(variant, model, seed, both(curve), {LENGTH: {1: length, 2: length}} if length else {})
+
+
+def judged(claim: Claim, board: Scoreboard) -> Verdict:
+    verdict = judge(claim, board, run_values(board))
+    assert len(verdict.comparisons) == 1
+    return verdict
+
+
+def test_a_lead_that_widens() -> None:
+    """The rise is of steps 80, 90, 100 less 10, 20, 30. A collapsed run is filled in with the 0 at which it ended."""
+    board = board_of([rising("a", 0, 0.4), broken("b", 0, 0.4)])
+    runs = with_quantity(board, run_values(board), Quantity.RISE)
+    assert [run.of(Quantity.RISE) for run in runs] == pytest.approx([0.4 * 0.7, 0.0 - 0.4])
+    claim = Claim("w", "widens", "main", Kind.SUPERIORITY, (A, B), over_models=True, score=Quantity.RISE)
+    rises = {"a": [0.40, 0.42, 0.41, 0.43], "b": [0.30, 0.33, 0.31, 0.30]}
+    verdict = judged(claim, board_of([rising(v, s, one) for v in rises for s, one in enumerate(rises[v])]))
+    assert verdict.outcome is VerdictOutcome.SUPPORTED
+    differences = 0.7 * np.subtract(*rises.values())
+    assert verdict.deciding.difference.estimate.value == pytest.approx(differences.mean())
+    p = stats.ttest_1samp(differences, 0, alternative="greater").pvalue
+    assert verdict.deciding.p_for == pytest.approx(p)
+
+
+def masked(seed: int, early: float, late: float) -> MadeRun:
+    shares = {step: early if step <= 30 else late for step in range(1, 120)}
+    shares[119] = 50.0  # behind the window
+    return MadeRun("a", "m", seed, both(dict.fromkeys(STEPS, 0.3)), {PREFIX_SHARE: shares})
+
+
+def test_masks_early_in_training() -> None:
+    claim = Claim(
+        *("p", "early", "main", Kind.POSITIVE, (A,)),
+        over_models=True,
+        smallest=0.01,
+        score=Quantity.EARLY_PREFIX,
     )
-    found = run_values(board(*runs, partial=True))
-    assert by_seed(found, "chain", "a", Score.BEST) == {0: pytest.approx(0.3)}
-    assert by_seed(found, "chain", "b", Score.BEST) == {}
+    assert power_question(claim) == "power at 2 % of the masks"
+    shares = [0.8, 0.7, 0.75]
+    verdict = judged(claim, board_of([masked(seed, share, 0.1) for seed, share in enumerate(shares)]))
+    assert verdict.outcome is VerdictOutcome.SUPPORTED
+    assert verdict.deciding.difference.estimate.value == pytest.approx(0.65)
+    p = stats.ttest_1samp(np.array(shares) - 0.1, 0, alternative="greater").pvalue
+    assert verdict.deciding.p_for == pytest.approx(p)
+    late = judged(claim, board_of([masked(seed, 0.1, share) for seed, share in enumerate(shares)]))
+    assert late.outcome is VerdictOutcome.NOT_SUPPORTED
+    silent = judged(claim, board_of([rising("a", 0, 0.1), rising("a", 1, 0.2)]))
+    assert silent.deciding.difference is None
+    assert "a in the mean over the models, where its runs did not log it." in reason(silent)
+
+
+def test_a_lead_that_grows_with_the_length() -> None:
+    claim = Claim("t", "grows", "main", Kind.TREND, (A, B), smallest=0.005)
+    lengths, leads = {"m": 100.0, "n": 200.0, "o": 800.0}, {"m": 0.02, "n": 0.05, "o": 0.11}
+    wiggle, runs = [0.0, 0.004, -0.003, 0.002], []
+    for model, length in lengths.items():
+        for seed, extra in enumerate(wiggle):
+            runs.append(rising("a", seed, 0.3 + leads[model] + extra, model, 3 * length))
+            runs.append(rising("b", seed, 0.3, model, length))
+    board = board_of(runs)
+    assert mean_length(board, "n", "b") == pytest.approx(200)
+    verdict = judged(claim, board)
+    assert verdict.outcome is VerdictOutcome.SUPPORTED
+    means = [0.9 * (lead + np.mean(wiggle)) for lead in leads.values()]  # of steps 80, 90, 100
+    slope = stats.linregress(np.log2(list(lengths.values())), means).slope
+    assert verdict.deciding.difference.estimate.value == pytest.approx(slope)
+    assert "points for each doubling of the length" in reason(verdict)
+    same = judged(claim, board_of([rising(name, 0, 0.3, model, 100) for name in "ab" for model in "mn"]))
+    assert same.outcome is VerdictOutcome.UNDECIDED
+    assert "its models have equal response lengths" in reason(same)

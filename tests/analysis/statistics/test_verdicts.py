@@ -21,10 +21,13 @@ from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
+SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
 BASE = [0.300, 0.304, 0.297, 0.302]
-ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, (("a",), ("b",)))
-ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, (("a",), ("b",)), MARGIN)
+TIERS = (("a",), ("b",))
+ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
+ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
 BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
+MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
 
 
 def judged(claim: Claim, runs: list[MadeRun], gaps: tuple[MadeRun, ...] = ()) -> Verdict:
@@ -34,147 +37,117 @@ def judged(claim: Claim, runs: list[MadeRun], gaps: tuple[MadeRun, ...] = ()) ->
 
 def moved(shift: float, *wiggle: float) -> list[float]:
     """BASE with a shift, and a wiggle per seed."""
-    return [
-        score + shift + extra
-        for score, extra in zip(BASE, wiggle or (0.002, -0.001, -0.002, 0.001), strict=True)
-    ]
+    extras = wiggle or (0.002, -0.001, -0.002, 0.001)
+    return [score + shift + extra for score, extra in zip(BASE, extras, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("shift", "outcome", "word", "said"),
+    ("claim", "shift", "outcome", "word", "said"),
     [
-        (0.05, VerdictOutcome.SUPPORTED, "better", "It holds: a against b"),
-        (-0.05, VerdictOutcome.NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it; the strongest:"),
-        (0.0, VerdictOutcome.NOT_SUPPORTED, "no relevant difference", "1 of 1 comparisons show no relevant advantage;"),
-        (0.007, VerdictOutcome.SMALL, "no relevant difference", "It holds, but the effect is below"),
+        (ABOVE, 0.05, SUPPORTED, "better", "It holds: a against b"),
+        (ABOVE, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it; the strongest:"),
+        # A tie is no contradiction.
+        (ABOVE, 0.0, NOT_SUPPORTED, "no relevant difference", "1 of 1 comparisons show no relevant advantage;"),
+        (ABOVE, 0.007, SMALL, "no relevant difference", "It holds, but the effect is below the smallest relevant"),
+        (ABOUT, 0.0, SUPPORTED, "no relevant difference", "It holds:"),
+        (ABOUT, -0.012, SUPPORTED, "no relevant difference", "It holds:"),
+        (ABOUT, 0.05, NOT_SUPPORTED, "better", "1 of 1 comparisons contradict it;"),
+        (ABOUT, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it;"),
+        (ABOUT, 0.02, UNDECIDED, "better", "Open:"),
     ],
 )  # fmt: skip
-def test_superiority(shift: float, outcome: VerdictOutcome, word: str, said: str) -> None:
-    """A tie is no contradiction."""
-    verdict = judged(ABOVE, flat({"a": moved(shift), "b": BASE}))
-    assert verdict.outcome is outcome
+def test_outcomes_of_one_comparison(
+    claim: Claim, shift: float, outcome: VerdictOutcome, word: str, said: str
+) -> None:
+    verdict = judged(claim, flat({"a": moved(shift), "b": BASE}))
     [comparison] = verdict.comparisons
-    assert comparison.difference is not None and comparison.difference.paired
+    assert verdict.outcome is outcome and verdict.deciding is comparison and comparison.difference.paired
     assert comparison.difference.estimate.value == pytest.approx(shift)
-    assert verdict.deciding is comparison
-    assert word_of_comparison(ABOVE, comparison) == word
+    assert word_of_comparison(claim, comparison) == word
     assert reason(verdict).startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("shift", "outcome"),
-    [
-        (0.0, VerdictOutcome.SUPPORTED),
-        (-0.012, VerdictOutcome.SUPPORTED),
-        (0.05, VerdictOutcome.NOT_SUPPORTED),
-        (-0.05, VerdictOutcome.NOT_SUPPORTED),
-        (0.02, VerdictOutcome.UNDECIDED),
-    ],
-)
-def test_equivalence(shift: float, outcome: VerdictOutcome) -> None:
-    assert judged(ABOUT, flat({"a": moved(shift), "b": BASE})).outcome is outcome
-
-
-def test_noise_leaves_it_undecided_and_one_number_says_how_many_seeds_it_takes() -> None:
-    wild = moved(0.05, 0.05, -0.04, 0.03, -0.04)
-    for claim in (ABOVE, ABOUT):
-        verdict = judged(claim, flat({"a": wild, "b": BASE}))
-        assert verdict.outcome is VerdictOutcome.UNDECIDED
-        assert word_of_comparison(claim, verdict.comparisons[0]) == "not decided"
-        assert verdict.power is not None and verdict.power.needed is not None and verdict.power.needed > 4
-        assert power_words(verdict.power).endswith(f"; 0.8 takes {verdict.power.needed} seeds")
-        assert "95 % interval" in reason(verdict)
+@pytest.mark.parametrize("claim", [ABOVE, ABOUT], ids=["above", "about"])
+def test_noise_leaves_it_undecided_and_one_number_says_how_many_seeds_it_takes(claim: Claim) -> None:
+    verdict = judged(claim, flat({"a": moved(0.05, 0.05, -0.04, 0.03, -0.04), "b": BASE}))
+    assert verdict.outcome is UNDECIDED and verdict.power.needed > 4
+    assert word_of_comparison(claim, verdict.comparisons[0]) == "not decided"
+    assert power_words(verdict.power).endswith(f"; 0.8 takes {verdict.power.needed} seeds")
+    assert "95 % interval" in reason(verdict)
 
 
 def test_one_seed_decides_nothing_however_large_the_difference() -> None:
     verdict = judged(ABOVE, flat({"a": [0.9], "b": [0.1]}))
-    assert verdict.outcome is VerdictOutcome.UNDECIDED
-    assert set(verdict.others.values()) == {VerdictOutcome.UNDECIDED}
+    assert {verdict.outcome, *verdict.others.values()} == {UNDECIDED}
     assert power_words(verdict.power) == "none: a single run does not show how much seeds differ"
-    text = reason(verdict)
-    assert "a against b on m, +80.0 points, without an interval: a single run does not show" in text
+    said = "a against b on m, +80.0 points, without an interval: a single run does not show"
+    assert said in reason(verdict)
 
 
 def test_best_of_all_takes_every_comparison_on_every_model() -> None:
     good = {"a": moved(0.05), "b": BASE, "c": moved(-0.02, 0.001, 0.0, -0.001, 0.0)}
-    assert judged(BEST, flat(good, "m") + flat(good, "n")).outcome is VerdictOutcome.SUPPORTED
-    one_bad = {"a": moved(0.05), "b": moved(0.1, 0.001, -0.001, 0.002, 0.0)}
-    verdict = judged(BEST, flat(good, "m") + flat(one_bad, "n"))
-    assert verdict.outcome is VerdictOutcome.NOT_SUPPORTED
-    assert verdict.deciding is not None
+    assert judged(BEST, flat(good, "m") + flat(good, "n")).outcome is SUPPORTED
+    bad = {"a": moved(0.05), "b": moved(0.1, 0.001, -0.001, 0.002, 0.0)}
+    verdict = judged(BEST, flat(good, "m") + flat(bad, "n"))
+    assert [each.outcome for each in verdict.comparisons] == [SUPPORTED, SUPPORTED, NOT_SUPPORTED]
+    assert verdict.outcome is NOT_SUPPORTED
     assert (verdict.deciding.model, verdict.deciding.against) == ("n", "b")
-    assert [each.outcome.value for each in verdict.comparisons] == ["supported", "supported", "not supported"]
-    assert "1 of 3 comparisons contradict it" in reason(verdict)
-    assert "on n" in reason(verdict)
+    assert "1 of 3 comparisons contradict it" in reason(verdict) and "on n" in reason(verdict)
 
 
 def test_no_adjustment_to_support_all_and_holms_to_refute_any() -> None:
     """Each of four comparisons alone is just refuted (p about 0.02): together they are not."""
     edge = [0.0035, -0.0035, 0.0045, -0.0045]
-    level = SMALLEST - 0.0075
-    alone = judged(ABOVE, flat({"a": moved(level, *edge), "b": BASE}))
-    assert alone.outcome is VerdictOutcome.NOT_SUPPORTED
-    p = alone.comparisons[0].p_against
-    assert p is not None and 0.025 / 4 < p < 0.025
+    refuted, sure = moved(SMALLEST - 0.0075, *edge), moved(0.0085, *edge)  # p_for of the latter is about 0.02
+    alone = judged(ABOVE, flat({"a": refuted, "b": BASE}))
+    assert alone.outcome is NOT_SUPPORTED and 0.025 / 4 < alone.comparisons[0].p_against < 0.025
     others = dict.fromkeys(("b", "c", "d", "e"), BASE)
-    assert judged(BEST, flat({"a": moved(level, *edge), **others})).outcome is VerdictOutcome.UNDECIDED
-    sure = judged(BEST, flat({"a": moved(0.0085, *edge), **others}))  # each p_for about 0.02
-    assert sure.outcome is VerdictOutcome.SUPPORTED
-    worst = sure.comparisons[0]
-    assert worst.p_for is not None and worst.p_adjusted is not None
-    assert worst.p_for <= 0.025 < worst.p_adjusted == pytest.approx(4 * worst.p_for)
+    assert judged(BEST, flat({"a": refuted, **others})).outcome is UNDECIDED
+    verdict = judged(BEST, flat({"a": sure, **others}))
+    assert verdict.outcome is SUPPORTED
+    first = verdict.comparisons[0]
+    assert first.p_for <= 0.025 < first.p_adjusted == pytest.approx(4 * first.p_for)
+    # A comparison without a number makes no other surer: it is one of two.
+    single = judged(BEST, flat({"a": sure, "b": BASE, "c": [0.2]}))
+    found = {each.against: (each.p_for, each.p_adjusted) for each in single.comparisons}
+    assert found == {"b": (first.p_for, pytest.approx(2 * first.p_for)), "c": (None, None)}
 
 
-def test_a_small_effect_is_supported_but_named_and_the_smallest_decides() -> None:
+def test_the_smallest_effect_decides_and_a_claim_behind_it_is_confirmatory() -> None:
     """All comparisons hold; the one whose advantage of a point is excluded gives the claim its outcome."""
-    levels = {"a": moved(0.05), "b": BASE, "c": moved(0.043, 0.001, 0.0, -0.001, 0.0)}
-    verdict = judged(BEST, flat(levels))
-    assert verdict.outcome is VerdictOutcome.SMALL and verdict.outcome.holds
-    assert verdict.deciding is not None and verdict.deciding.against == "c"
-    assert "All 2 comparisons hold, but in 1 the effect is below the smallest relevant effect" in reason(
-        verdict
-    )
-    [alone] = [judged(ABOVE, flat({"a": moved(0.007), "b": BASE}))]
-    assert "It holds, but the effect is below the smallest relevant effect:" in reason(alone)
-
-
-def test_a_claim_behind_a_small_effect_is_confirmatory() -> None:
-    """A small effect has passed the test of the claim before it."""
-    runs = flat({"a": moved(0.007), "b": BASE})
-    chain = [ABOVE, replace(ABOVE, key="next", after="above")]
-    first, second = verdicts({"main": board_of(runs, "main")}, chain)
-    assert (first.outcome, second.after) == (VerdictOutcome.SMALL, None)
+    runs = flat({"a": moved(0.05), "b": BASE, "c": moved(0.043, 0.001, 0.0, -0.001, 0.0)})
+    first, second = verdicts({"main": board_of(runs)}, [BEST, replace(ABOVE, after="best")])
+    assert first.outcome is SMALL and first.outcome.holds and first.deciding.against == "c"
+    said = "All 2 comparisons hold, but in 1 the effect is below the smallest relevant effect"
+    assert said in reason(first)
+    assert second.after is None
 
 
 def test_ordering_compares_neighbouring_tiers() -> None:
     [claim] = [claim for claim in CLAIMS if claim.key == "mechanisms"]
     cppo, weight, budget, dppo = "cppo", "cppo_no_prefix_budget", "cppo_no_position_weight", "dppo"
-    assert set(pairs(claim, (cppo, weight, budget, dppo))) == {
-        (cppo, weight), (cppo, budget), (weight, dppo), (budget, dppo),
-    }  # fmt: skip
+    expected = {(cppo, weight), (cppo, budget), (weight, dppo), (budget, dppo)}
+    assert set(pairs(claim, (cppo, weight, budget, dppo))) == expected
     levels = {
         cppo: moved(0.1, 0.0, 0.001, 0.0, -0.001),
         weight: moved(0.05),
         budget: moved(0.04, -0.001, 0.001, 0.002, 0.0),
         dppo: BASE,
     }
-    assert judged(claim, flat(levels)).outcome is VerdictOutcome.SUPPORTED
+    assert judged(claim, flat(levels)).outcome is SUPPORTED
     swapped = levels | {cppo: levels[weight], weight: levels[cppo]}
-    assert judged(claim, flat(swapped)).outcome is VerdictOutcome.NOT_SUPPORTED
+    assert judged(claim, flat(swapped)).outcome is NOT_SUPPORTED
 
 
 def test_a_missing_side_is_a_gap_not_a_success() -> None:
-    runs = flat({"a": moved(0.05), "b": BASE})
-    gap = MadeRun("c", "m", 0)
-    verdict = judged(BEST, runs, (gap,))
-    assert (verdict.outcome, verdict.provisional) == (VerdictOutcome.UNDECIDED, True)
-    assert verdict.deciding is not None and verdict.deciding.against == "c"
+    verdict = judged(BEST, flat({"a": moved(0.05), "b": BASE}), (MadeRun("c", "m", 0),))
+    assert (verdict.outcome, verdict.provisional, verdict.deciding.against) == (UNDECIDED, True, "c")
     assert "one side has no finished run" in reason(verdict)
     assert "missing, unfinished or not part of this report" in reason(verdict)
     undeclared = judged(ABOVE, flat({"a": BASE}))
-    assert (undeclared.outcome, undeclared.comparisons[0].difference) == (VerdictOutcome.UNDECIDED, None)
+    assert (undeclared.outcome, undeclared.comparisons[0].difference) == (UNDECIDED, None)
     alone = judged(BEST, flat({"a": BASE}))
-    assert (alone.outcome, alone.comparisons) == (VerdictOutcome.UNDECIDED, ())
+    assert (alone.outcome, alone.comparisons) == (UNDECIDED, ())
     assert "Nothing of sweep 'main' can be compared" in reason(alone)
 
 
@@ -182,26 +155,27 @@ def test_a_collapse_counts_in_the_verdict_and_not_in_the_best_step() -> None:
     tops = [0.402, 0.399, 0.401, 0.404]
     runs = flat({"a": moved(0.05)}) + [broken("b", seed, top) for seed, top in enumerate(tops)]
     verdict = judged(ABOVE, runs)
-    assert verdict.outcome is VerdictOutcome.SUPPORTED
-    assert verdict.others[Score.BEST] is VerdictOutcome.NOT_SUPPORTED
+    assert verdict.outcome is SUPPORTED and verdict.others[Score.BEST] is NOT_SUPPORTED
     assert set(verdict.others) == set(Score) - {Score.FINAL}
 
 
 def test_every_claim_gets_a_verdict() -> None:
-    board = board_of(flat({"cppo": moved(0.05), "dppo": BASE}))
-    found = verdicts({"main": board})
-    assert [verdict.claim for verdict in found] == list(CLAIMS)
-    supported = {verdict.claim.key for verdict in found if verdict.outcome is VerdictOutcome.SUPPORTED}
+    found = {
+        each.claim.key: each
+        for each in verdicts({"main": board_of(flat({"cppo": moved(0.05), "dppo": BASE}))})
+    }
+    assert list(found) == [claim.key for claim in CLAIMS]
+    supported = {key for key, verdict in found.items() if verdict.outcome is SUPPORTED}
     assert supported == {"cppo_mean", "cppo_each", "cppo_best"}
-    whys = {one.claim.key: one.comparisons[0].why for one in found if one.comparisons}
-    assert whys["prefix_early"] == "its runs did not log it"
-    assert whys["cppo_horizon"] == "its runs did not log the length of their responses"
-    assert whys["cispo_collapse"] == "one side has no finished run"
-    [widens] = [verdict for verdict in found if verdict.claim.key == "cppo_widens"]
-    [one] = widens.comparisons  # flat curves: no lead widens, and nothing scatters
-    assert one.difference is not None and one.difference.estimate.value == pytest.approx(0.0)
-    [words] = [reason(verdict) for verdict in found if verdict.claim.key == "kl_above"]
-    assert words == "Nothing of sweep 'kl_vs_tv' can be compared yet."
+    for key, why in (
+        ("prefix_early", "its runs did not log it"),
+        ("cppo_horizon", "its runs did not log the length of their responses"),
+        ("cispo_collapse", "one side has no finished run"),
+    ):
+        assert found[key].comparisons[0].why == why
+    [widens] = found["cppo_widens"].comparisons  # flat curves: no lead widens, and nothing scatters
+    assert widens.difference.estimate.value == pytest.approx(0.0)
+    assert reason(found["kl_above"]) == "Nothing of sweep 'kl_vs_tv' can be compared yet."
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.key)
@@ -211,52 +185,55 @@ def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
     assert (claim.margin is None) == (claim.kind is not Kind.EQUIVALENCE)
     assert claim.compares_scores or claim.sweep == "main"  # what training logged is read for it alone
     assert pairs(claim, tuple(declared))
+    keys = [claim.key for claim in CLAIMS]
+    assert claim.after is None or claim.after in keys[: keys.index(claim.key)]
+    assert keys.count(claim.key) == 1
 
 
-def test_the_papers_names() -> None:
-    assert named("cppo", ("cppo_tv", "cppo_kl")) == "cppo_tv"
-    assert named("cppo", ("cppo", "cppo_tv")) == "cppo"
-    assert named("cppo_soft", ("cppo_tv",)) == "cppo_soft"
+@pytest.mark.parametrize(
+    ("name", "variants", "of_sweep"),
+    [
+        ("cppo", ("cppo_tv", "cppo_kl"), "cppo_tv"),
+        ("cppo", ("cppo", "cppo_tv"), "cppo"),
+        ("cppo_soft", ("cppo_tv",), "cppo_soft"),
+    ],
+)
+def test_the_papers_names(name: str, variants: tuple[str, ...], of_sweep: str) -> None:
+    assert named(name, variants) == of_sweep
 
 
 def test_the_mean_over_models_is_one_test() -> None:
     """Neither model shows it alone; together they do."""
-    claim = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, (("a",), ("b",)), over_models=True)
     wiggles = ((0.02, -0.015, -0.02, 0.015), (0.015, 0.02, -0.015, -0.02), (-0.02, 0.015, 0.02, -0.015))
     runs = [
         run
         for model, wiggle in zip("mno", wiggles, strict=True)
         for run in flat({"a": moved(0.02, *wiggle), "b": BASE}, model)
     ]
-    assert judged(ABOVE, runs).outcome is VerdictOutcome.UNDECIDED
-    verdict = judged(claim, runs)
+    assert judged(ABOVE, runs).outcome is UNDECIDED
+    verdict = judged(MEAN, runs)
     [comparison] = verdict.comparisons
-    assert (comparison.model, verdict.outcome) == ("", VerdictOutcome.SUPPORTED)
-    assert comparison.difference is not None
+    assert (comparison.model, verdict.outcome) == ("", SUPPORTED)
     assert comparison.difference.estimate.value == pytest.approx(0.02)
     assert "in the mean over the models" in reason(verdict)
     lacking = [run for run in runs if (run.model, run.variant) != ("o", "b")]
-    assert judged(claim, lacking).outcome is VerdictOutcome.UNDECIDED  # not the mean of what is there
+    assert judged(MEAN, lacking).outcome is UNDECIDED  # not the mean of what is there
 
 
-def test_a_claim_is_exploratory_until_the_one_before_it_is_supported() -> None:
-    first = replace(ABOVE, key="first")
-    claims = (first, replace(BEST, after="first"), replace(ABOUT, after="best"))
-
-    def closed(levels: dict[str, list[float]]) -> list[str]:
-        found = verdicts({"main": board_of(flat(levels))}, claims)
-        return ["" if one.after is None else one.after.key for one in found]
-
-    above, low = moved(0.05), moved(-0.05)
-    assert closed({"a": above, "b": BASE}) == ["", "", ""]
-    assert closed({"a": low, "b": BASE}) == ["", "first", "first"]
-    assert closed({"a": above, "b": BASE, "c": moved(0.1)}) == ["", "", "best"]
-    [alone] = verdicts({"main": board_of(flat({"a": above, "b": BASE}))}, [replace(BEST, after="cppo_mean")])
-    assert alone.after is not None and alone.after.key == "cppo_mean"  # it is not judged here
+@pytest.mark.parametrize(
+    ("levels", "closed_by"),
+    [
+        ({"a": moved(0.05)}, ["", "", ""]),
+        ({"a": moved(-0.05)}, ["", "first", "first"]),
+        ({"a": moved(0.05), "c": moved(0.1)}, ["", "", "best"]),
+    ],
+)
+def test_a_claim_is_exploratory_until_the_one_before_it_is_supported(
+    levels: dict[str, list[float]], closed_by: list[str]
+) -> None:
+    boards = {"main": board_of(flat({"b": BASE, **levels}))}
+    claims = (replace(ABOVE, key="first"), replace(BEST, after="first"), replace(ABOUT, after="best"))
+    assert [each.after.key if each.after else "" for each in verdicts(boards, claims)] == closed_by
+    [alone] = verdicts(boards, [replace(BEST, after="cppo_mean")])  # which is not judged here
+    assert alone.after.key == "cppo_mean"
     assert "Exploratory: the claim before it is not supported (CPPO is above" in reason(alone)
-
-
-def test_the_order_of_the_shipped_claims() -> None:
-    order = [claim.key for claim in CLAIMS]
-    assert all(claim.after is None or order.index(claim.after) < order.index(claim.key) for claim in CLAIMS)
-    assert len(set(order)) == len(order)

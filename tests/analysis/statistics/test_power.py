@@ -1,0 +1,152 @@
+"""Planned and reached power: against studies judged by the verdicts, and what is known in closed form."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
+from cppo_lab.analysis.statistics.collapse import share_difference
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate
+from cppo_lab.analysis.statistics.power import (
+    MOST,
+    STUDIES,
+    Design,
+    Spread,
+    planned_power,
+    reached_power,
+    spread_power,
+)
+from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge
+from tests.analysis.made_sweeps import MadeRun
+from tests.analysis.statistics.made_curves import board_of, flat
+
+TIERS = (("a",), ("b",))
+ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
+MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
+BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
+ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
+MORE = Claim("more", "a collapses more", "main", Kind.COLLAPSE, TIERS, smallest=0.1)
+SCORES = {"m": {"a": 0.32, "b": 0.30, "c": 0.29}, "n": {"a": 0.33, "b": 0.31, "c": 0.30}}
+ALIKE = {"m": {"a": 0.30, "b": 0.302}, "n": {"a": 0.31, "b": 0.308}}
+
+
+def judged(claim: Claim, runs: list[MadeRun]) -> Verdict:
+    board = board_of(runs)
+    return judge(claim, board, run_values(board))
+
+
+def t_power(lead: float, error: float, degrees: int) -> float:
+    """Of a one-sided t test at 2.5 %."""
+    return float(stats.nct.sf(stats.t.ppf(0.975, degrees), degrees, lead / error))
+
+
+@pytest.mark.parametrize(
+    ("claim", "scores", "deviation"),
+    [(ABOVE, SCORES, 0.01), (MEAN, SCORES, 0.01), (BEST, SCORES, 0.01), (ABOUT, ALIKE, 0.007)],
+    ids=lambda value: getattr(value, "key", ""),
+)
+def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
+    claim: Claim, scores: dict[str, dict[str, float]], deviation: float
+) -> None:
+    studies, seeds, rng, supported = 150, 4, np.random.default_rng(1), 0
+    for _ in range(studies):
+        runs = [
+            run
+            for model, levels in scores.items()
+            for run in flat(
+                {name: rng.normal(level, deviation, seeds) for name, level in levels.items()}, model
+            )
+        ]
+        supported += judged(claim, runs).outcome is VerdictOutcome.SUPPORTED
+    power = planned_power(claim, scores, deviation, seeds).power
+    error = (power * (1 - power) * (1 / studies + 1 / STUDIES)) ** 0.5
+    assert 0.1 < power < 0.995
+    assert supported / studies == pytest.approx(power, abs=3.5 * error)
+
+
+@pytest.mark.parametrize(
+    ("claim", "effect", "seeds", "design"),
+    [
+        (ABOVE, 0.01, 3, Design()),
+        (ABOVE, 0.02, 10, Design()),
+        (ABOVE, 0.0, 5, Design()),  # the level
+        (MEAN, 0.02, 4, Design(common=True)),  # two models leave as many degrees of freedom as one
+    ],
+)
+def test_planned_power_is_that_of_a_paired_t_test(
+    claim: Claim, effect: float, seeds: int, design: Design
+) -> None:
+    deviation, models = 0.015, "mn" if design.common else "m"
+    scores = {model: {"a": 0.3 + effect, "b": 0.3} for model in models}
+    exact = t_power(effect, deviation * (2 / seeds / len(models)) ** 0.5, seeds - 1)
+    found = planned_power(claim, scores, deviation, seeds, design)
+    assert found.power == pytest.approx(exact, abs=4 * (exact * (1 - exact) / STUDIES) ** 0.5)
+    assert (found.needed is None) == (effect == 0)
+
+
+def test_the_seeds_that_it_takes() -> None:
+    found = planned_power(BEST, SCORES, 0.01, 3)
+    assert 3 < found.needed < MOST and found.comparisons == 4
+    reached = [planned_power(BEST, SCORES, 0.01, seeds).power for seeds in (found.needed - 1, found.needed)]
+    assert reached[0] < 0.8 <= reached[1]
+    assert planned_power(MEAN, SCORES, 0.01, 1).power == 0.0  # one seed shows no spread
+    lacking = planned_power(ABOVE, {"m": {"a": 0.5, "c": 0.3}}, 0.01, 5)
+    assert (lacking.power, lacking.needed) == (0.0, None)
+    for scores, deviation in (({}, 0.01), (SCORES, 0.0)):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            planned_power(ABOVE, scores, deviation, 3)
+
+
+@pytest.mark.parametrize(("lead", "n"), [(0.02, 3), (0.02, 6), (0.005, 10)])
+def test_reached_power_is_that_of_the_t_test(lead: float, n: int) -> None:
+    """Also from 5 runs on to n: the error shrinks with their root, the degrees of freedom grow."""
+    exact = t_power(lead, 0.015 / n**0.5, n - 1)
+    for runs in (n, 5):
+        spread = Spread(0.015 / runs**0.5, runs - 1, runs)
+        assert spread_power(lead, None, spread, n) == pytest.approx(exact, abs=2e-3)
+
+
+def test_the_power_of_equals_is_that_of_the_two_one_sided_tests() -> None:
+    n, deviation, rng = 6, 0.015, np.random.default_rng(0)
+    drawn = rng.normal(0, deviation, (40_000, n))
+    half = stats.t.ppf(0.975, n - 1) * stats.sem(drawn, axis=1)
+    inside = np.mean(np.abs(drawn.mean(1)) + half <= MARGIN)
+    spread = Spread(deviation / n**0.5, n - 1, n)
+    assert spread_power(0.0, MARGIN, spread, n) == pytest.approx(inside, abs=0.01)
+
+
+def test_the_power_of_a_verdict_is_by_the_spread_of_its_runs_alone() -> None:
+    """Shifting a method changes the outcome and not the power."""
+    rng = np.random.default_rng(1)
+    ours, theirs = rng.normal(0.3, 0.01, 5), rng.normal(0.3, 0.01, 5)
+    first, shifted = (judged(ABOVE, flat({"a": ours + shift, "b": theirs})).power for shift in (0.0, 0.2))
+    assert first == shifted and (first.lead, first.runs) == (0.02, 5)
+    assert first.power == pytest.approx(t_power(0.02, stats.sem(ours - theirs), 4), abs=2e-3)
+
+
+def test_all_comparisons_have_to_hold() -> None:
+    comparison = Estimate(0.0, 4, 0.01, 3)
+    single, double = (reached_power(ABOVE, [comparison] * count, 4) for count in (1, 2))
+    assert double.power == pytest.approx(single.power**2) and single.needed < double.needed
+
+
+def test_the_power_of_shares() -> None:
+    """Of 12 runs a side 2 in 10 more: the chances of all outcomes added up."""
+    found = reached_power(MORE, [share_difference([(0, 12)], [(0, 12)])], 12)
+    shown = [k for k in range(13) if share_difference([(k, 12)], [(0, 12)]).low > 0]
+    assert found.power == pytest.approx(float(stats.binom.pmf(shown, 12, 0.2).sum()), abs=0.03)
+    assert found.needed > 12
+
+
+@pytest.mark.parametrize(
+    ("estimates", "why"),
+    [
+        ([Estimate(0.1, 1, unknown=ONE_RUN)], ONE_RUN),
+        ([Estimate(0.1, 3, 0.01, 2), None], "one side has no finished run"),
+    ],
+)
+def test_what_cannot_be_supported_has_no_power(estimates: list[Estimate | None], why: str) -> None:
+    found = reached_power(ABOVE, estimates, 1)
+    assert (found.power, found.needed, found.unknown) == (0.0, None, why)
+    assert reached_power(ABOVE, [], 0) is None
