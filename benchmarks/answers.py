@@ -8,18 +8,16 @@ cost_ratio   processor time of everything that is done for the answers of a vali
 
     python benchmarks/answers.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
 import random
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from baselines.clock import Clock
-from summary.form import result
+from common import Clock, arguments, result
 
 from cppo_lab.answers import outcomes as outcome_files
 from cppo_lab.answers import texts as text_files
@@ -168,11 +166,7 @@ def _tokens(step: int, generator: np.random.Generator) -> RecordedTokens:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="one validation on the core, two at the paper's scale"
-    )
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "one validation on the core, two at the paper's scale").quick
     values = sizes(2 if quick else 8) | cost(1 if quick else 3)
     for name, value in values.items():
         print(f"{name:32} {value:.4g}")

@@ -10,18 +10,15 @@ speed         seconds for all statistics of 28 cells with three seeds and 2,000 
 
     python benchmarks/coverage.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from common import Rows, arguments, result, show
 from scipy.special import stdtrit
-from summary.form import result
-from summary.table import show
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
@@ -66,7 +63,7 @@ def holds(found: Estimate | None, truth: float) -> bool:
     )
 
 
-def coverage(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+def coverage(studies: int) -> Rows:
     """(row, {column: percent})."""
     for draw in (normal, skewed):
         for n in SEEDS:
@@ -91,7 +88,7 @@ def coverage(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
                 yield f"four models, {name}, {n} seeds, {draw.__name__}", {"ours": ours, "percentile": theirs}
 
 
-def improvement(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+def improvement(studies: int) -> Rows:
     """The interval of the probability of improvement, where the true one is 0.5 and 0.92."""
     for models in (1, 4):
         for n in SEEDS:
@@ -115,7 +112,7 @@ def improvement(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
             yield f"{models} {'model' if models == 1 else 'models'}, {n} seeds", columns
 
 
-def pooling(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+def pooling(studies: int) -> Rows:
     """Seven methods, one of which scatters four times as much as the others."""
     spreads = np.array([0.01] * 6 + [0.04])
     for n in SEEDS:
@@ -139,7 +136,7 @@ def wander(
     return spread * noise
 
 
-def selection(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+def selection(studies: int) -> Rows:
     """Points; one row per kind of curve and estimator. Selection on other seeds uses five seeds, the others one."""
     kinds = {
         "like the paper's": (68, 0.008, 0.005),
@@ -167,7 +164,7 @@ def selection(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
             yield f"{kind}: {name}", {"bias": float(error.mean()), "standard deviation": float(error.std())}
 
 
-def families(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+def families(studies: int) -> Rows:
     """Six methods of equal worth, paired by seed with the baseline; a bootstrap of the largest t beside ours."""
     for n in SEEDS:
         rng, counts = np.random.default_rng(n), np.zeros(3)
@@ -216,11 +213,7 @@ def made_board(seeds: int = 3, points: int = 68) -> Scoreboard:
 
 def main() -> None:
     """Prints the tables, then the JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="100 studies instead of 2,000")
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "100 studies instead of 2,000").quick
     studies = 100 if quick else 2000
     covered = show("coverage, %", coverage(studies), 100, 1)
     show("coverage of the probability of improvement, %", improvement(studies), 100, 1)

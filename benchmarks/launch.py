@@ -1,4 +1,4 @@
-"""Submitting 500 runs to Slurm with `cppo launch`, with single submitit submissions, and with Hydra's launcher.
+"""Submitting 500 runs to Slurm with `cppo launch`, and with single submitit submissions.
 
 A development cluster (docs/slurm_dev.md) of its own is started and stopped; it needs root. Everything is submitted
 held, so that nothing runs, and cancelled afterwards. Seconds are those until the last `sbatch` has answered, without
@@ -7,34 +7,26 @@ does: its record, the look at the queue, the rehearsal.
 
 submitit   one `executor.submit` for each run. It sleeps 0.2 s between submissions, so 20 are measured and 500 are
            said to take 25 times as long; `no_pause` is without the sleep, measured with all of them.
-hydra      hydra-submitit-launcher 1.2.0, if HYDRA_PYTHON names a Python that has it: a task that does nothing. It
-           makes one array, too, and then waits for the jobs' end: it is ended when sbatch has answered.
 
     python benchmarks/launch.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
+from common import Result, arguments, result
 
-from summary.form import result, skipped  # noqa: E402
-
-from dev.slurm import starting  # noqa: E402
-from dev.slurm.cluster import PATH, Cluster, default_folder  # noqa: E402
-from dev.slurm.settings import Settings  # noqa: E402
+from dev.slurm import starting
+from dev.slurm.cluster import PATH, Cluster, default_folder
+from dev.slurm.settings import Settings
 
 TARGETS = {"fewer_sbatch_calls": 20.0, "times_faster": 5.0}
 MEASURED = 20  # single submissions
@@ -42,15 +34,6 @@ WRAPPER = """#!/bin/bash
 here=$(dirname "$0"); export PATH=${PATH#"$here":}
 echo call >> "$here/calls"; sbatch "$@"; status=$?
 echo >> "$here/answers"; exit $status
-"""
-TASK = """
-import hydra
-
-@hydra.main(config_path=None, config_name=None, version_base="1.3")
-def nothing(config):
-    pass
-
-nothing()
 """
 
 
@@ -130,26 +113,6 @@ def by_submitit(runs: int, folder: Path, pause: bool) -> float:
     return time.perf_counter() - start
 
 
-def by_hydra(python: str, runs: int, folder: Path, sbatch: Sbatch) -> float:
-    """Seconds from a command's start until sbatch has answered; the command itself would wait for the jobs."""
-    (folder / "task.py").write_text(TASK)
-    values = ",".join(str(number) for number in range(runs))
-    command = [python, "task.py", "--multirun", f"+x={values}", "hydra/launcher=submitit_slurm"]
-    command += ["+hydra.launcher.additional_parameters.hold=true", f"hydra.sweep.dir={folder}/out"]
-    start = time.perf_counter()
-    with (folder / "hydra.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    try:
-        while not (sbatch.folder / "answers").exists():
-            if process.poll() is not None or time.perf_counter() - start > 300:
-                raise SystemExit(f"hydra did not submit: {(folder / 'hydra.log').read_text()[-2000:]}")
-            time.sleep(0.01)
-        return time.perf_counter() - start
-    finally:
-        process.kill()
-        process.wait()
-
-
 @contextlib.contextmanager
 def slurm() -> Iterator[Cluster]:
     """A cluster of this benchmark's own."""
@@ -165,14 +128,10 @@ def slurm() -> Iterator[Cluster]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="100 runs, 5 single submissions")
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "100 runs, 5 single submissions").quick
     runs, singles = (100, 5) if quick else (500, MEASURED)
     if reason := _absent():
-        print(skipped("launch", reason, quick).line())
+        print(Result("launch", {}, quick, reason).line())
         return
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, slurm() as cluster:
@@ -193,9 +152,6 @@ def main() -> None:
         done("cppo", by_cppo(runs, folder))
         done("submitit", by_submitit(singles, folder, pause=True), runs / singles)
         done("submitit_no_pause", by_submitit(runs, folder / "fast", pause=False))
-        if python := os.environ.get("HYDRA_PYTHON"):
-            done("hydra_one", by_hydra(python, 2, _made(folder / "one"), sbatch))
-            done("hydra", by_hydra(python, runs, _made(folder / "hydra"), sbatch))
     cppo = figures[f"cppo_seconds_{runs}"]
     figures["fewer_sbatch_calls"] = figures[f"submitit_calls_{runs}"] / figures[f"cppo_calls_{runs}"]
     figures["times_faster"] = figures[f"submitit_seconds_{runs}"] / cppo
@@ -210,11 +166,6 @@ def _absent() -> str:
         return "needs root"
     missing = starting.missing(accounting=False)
     return f"not installed: {', '.join(missing)} (python3 -m dev.slurm install)" if missing else ""
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ cppo_over_vanilla_*        CPPO's loss (adaptive budget), forward and backward, 
 topk_over_*                sampled log-prob and Top-20 TV from logits [N, 151936] float32, forward and backward,
                            over the log-prob alone: by our own `token_logp`, by log_softmax and gather.
 bfloat16_topk_over_*       the same from bfloat16 logits, as trainers hold them.
-cuda_*                     forward from bfloat16 logits on a GPU: GB/s of logits, time over one read of them
-                           (their maximum); not measured without a GPU.
 
-Ratios are medians over runs in turn, on one thread. The last line is JSON, see `summary/form.py`.
+Ratios are medians over runs in turn, on one thread; those of a GPU: docs/gpu_kit.md. The last line is JSON, see
+`common.py`.
 The figures against verl need verl 0.9.1 in this environment.
 """
 
-import argparse
 import os
 import re
 import statistics
@@ -22,13 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from summary.form import result
+from common import arguments, result
 from torch import Tensor
 
 from cppo_lab.maths.aggregation import aggregate
@@ -42,7 +39,6 @@ TARGETS = {  # each at most
     "cppo_over_vanilla_peak_memory": 1.25,
     "topk_over_token_logp_time": 1.10,
     "topk_over_log_softmax_time": 1.10,
-    "cuda_forward_over_one_read_time": 1.5,
 }
 VERL = (
     "no verl: pip install torch==2.13.0, then pip install verl==0.9.1 TransferQueue cachetools torch==2.13.0"
@@ -51,15 +47,13 @@ VERL = (
 Step = Callable[[], object]
 
 
-def time_ratios(steps: dict[str, Step], repeats: int, device: str = "cpu") -> dict[str, float]:
+def time_ratios(steps: dict[str, Step], repeats: int) -> dict[str, float]:
     """The first step's time over that of each other one in the same round, median over `repeats` rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for repeat in range(repeats + 1):
         for name, step in steps.items():
             started = time.perf_counter()
             step()
-            if device == "cuda":
-                torch.cuda.synchronize()
             if repeat:  # the first round warms up
                 seconds[name].append(time.perf_counter() - started)
     for name, values in seconds.items():
@@ -130,31 +124,29 @@ def vanilla_step(rows: int, width: int) -> Step:
 STEPS = {"cppo": cppo_step, "vanilla": vanilla_step}
 
 
-def _status(name: str) -> int:
-    """A field of /proc/self/status in KiB."""
-    return int(re.findall(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[0])
-
-
 def peak(name: str, rows: int, width: int) -> int:
     """KiB that one step adds to this process's resident memory at its highest."""
     STEPS[name](2, 8)()  # code that loads on first use is none of the step's memory
     step = STEPS[name](rows, width)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
-    before = _status("VmRSS")
+    before, _ = _resident()
     step()
-    return _status("VmHWM") - before
+    return _resident()[1] - before
 
 
-def peak_ratio(rows: int, width: int) -> float | None:
+def _resident() -> tuple[int, int]:
+    """KiB of this process in memory, now and at the most."""
+    fields = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+)", Path("/proc/self/status").read_text()))
+    return int(fields["VmRSS"]), int(fields["VmHWM"])
+
+
+def peak_ratio(rows: int, width: int) -> float:
     """Peak memory of CPPO's step over vanilla's.
 
     Each runs in a separate process, and the kernel counts: unlike a profiler or a dispatch mode it also sees the
     temporaries inside operators. A fixed mmap threshold makes the allocator return every large tensor at once, so
     that no memory kept from before hides a step's own.
     """
-    if not Path("/proc/self/clear_refs").exists():
-        print("peak memory is read from Linux's /proc, which is not there", file=sys.stderr)
-        return None
     kibibytes = {}
     for name in STEPS:
         command = [sys.executable, __file__, "--peak", name, str(rows), str(width)]
@@ -176,11 +168,11 @@ def loss_figures(rows: int, width: int, repeats: int) -> dict[str, float | None]
     return {"cppo_over_vanilla_time": ratio, "cppo_over_vanilla_peak_memory": peak_ratio(rows, width)}
 
 
-def logits_tensors(count: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, ...]:
+def logits_tensors(count: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """logits [count, V] with gradient, tokens, mu's Top-K ids and log-probs, log mu(token)."""
-    generator = torch.Generator(device).manual_seed(0)
-    logits = 2 * torch.randn(count, VOCABULARY, generator=generator, device=device)
-    tokens = torch.randint(VOCABULARY, (count,), generator=generator, device=device)
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(count, VOCABULARY, generator=generator)
+    tokens = torch.randint(VOCABULARY, (count,), generator=generator)
     top = logits.topk(K)
     normaliser = logits.logsumexp(-1, keepdim=True)
     sampled = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0] + 0.1
@@ -209,35 +201,11 @@ def logits_figures(count: int, dtype: torch.dtype, repeats: int) -> dict[str, fl
     return {f"topk_over_{name}_time": ratio for name, ratio in time_ratios(steps, repeats).items()}
 
 
-def cuda_figures(count: int, repeats: int) -> dict[str, float | None]:
-    """Forward on a GPU, over reading the logits once."""
-    names = ("cuda_gigabytes_per_second", "cuda_forward_over_one_read_time")
-    if not torch.cuda.is_available():
-        return dict.fromkeys(names)
-    given = logits_tensors(count, torch.bfloat16, "cuda")
-    logits = given[0].detach()
-
-    def forward() -> Tensor:
-        return logp_and_divergence(logits, *given[1:], measure="tv").divergence
-
-    ratio = time_ratios({"topk": forward, "read": logits.amax}, repeats, "cuda")["read"]
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(repeats):
-        forward()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - started) / repeats
-    return dict(zip(names, (round(logits.nbytes / seconds / 1e9, 1), ratio), strict=True))
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__, "small tensors, three repeats", peak={"nargs": 3, "help": "one step's memory"}
     )
-    parser.add_argument("--quick", action="store_true", help="small tensors, three repeats")
-    parser.add_argument("--peak", nargs=3, metavar=("STEP", "B", "T"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
         print(peak(options.peak[0], int(options.peak[1]), int(options.peak[2])))
@@ -247,12 +215,8 @@ def main() -> None:
     figures |= logits_figures(count, torch.float32, repeats)
     narrow = logits_figures(count, torch.bfloat16, repeats)
     figures |= {f"bfloat16_{name}": value for name, value in narrow.items()}
-    figures |= cuda_figures(8 * count, repeats)
-    units = {"cuda_gigabytes_per_second": "GB/s", "*": "x"}
-    absent = {"cuda_*": "torch sees no GPU", "*_peak_memory": "no /proc/self/clear_refs"}
-    if find_spec("verl") is None:
-        absent = {"cppo_over_vanilla_*": "no verl", **absent}
-    print(result("maths", figures, units, at_most=TARGETS, absent=absent, quick=options.quick).line())
+    absent = {"cppo_over_vanilla_*": "no verl"}
+    print(result("maths", figures, {"*": "x"}, at_most=TARGETS, absent=absent, quick=options.quick).line())
 
 
 if __name__ == "__main__":

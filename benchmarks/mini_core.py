@@ -1,4 +1,4 @@
-"""Speed of the embedded core, compared with Hugging Face transformers, with the machine's peak, and between rules.
+"""Speed of the embedded core, compared with Hugging Face transformers and between rules.
 
     python benchmarks/mini_core.py [--quick]
 
@@ -7,44 +7,40 @@ sampler_*, hugging_face_*        `sample` and `generate` on the same weights and
                                  and the number of copies, theirs the prompts repeated. No token ends a response
                                  (ours gets an end token that does not exist, theirs `eos_token_id=None`): both make
                                  rows x max_response_length tokens. Ours records log-probs, entropies and the top K;
-                                 theirs the sampled log-probs, from `output_scores`. `_bare`: neither records.
-trained_tokens_per_second*       response tokens through `Trainer.update` under cppo and grpo; Hugging Face: forward,
-                                 log_softmax, gather, PPO clipping, backward, clip_grad_norm_, AdamW (`_fused`: with
-                                 fused=True), in the same minibatches. Ours reads a prompt once for the responses of
-                                 its group, theirs with every row. Logits and gradients are compared beforehand.
+                                 theirs the sampled log-probs, from `output_scores`.
+trained_tokens_per_second*       response tokens through `Trainer.update` under cppo and grpo; Hugging Face: GRPO as one
+                                 would first write it (forward, log_softmax, gather, PPO clipping, backward,
+                                 clip_grad_norm_, AdamW) in the same minibatches. Ours reads a prompt once for the
+                                 responses of its group, theirs with every row. Logits and gradients are compared
+                                 beforehand.
 cppo_update_over_grpo_update     one update under `cppo` (Top-K divergence, position weights, prefix budget) over the
                                  same under `grpo`.
 cppo_step_over_without_mismatch  a step under `cppo`, sampling and update, over one that leaves out `mismatch/*`
                                  (`tracking.mismatch=false`); of processor times, since it is small.
-training_share_of_gemm           training_gflops, the useful work of `Trainer.update` under cppo, over gemm_gflops, the
-                                 machine's matrix-product rate. A prompt counts once per group, as it is read: see
-                                 `baselines/machine.py`.
-stacking_upper_bound_*           three times the prompts through one set of weights, speed per token over that of one
-                                 time the prompts: what stacking the parameters of three seeds can gain at most.
-stacked_update_speedup           forward and backward of three models one after the other over all three by
-                                 stack_module_state and vmap; null if PyTorch cannot stack the model.
 
 Ratios are of speeds, ours over theirs (`cppo_update_over_*`, `cppo_step_over_*`: of times), and like the speeds medians
-over rounds in which all take turns, on one thread. The last line is JSON, see `summary/form.py`. The
-figures against Hugging Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`).
+over rounds in which all take turns, on one thread. The last line is JSON, see `common.py`. The figures against Hugging
+Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`), whose `Qwen3ForCausalLM` is the
+architecture of the embedded core.
 """
 
-import argparse
 import importlib.util
 import os
 import statistics
-import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from baselines import machine, stacking
-from summary.form import result
+from common import arguments, result
+from torch import Tensor
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
@@ -52,20 +48,15 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.sweep.compose import compose
 
-hugging_face = None
-if importlib.util.find_spec("transformers"):
-    from baselines import hugging_face
-
-    from cppo_lab.cores.verl.export_hf import as_qwen3
-
+HUGGING_FACE = importlib.util.find_spec("transformers") is not None
 AT_MOST = {"cppo_update_over_grpo_update": 1.25, "cppo_step_over_without_mismatch": 1.02}
 AT_LEAST = {
     "sampler_over_hugging_face": 5.0,
     "grpo_update_over_hugging_face": 1.5,
     "cppo_update_over_hugging_face": 1.5,
 }
+UNITS = {"*_tokens_per_second*": "tokens/s", "*": "x"}
 WITHOUT = "cppo_without_mismatch"
-NO_TRANSFORMERS = "no transformers: pip install -c constraints-cpu.txt -e '.[dev]'"
 
 
 class Endless(Tokenizer):
@@ -76,187 +67,174 @@ class Endless(Tokenizer):
         return -1
 
 
-def timed(step: Callable[[], object]) -> float:
-    """Wall seconds of one call."""
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
+def ours(trainer: Trainer, prompts: Tensor) -> None:
+    """A rollout batch for `prompts` [G, P] by our sampler, without an end."""
+    spec = trainer.spec
+    rollout = sample(
+        trainer.model,
+        prompts,
+        Endless(trainer.tokenizer.modulus, trainer.tokenizer.spellings),
+        copies=spec.batch.responses,
+        max_response_length=spec.rollout.max_response_length,
+        temperature=1.0,
+        top_p=1.0,
+        generator=trainer.sampling,
+        top_k=trainer.objective.top_k,
+    )
+    assert rollout.lengths.eq(spec.rollout.max_response_length).all()
 
 
-def sampling_steps(trainer: Trainer, prompts: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Ways to sample a rollout batch for `prompts` [G, P] without an end."""
-    tokenizer = Endless(trainer.tokenizer.modulus, trainer.tokenizer.spellings)
-    new_tokens, copies = trainer.spec.rollout.max_response_length, trainer.spec.batch.responses
-    top_k = trainer.objective.top_k
+def theirs(model: Any, trainer: Trainer, prompts: Tensor) -> None:
+    """The same by transformers, with the log-probabilities of the sampled tokens."""
+    pad = trainer.tokenizer.pad
+    rows = prompts.repeat_interleave(trainer.spec.batch.responses, dim=0)
+    output = model.generate(
+        rows,
+        attention_mask=(rows != pad).long(),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=trainer.spec.rollout.max_response_length,
+        eos_token_id=None,
+        pad_token_id=pad,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    assert output.sequences.shape[1] == rows.shape[1] + trainer.spec.rollout.max_response_length
 
-    def ours(prompts: torch.Tensor, top_k: int) -> None:
-        rollout = sample(
-            trainer.model,
-            prompts,
-            tokenizer,
-            copies=copies,
-            max_response_length=new_tokens,
-            temperature=1.0,
-            top_p=1.0,
-            generator=trainer.sampling,
-            top_k=top_k,
+
+@torch.no_grad()
+def logit_difference(trainer: Trainer, model: Any) -> float:
+    """Largest difference between the two models' logits at the real positions of random left-padded rows."""
+    mine, generator = trainer.model, torch.Generator().manual_seed(0)
+    tokens = torch.randint(mine.embedding.num_embeddings, (32, mine.context), generator=generator)
+    padding = torch.randint(mine.context // 2, (32, 1), generator=generator)
+    present = torch.arange(mine.context) >= padding
+    difference = mine(tokens, present) - model(tokens, attention_mask=present.long()).logits
+    return float(difference[present].abs().max())
+
+
+class PlainTrainer:
+    """GRPO on a transformers model: the minibatches and the loss of our Trainer."""
+
+    def __init__(self, trainer: Trainer, model: Any) -> None:
+        self.spec, self.pad, self.model = trainer.spec, trainer.tokenizer.pad, model.train()
+        optim = trainer.spec.optim
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=optim.learning_rate,
+            betas=(optim.beta1, optim.beta2),
+            weight_decay=optim.weight_decay,
         )
-        assert rollout.responses.shape == (copies * len(prompts), new_tokens)
-        assert rollout.lengths.eq(new_tokens).all()
 
-    steps: dict[str, Callable[[], object]] = {
-        "sampler": lambda: ours(prompts, top_k),
-        "sampler_bare": lambda: ours(prompts, 0),
-        "sampler_wide": lambda: ours(prompts.repeat(stacking.SEEDS, 1), top_k),
-    }
-    if hugging_face is not None:
-        model = as_qwen3(trainer.model, trainer.tokenizer).eval()
-        difference = hugging_face.logit_difference(trainer.model, model, torch.Generator().manual_seed(0))
-        assert difference < 1e-4, f"logits differ by {difference}"
+    def update(self, batch: GradedRollout) -> None:
+        """One optimiser step per minibatch, groups without a signal left out."""
+        rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
+        for rows in torch.arange(len(batch.keep)).split(rows_per_update):
+            signal = rows[batch.keep[rows]]
+            if len(signal):
+                self.optimizer.zero_grad()
+                self.loss(batch, signal).backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm)
+                self.optimizer.step()
 
-        rows = prompts.repeat_interleave(copies, dim=0)
-
-        def theirs(recorded: bool) -> None:
-            responses = hugging_face.generate(model, rows, tokenizer.pad, new_tokens, recorded)
-            assert responses.shape == (len(rows), new_tokens)
-
-        steps |= {"hugging_face": lambda: theirs(True), "hugging_face_bare": lambda: theirs(False)}
-    return steps
-
-
-def updates(
-    trainers: dict[str, Trainer], batch: GradedRollout
-) -> dict[str, Callable[[GradedRollout], object]]:
-    """Ways to train on a batch."""
-    steps: dict[str, Callable[[GradedRollout], object]] = {name: t.update for name, t in trainers.items()}
-    if hugging_face is not None:
-        plain, fused = (hugging_face.PlainTrainer(trainers["grpo"], fused) for fused in (False, True))
-        difference = hugging_face.gradient_difference(trainers["grpo"], plain, batch)
-        assert difference < 1e-3, f"gradients differ by {difference}"
-        steps |= {"hugging_face": plain.update, "hugging_face_fused": fused.update}
-    return steps
+    def loss(self, batch: GradedRollout, rows: Tensor) -> Tensor:
+        """Minus the mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A)."""
+        rollout, rule = batch.rollout.select(rows), self.spec.rule
+        prompts, responses, valid = rollout.prompts[rollout.group], rollout.responses, rollout.valid()
+        tokens = torch.cat([prompts, responses], dim=1)[:, :-1]
+        present = torch.cat([prompts != self.pad, valid], dim=1)[:, :-1]
+        logits = self.model(tokens, attention_mask=present.long(), use_cache=False).logits
+        logp = logits[:, prompts.shape[1] - 1 :].log_softmax(-1).gather(-1, responses[..., None])[..., 0]
+        ratio, advantages = (logp - rollout.logp).exp(), batch.advantages[rows][:, None]
+        clipped = ratio.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+        return -(objective * valid).sum() / valid.sum()
 
 
-class Rounds:
-    """Everything measured, one number per round and name; all take turns in a round."""
-
-    def __init__(self, trainers: dict[str, Trainer], wide: Trainer) -> None:
-        self.trainers, self.wide = trainers, wide
-        batch = trainers["grpo"].collect()
-        self.sampling = sampling_steps(trainers["grpo"], batch.rollout.prompts)
-        self.training = updates(trainers, batch)
-        self.made = batch.rollout.responses.numel()  # tokens of one endless sampling
-        self.length = batch.rollout.prompts.shape[1] + int(batch.rollout.lengths.max()) - 1
-        self.speeds: dict[str, list[float]] = {}  # tokens or FLOPs per second
-
-    def run(self, repeats: int) -> None:
-        """`repeats` rounds after one that warms caches up."""
-        for repeat in range(repeats + 1):
-            if repeat == 1:
-                self.speeds = {}
-            self._round()
-
-    def _round(self) -> None:
-        speeds: dict[str, float] = {}
-        for name, step in self.sampling.items():
-            speeds[name] = self.made / timed(step)
-        speeds["sampler_wide"] *= stacking.SEEDS
-        started, began = time.perf_counter(), time.process_time()
-        batch = self.trainers["grpo"].collect()
-        sampling = time.process_time() - began
-        speeds["collect"] = float(batch.rollout.lengths.sum()) / (time.perf_counter() - started)
-        for name, update in self.training.items():
-            began = time.process_time()
-            seconds = timed(lambda update=update: update(batch))
-            speeds[f"step_{name}"] = trained_tokens(batch) / (sampling + time.process_time() - began)
-            speeds[f"train_{name}"] = trained_tokens(batch) / seconds
-            if name == "cppo":
-                speeds["flops"] = machine.useful_flops(self.trainers[name], batch) / seconds
-        wide_batch = self.wide.collect()
-        speeds["train_wide"] = trained_tokens(wide_batch) / timed(lambda: self.wide.update(wide_batch))
-        speeds["gemm"] = machine.gemm_flops_per_second()
-        for name, speed in speeds.items():
-            self.speeds.setdefault(name, []).append(speed)
-
-    def speed(self, name: str) -> float | None:
-        """Median speed; None if it was not measured."""
-        return statistics.median(self.speeds[name]) if name in self.speeds else None
-
-    def ratio(self, ours: str, theirs: str) -> float | None:
-        """Median over rounds of the ratio of two speeds; None if either was not measured."""
-        if ours not in self.speeds or theirs not in self.speeds:
-            return None
-        pairs = zip(self.speeds[ours], self.speeds[theirs], strict=True)
-        return statistics.median(a / b for a, b in pairs)
-
-    def stacked_speedup(self, repeats: int) -> float | None:
-        """Speed of stacked models over separate ones; None if PyTorch cannot stack them."""
-        batch = self.trainers["grpo"].spec.batch
-        rows = batch.minibatch_prompts * batch.responses
-        seconds = stacking.stacked_seconds(self.trainers["grpo"].model, rows, self.length, repeats)
-        return None if seconds is None else statistics.median(b / a for a, b in seconds)
+def gradient_difference(trainer: Trainer, plain: PlainTrainer, batch: GradedRollout) -> float:
+    """Relative difference of the embedding's gradient, on the first rows that have a signal."""
+    rows = batch.keep.nonzero()[:32, 0]
+    loss = trainer.objective(batch.rollout.select(rows), batch.advantages[rows]).loss
+    (mine,) = torch.autograd.grad(loss, trainer.model.embedding.weight)
+    (other,) = torch.autograd.grad(plain.loss(batch, rows), plain.model.model.embed_tokens.weight)
+    return float((mine - other).norm() / mine.norm())
 
 
-def trained_tokens(batch: GradedRollout) -> float:
-    """Response tokens that take part in the update."""
-    return float(batch.rollout.lengths[batch.keep].sum())
-
-
-def measure(folder: Path, repeats: int, warm_steps: int) -> dict[str, float | None]:
-    """All figures."""
+def speeds(folder: Path, rounds: int, warm_steps: int) -> dict[str, list[float]]:
+    """Tokens per second of everything measured, one number per round; all take turns in a round."""
     resources = Resources(folder, folder, device="cpu")
     # Speed does not depend on how good the start is.
     start = [f"model.warm_start.steps={warm_steps}", "model.warm_start.target_accuracy=null"]
     trainers = {rule: Trainer(compose([f"rule={rule}", *start]).run, resources) for rule in ("grpo", "cppo")}
     trainers[WITHOUT] = Trainer(trainers["cppo"].spec, replace(resources, mismatch=False))
-    shape = trainers["grpo"].spec.batch
-    wide = [
-        f"batch.{name}={stacking.SEEDS * getattr(shape, name)}" for name in ("prompts", "minibatch_prompts")
-    ]
-    rounds = Rounds(trainers, Trainer(compose(["rule=grpo", *start, *wide]).run, resources))
-    rounds.run(repeats)
-    speed, ratio = rounds.speed, rounds.ratio
-    gemm = max(rounds.speeds["gemm"])
-    return {
-        "sampled_tokens_per_second": speed("collect"),
-        "sampler_tokens_per_second": speed("sampler"),
-        "sampler_bare_tokens_per_second": speed("sampler_bare"),
-        "hugging_face_tokens_per_second": speed("hugging_face"),
-        "hugging_face_bare_tokens_per_second": speed("hugging_face_bare"),
-        "sampler_over_hugging_face": ratio("sampler", "hugging_face"),
-        "sampler_bare_over_hugging_face_bare": ratio("sampler_bare", "hugging_face_bare"),
-        "trained_tokens_per_second": speed("train_cppo"),
-        "trained_tokens_per_second_grpo": speed("train_grpo"),
-        "trained_tokens_per_second_hugging_face": speed("train_hugging_face"),
-        "trained_tokens_per_second_hugging_face_fused": speed("train_hugging_face_fused"),
-        "grpo_update_over_hugging_face": ratio("train_grpo", "train_hugging_face"),
-        "cppo_update_over_hugging_face": ratio("train_cppo", "train_hugging_face"),
-        "grpo_update_over_hugging_face_fused": ratio("train_grpo", "train_hugging_face_fused"),
-        "cppo_update_over_hugging_face_fused": ratio("train_cppo", "train_hugging_face_fused"),
-        "cppo_update_over_grpo_update": ratio("train_grpo", "train_cppo"),
-        "cppo_step_over_without_mismatch": ratio(f"step_{WITHOUT}", "step_cppo"),
-        "gemm_gflops": gemm / 1e9,
-        "training_gflops": statistics.median(rounds.speeds["flops"]) / 1e9,
-        "training_share_of_gemm": statistics.median(rounds.speeds["flops"]) / gemm,
-        "stacking_upper_bound_rollout": ratio("sampler_wide", "sampler"),
-        "stacking_upper_bound_update": ratio("train_wide", "train_grpo"),
-        "stacked_update_speedup": rounds.stacked_speedup(3 * repeats),
-    }
+    grpo = trainers["grpo"]
+    batch = grpo.collect()
+    prompts, sampled = batch.rollout.prompts, batch.rollout.responses.numel()
+    sampling: dict[str, Callable[[], object]] = {"sampler": partial(ours, grpo, prompts)}
+    training = {name: trainer.update for name, trainer in trainers.items()}
+    if HUGGING_FACE:
+        from cppo_lab.cores.verl.export_hf import as_qwen3
+
+        model = as_qwen3(grpo.model, grpo.tokenizer).eval()
+        plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer))
+        assert (difference := logit_difference(grpo, model)) < 1e-4, f"logits differ by {difference}"
+        assert (difference := gradient_difference(grpo, plain, batch)) < 1e-3, f"gradients by {difference}"
+        sampling["hugging_face"] = partial(theirs, model, grpo, prompts)
+        training["hugging_face"] = plain.update
+    taken: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(rounds + 1):
+        if repeat == 1:
+            taken.clear()  # the first round warms caches up
+        for name, step in sampling.items():
+            started = time.perf_counter()
+            step()
+            taken[name].append(sampled / (time.perf_counter() - started))
+        started, began = time.perf_counter(), time.process_time()
+        batch = grpo.collect()
+        collecting = time.process_time() - began
+        taken["collect"].append(float(batch.rollout.lengths.sum()) / (time.perf_counter() - started))
+        tokens = float(batch.rollout.lengths[batch.keep].sum())
+        for name, update in training.items():
+            started, began = time.perf_counter(), time.process_time()
+            update(batch)
+            taken[f"train_{name}"].append(tokens / (time.perf_counter() - started))
+            taken[f"step_{name}"].append(tokens / (collecting + time.process_time() - began))
+    return taken
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round behind the one that warms up")
-    quick = parser.parse_args().quick
-    if hugging_face is None:
-        print(NO_TRANSFORMERS, file=sys.stderr)
+    """Measures and prints."""
+    quick = arguments(__doc__, "one round behind the one that warms up").quick
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), *((1, 20) if quick else (30, 150)))
-    units = {"*_tokens_per_second*": "tokens/s", "*_gflops": "GFLOP/s", "*_share_*": "", "*": "x"}
-    absent = {"stacked_*": "PyTorch cannot stack the model", "*hugging_face*": "no transformers"}
+        taken = speeds(Path(folder), *((1, 20) if quick else (30, 150)))
+
+    def speed(name: str) -> float | None:
+        return statistics.median(taken[name]) if name in taken else None
+
+    def ratio(name: str, other: str) -> float | None:
+        pairs = zip(taken.get(name, []), taken.get(other, []), strict=False)
+        return statistics.median(a / b for a, b in pairs) if other in taken else None
+
+    figures = {
+        "sampled_tokens_per_second": speed("collect"),
+        "sampler_tokens_per_second": speed("sampler"),
+        "hugging_face_tokens_per_second": speed("hugging_face"),
+        "sampler_over_hugging_face": ratio("sampler", "hugging_face"),
+        "trained_tokens_per_second": speed("train_cppo"),
+        "trained_tokens_per_second_grpo": speed("train_grpo"),
+        "trained_tokens_per_second_hugging_face": speed("train_hugging_face"),
+        "grpo_update_over_hugging_face": ratio("train_grpo", "train_hugging_face"),
+        "cppo_update_over_hugging_face": ratio("train_cppo", "train_hugging_face"),
+        "cppo_update_over_grpo_update": ratio("train_grpo", "train_cppo"),
+        "cppo_step_over_without_mismatch": ratio(f"step_{WITHOUT}", "step_cppo"),
+    }
+    absent = {"*hugging_face*": "no transformers"}
     print(
         result(
-            "mini_core", figures, units, at_most=AT_MOST, at_least=AT_LEAST, absent=absent, quick=quick
+            "mini_core", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, absent=absent, quick=quick
         ).line()
     )
 

@@ -12,34 +12,27 @@ of one, so its start-up does not count.
 
     python benchmarks/plan.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import yaml
-from summary.form import result
+from common import arguments, fresh, result
 
 RULES = ["cppo", "cppo_soft", "cppo_kl", "cppo_binary_tv"]
 FACTORS = {100: (5, 5), 1000: (10, 25), 10_000: (50, 50)}  # of the constants that all differ
 AT_MOST = {"seconds_10000": 10.0, "peak_mebibytes_10000": 500.0}
 AT_LEAST = {"hydra_over_plan_per_run": 10.0}
+UNITS = {"*_milliseconds_*": "ms", "*seconds_*": "s", "*_mebibytes_*": "MiB", "hydra_over_*": "x"}
 PLAN = """
-import json, resource, sys, time
+import json, sys, time
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 start = time.perf_counter()
 plan = make_plan(load_sweep(sys.argv[1]))
-seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"runs": len(plan.runs), "seconds": seconds, "peak": peak}))
+print(json.dumps([len(plan.runs), time.perf_counter() - start]))
 """
 TASK = """
 import hydra
@@ -53,83 +46,56 @@ nothing()
 """
 
 
-def sweep(kind: str, runs: int) -> dict[str, object]:
-    """A sweep file of `runs` runs."""
-    tenths = [round(0.1 * i, 1) for i in range(1, 6)]
-    axes: dict[str, list[float]] = {"rule.delta_b": [0.001 * i for i in range(1, 6)], "rule.w_min": tenths}
+def axes(kind: str, runs: int) -> dict[str, list[float]]:
+    """Those of a sweep of `runs` runs."""
     if kind == "seeds":
-        axes["seed"] = list(range(runs // 100))
-    else:
-        one, other = FACTORS[runs]
-        axes = {
-            "rule.delta_b": [round(1e-5 * i, 7) for i in range(1, one + 1)],
-            "optim.learning_rate": [round(1e-6 * i, 8) for i in range(1, other + 1)],
-        }
-    about = {"title": kind, "question": "?", "models": ["mini_base"]}
-    return {**about, "variants": {rule: {"rule": rule} for rule in RULES}, "axes": axes}
-
-
-def process(arguments: list[str], folder: Path) -> str:
-    """What a fresh process prints."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return done.stdout
-
-
-def plan(kind: str, runs: int, folder: Path) -> dict[str, float]:
-    """Seconds and peak memory of one plan."""
-    (folder / "many.yaml").write_text(yaml.safe_dump(sweep(kind, runs), sort_keys=False))
-    found: dict[str, float] = json.loads(process(["-c", PLAN, "many.yaml"], folder))
-    assert found["runs"] == runs
-    return found
+        deltas, weights = [0.001 * i for i in range(1, 6)], [round(0.1 * i, 1) for i in range(1, 6)]
+        return {"rule.delta_b": deltas, "rule.w_min": weights, "seed": list(range(runs // 100))}
+    deltas, rates = FACTORS[runs]
+    return {
+        "rule.delta_b": [round(1e-5 * i, 7) for i in range(1, deltas + 1)],
+        "optim.learning_rate": [round(1e-6 * i, 8) for i in range(1, rates + 1)],
+    }
 
 
 def hydra_seconds(jobs: int, folder: Path) -> float:
     """Wall seconds of Hydra's own multirun of `jobs` jobs."""
-    values = ",".join(str(0.001 * i) for i in range(1, jobs // 2 + 1))
-    start = time.perf_counter()
     (folder / "task.py").write_text(TASK)
-    asked = (
-        ["rule=cppo,cppo_soft", f"rule.delta_b={values}"] if jobs > 1 else ["rule=cppo", "rule.delta_b=0.001"]
-    )
+    values = ",".join(str(0.001 * i) for i in range(1, jobs // 2 + 1)) or "0.001"
+    asked = ["rule=cppo,cppo_soft" if jobs > 1 else "rule=cppo", f"rule.delta_b={values}"]
     outputs = ["hydra.job.chdir=false", "hydra.output_subdir=null", f"hydra.sweep.dir={folder}/out"]
-    process(["task.py", "--multirun", *asked, *outputs, "hydra/job_logging=disabled"], folder)
-    return time.perf_counter() - start
+    words = ["task.py", "--multirun", *asked, *outputs, "hydra/job_logging=disabled"]
+    return fresh(words, folder).seconds
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="100 runs, 4 jobs of Hydra")
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "100 runs, 4 jobs of Hydra").quick
     sizes, jobs = ([100], 4) if quick else ([100, 1000, 10_000], 30)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for runs in sizes:
-            both = [plan(kind, runs, folder) for kind in ("seeds", "constants")]
-            for kind, found in zip(("seeds", "constants"), both, strict=True):
-                print(f"{runs} runs ({kind}): {found['seconds']:.2f} s, {found['peak']:.0f} MiB", flush=True)
-                figures[f"{kind}_seconds_{runs}"] = found["seconds"]
-            figures[f"seconds_{runs}"] = max(one["seconds"] for one in both)
-            figures[f"peak_mebibytes_{runs}"] = max(one["peak"] for one in both)
-        one, many = hydra_seconds(1, folder), hydra_seconds(jobs, folder)
-    theirs, ours = 1000 * (many - one) / (jobs - 1), 1000 * figures[f"seconds_{sizes[-1]}"] / sizes[-1]
+            peaks = []
+            for kind in ("seeds", "constants"):
+                about = {"title": kind, "question": "?", "models": ["mini_base"], "axes": axes(kind, runs)}
+                sweep = about | {"variants": {rule: {"rule": rule} for rule in RULES}}
+                (folder / "many.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
+                taken = fresh(["-c", PLAN, "many.yaml"], folder)
+                count, figures[f"{kind}_seconds_{runs}"] = taken.json()
+                assert count == runs
+                peaks.append(taken.mebibytes)
+            figures[f"seconds_{runs}"] = max(
+                figures[f"{kind}_seconds_{runs}"] for kind in ("seeds", "constants")
+            )
+            figures[f"peak_mebibytes_{runs}"] = max(peaks)
+        theirs = 1000 * (hydra_seconds(jobs, folder) - hydra_seconds(1, folder)) / (jobs - 1)
+    ours = 1000 * figures[f"seconds_{sizes[-1]}"] / sizes[-1]
     figures |= {"hydra_milliseconds_per_run": theirs, "plan_milliseconds_per_run": ours}
     figures["hydra_over_plan_per_run"] = theirs / ours
-    print(f"Hydra's multirun: {theirs:.1f} ms per run")
-    units = {"*seconds_*": "s", "*_mebibytes_*": "MiB", "hydra_over_*": "x"}
-    units = {"*_milliseconds_*": "ms", **units}
-    print(result("plan", figures, units, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
+    for key, value in figures.items():
+        print(f"{key:30} {value:.4g}")
+    print(result("plan", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ separation    share of studies in which any of 90 problems is named for two equa
 
     python benchmarks/problem_coverage.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
 import math
 
 import numpy as np
-from summary.form import result
-from summary.table import Rows, show
+from common import Rows, arguments, result, show
 
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import difference_of
@@ -169,11 +167,7 @@ def separation(studies: int) -> Rows:
 
 def main() -> None:
     """Prints the tables, then the JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="100 studies instead of 2,000")
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "100 studies instead of 2,000").quick
     studies = 100 if quick else 2000
     covered = show("coverage by problem, %", evaluation(studies), 100, 1)
     pairs = show("difference of two runs, other problems", difference(studies), 1, 1)

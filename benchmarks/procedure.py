@@ -13,15 +13,13 @@ shares        how often a claim of more collapses is supported: for equal shares
 
     python benchmarks/procedure.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from summary.form import result
-from summary.table import show
+from common import Rows, arguments, result, show
 
 from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, combine, mean_estimate
@@ -31,7 +29,6 @@ from cppo_lab.analysis.statistics.values import Score
 
 SEEDS = (3, 5, 8)
 LEVEL, DEVIATION, BROKEN, OFTEN = 0.73, 0.05, 0.20, 1 / 8
-Rows = Iterator[tuple[str, dict[str, float]]]
 Pair = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -197,11 +194,7 @@ def shares(studies: int) -> Rows:
 
 def main() -> None:
     """Prints the tables, then the JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="100 studies instead of 4,000")
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "100 studies instead of 4,000").quick
     studies = 100 if quick else 4000
     by_pairs = show("advantage claimed, %", pairing(studies), 100, 1)
     rare = show("one collapse in eight, %", collapses(studies), 100, 1)

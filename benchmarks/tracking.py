@@ -9,24 +9,17 @@ into it; they are uploaded as those of a launch of more than half a minute.
 *_held_percent       by how much tracking lengthens a step: what the training thread spends in `log`, and waits for
                      locks and for Python's interpreter beyond what it does without logging. Time in which it could
                      run, but other processes had the processors, does not count (/proc/thread-self/schedstat)
-*_longer_percent     by how much the clock says that steps take longer: mean of the rounds, and `spread`, the standard
-                     error of that mean, which is large where others use the machine
-*_cpu_percent        processor time of recording in the training process, as a share of the step
 shipped_per_second   points that a spool is emptied by, per store; PostgreSQL where it is installed
-fsync_ms             what a step would wait for if every line were brought through to the disk at once, as ours are
-                     only before they are sent
 
     python benchmarks/tracking.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
 import contextlib
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,22 +29,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mlflow
 import torch
+from common import FULL_ONLY, arguments, result
 from mlflow import MlflowClient
-from summary.form import FULL_ONLY, result
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
-
-from cppo_lab import schema  # noqa: E402
-from cppo_lab.runs.recorder import Recorder  # noqa: E402
-from cppo_lab.sweep.compose import compose  # noqa: E402
-from cppo_lab.tracking import address, uploader  # noqa: E402
-from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
-from cppo_lab.tracking.sent import unsent  # noqa: E402
-from cppo_lab.tracking.upload import ship  # noqa: E402
-from cppo_lab.tracking.uploader import EVERY_SECONDS, Uploader  # noqa: E402
-from dev.servers import postgres  # noqa: E402
-from dev.servers.mlflow_server import MlflowServer  # noqa: E402
+from cppo_lab import schema
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking import address, uploader
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.sent import unsent
+from cppo_lab.tracking.upload import ship
+from cppo_lab.tracking.uploader import EVERY_SECONDS, Uploader
+from dev.servers import postgres
+from dev.servers.mlflow_server import MlflowServer
 
 STEP_SECONDS = 0.1
 METRICS = 60
@@ -59,8 +49,10 @@ WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the u
 AT_MOST = {"*_ours_*_held_percent": 2.0}
 AT_LEAST = {"*_times_less_blocking": 20.0}
 UNITS = {
-    **{"*_percent": "%", "*_percent_spread": "%", "*_log_ms*": "ms", "fsync_ms": "ms"},
-    **{"*_per_second": "points/s", "*_times_*": "x"},
+    "*_percent": "%",
+    "*_log_ms*": "ms",
+    "*_per_second": "points/s",
+    "*_times_*": "x",
 }
 SPEC = compose([]).run
 NAMES = [one.name for one in schema.METRICS if not one.name.startswith("search/")]
@@ -102,12 +94,11 @@ def waited_for_processor() -> float:
 
 
 class Block:
-    """Steps: seconds of each by the clock, in `log`, of the process's processors, and blocked outside of `log`."""
+    """Steps: seconds of each in `log`, and the mean that a step is held up: in `log`, and blocked outside of it."""
 
     def __init__(self, work: Callable[[], None], log: Log, steps: int) -> None:
         self.waits: list[float] = []
-        total, outside = time.process_time(), 0.0
-        start = time.perf_counter()
+        outside = 0.0
         for step in range(WAITING, WAITING + steps):
             before, cpu, queued = time.perf_counter(), time.thread_time(), waited_for_processor()
             work()
@@ -116,8 +107,6 @@ class Block:
             before = time.perf_counter()
             log(step)
             self.waits.append(time.perf_counter() - before)
-        self.seconds = (time.perf_counter() - start) / steps
-        self.cpu = (time.process_time() - total) / steps
         self.held = outside / steps + statistics.mean(self.waits)
 
 
@@ -157,18 +146,6 @@ def shipped_per_second(uri: str, folder: Path, steps: int) -> float:
     return points / (time.perf_counter() - start)
 
 
-def fsync_ms(folder: Path) -> float:
-    """The median wait for the disk after a line."""
-    recorder = Recorder(SPEC, {}, folder)
-    waits = []
-    for step in range(200):
-        recorder.log(step, values(step))
-        before = time.perf_counter()
-        recorder.spool.sync()
-        waits.append(time.perf_counter() - before)
-    return 1000 * statistics.median(waits)
-
-
 def measure_steps(
     stores: dict[str, str], folder: Path, rounds: int, steps: int, compute: bool
 ) -> dict[str, float]:
@@ -186,32 +163,21 @@ def measure_steps(
             with by_mlflow(uri, folder) as log:
                 blocks.setdefault(("sleep", name, "direct"), []).append(Block(sleep, log, steps // 2))
     figures = {}
-    for (kind, name, logger), found in blocks.items():
+    for (kind, name, logger), some in blocks.items():
         if logger:
-            figures |= _figures(f"{name}_{logger}_{kind}", found, blocks[kind, "", ""])
+            key, waits = (
+                f"{name}_{logger}_{kind}",
+                sorted(1000 * wait for block in some for wait in block.waits),
+            )
+            pairs = zip(some, blocks[kind, "", ""], strict=True)
+            held = statistics.mean(block.held - bare.held for block, bare in pairs)
+            figures[f"{key}_log_ms"] = statistics.mean(waits)
+            figures[f"{key}_log_ms_p99"] = waits[int(0.99 * (len(waits) - 1))]
+            figures[f"{key}_held_percent"] = 100 * held / STEP_SECONDS
     for name in stores:
         ours = statistics.mean(figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds)
         figures[f"{name}_times_less_blocking"] = figures[f"{name}_direct_sleep_log_ms"] / ours
     return figures
-
-
-def _figures(prefix: str, blocks: list[Block], bare: list[Block]) -> dict[str, float]:
-    waits = sorted(1000 * wait for block in blocks for wait in block.waits)
-    longer = [100 * (one.seconds / other.seconds - 1) for one, other in zip(blocks, bare, strict=True)]
-    spread = statistics.stdev(longer) / len(longer) ** 0.5 if len(longer) > 1 else 0.0
-    held = statistics.mean(one.held - other.held for one, other in zip(blocks, bare, strict=True))
-    found = {
-        "log_ms": statistics.mean(waits),
-        "log_ms_median": statistics.median(waits),
-        "log_ms_p99": waits[int(0.99 * (len(waits) - 1))],
-        "held_percent": 100 * held / STEP_SECONDS,
-        "longer_percent": statistics.mean(longer),
-        "longer_percent_spread": spread,
-    }
-    if "_sleep" in prefix:
-        spent = statistics.mean(one.cpu - other.cpu for one, other in zip(blocks, bare, strict=True))
-        found["cpu_percent"] = 100 * spent / STEP_SECONDS
-    return {f"{prefix}_{key}": value for key, value in found.items()}
 
 
 @contextlib.contextmanager
@@ -227,63 +193,38 @@ def opened_stores(folder: Path) -> Iterator[dict[str, str]]:
         server.stop()
 
 
-@contextlib.contextmanager
-def opened_postgres() -> Iterator[dict[str, str]]:
-    """A PostgreSQL that waits for the disk, if there can be one here."""
-    if postgres.missing():
-        yield {}
-        return
-    cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
-    try:
-        cluster.start()
-        yield {"postgres": address.absolute_uri(cluster.make_database("mlflow"))}
-    finally:
-        cluster.remove()
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of short blocks that sleep, no PostgreSQL"
-    )
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "one round of short blocks that sleep, no PostgreSQL").quick
     uploader.FIRST_SECONDS = 0.0
     rounds, steps, spooled = (1, 4, 5) if quick else (4, 65, 500)
+    missing = ", ".join(postgres.missing())
+    absent = (
+        FULL_ONLY
+        if quick
+        else f"not installed: {missing} (python3 -m dev.servers install)"
+        if missing
+        else ""
+    )
+    figures: dict[str, float | None] = {"postgres_shipped_per_second": None}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        stack.enter_context(
-            contextlib.chdir(folder)
-        )  # artifacts of PostgreSQL's runs go to the working folder
+        # The artifacts of PostgreSQL's runs go to the working folder.
+        stack.enter_context(contextlib.chdir(folder))
         stores = stack.enter_context(opened_stores(folder))
-        figures = measure_steps(stores, folder / "runs", rounds, steps, compute=not quick)
-        if not quick:
-            stores = stores | stack.enter_context(opened_postgres())
-        for store_name, uri in stores.items():
-            rate = shipped_per_second(uri, folder / "runs" / f"spool_{store_name}", spooled)
-            figures[f"{store_name}_shipped_per_second"] = rate
-        figures["fsync_ms"] = fsync_ms(folder / "runs" / "fsync")
+        figures |= measure_steps(stores, folder / "runs", rounds, steps, compute=not quick)
+        if not absent:  # one that waits for the disk
+            cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
+            stack.callback(cluster.remove)
+            cluster.start()
+            stores["postgres"] = address.absolute_uri(cluster.make_database("mlflow"))
+        for store, uri in stores.items():
+            rate = shipped_per_second(uri, folder / "runs" / f"spool_{store}", spooled)
+            figures[f"{store}_shipped_per_second"] = rate
     for key, value in figures.items():
-        print(f"{key:45} {value:12.3f}")
-    absent = {}
-    if "postgres" not in stores:
-        missing = ", ".join(postgres.missing())
-        absent["postgres_*"] = (
-            FULL_ONLY if quick else f"not installed: {missing} (python3 -m dev.servers install)"
-        )
-    print(
-        result(
-            "tracking",
-            figures | dict.fromkeys(["postgres_shipped_per_second"] if absent else []),
-            UNITS,
-            at_most=AT_MOST,
-            at_least=AT_LEAST,
-            absent=absent,
-            quick=quick,
-        ).line()
-    )
+        print(f"{key:45} {value}")
+    reasons, targets = {"postgres_*": absent}, {"at_most": AT_MOST, "at_least": AT_LEAST}
+    print(result("tracking", figures, UNITS, **targets, absent=reasons, quick=quick).line())
 
 
 if __name__ == "__main__":

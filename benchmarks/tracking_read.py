@@ -6,60 +6,47 @@ and the opening of the store apart:
 ours             our reader; the listing of the runs is in it
 unfinished       our reader without those files, as for runs that have not ended, of as many metrics as a report reads
 per_metric       `get_metric_history` for each metric of some of the runs, scaled to all of them
-bulk_interval    the server's get-history-bulk-interval, 100 runs and one metric a request, for some of the metrics,
-                 scaled to all: what MLflow's own pages read. It samples: `bulk_interval_share` of the points come
 growth           10, 100 and 1,000 runs of 60 metrics x 1,000 steps in SQLite: seconds and the peak memory of the whole
                  process, imports included. There the store has the last points alone: a run's other points are read
                  from its file, and the same values stand in all files
 
     python benchmarks/tracking_read.py [--quick]
 
-The last line is JSON, see `summary/form.py`.
+The last line is JSON, see `common.py`.
 """
 
-import argparse
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import arguments, fresh, result
 from mlflow import MlflowClient
 from mlflow.entities import Param
-from summary.form import result
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
-
-from cppo_lab import schema  # noqa: E402
-from cppo_lab.tracking.history import HISTORY, History, from_columns, pack  # noqa: E402
-from dev.servers.mlflow_server import MlflowServer  # noqa: E402
+from cppo_lab import schema
+from cppo_lab.tracking.history import HISTORY, History, from_columns, pack
+from dev.servers.mlflow_server import MlflowServer
 
 METRICS = 60
-NAMES = sorted(f"metric/{number:02d}" for number in range(METRICS))
 SHOWN = 26  # of the 52 metrics of a run on core=exact (reports/sweep.py: _is_shown)
 PARAMS = 80  # a resolved configuration has about as many
 EXPERIMENT = "cppo-mini"
 START_MS = 1_700_000_000_000
 AT_LEAST = {"*_times_faster_than_per_metric": 20.0}
 AT_MOST = {"*_unfinished_seconds": 60.0, "growth_peak_mebibytes_1000": 2000.0}
-UNITS = {"*_seconds*": "s", "*_mebibytes_*": "MiB", "*_share": "", "*_times_*": "x"}
+UNITS = {"*_seconds*": "s", "*_mebibytes_*": "MiB", "*_times_*": "x"}
 OURS = """
-import json, resource, sys, time
+import json, sys, time
 from mlflow import MlflowClient
 from cppo_lab.analysis.reader import read_sweep
 MlflowClient(sys.argv[1]).search_experiments()  # loads what MLflow needs for this store
 start = time.perf_counter()
-most = int(sys.argv[2]) or 60
+most = int(sys.argv[2])
 data = read_sweep(sys.argv[1], "cppo-mini", "demo", lambda name: int(name[-2:]) < most)
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-points, value = data.metrics.shape[0], float(data.metrics["value"].sum())
-print(json.dumps({"seconds": seconds, "peak": peak, "points": points, "sum": value}))
+print(json.dumps([seconds, data.metrics.shape[0]]))
 """
 PER_METRIC = """
 import json, sys, time
@@ -76,38 +63,17 @@ points = [
     for point in client.get_metric_history(run.info.run_id, name)
 ]
 seconds = listing + (time.perf_counter() - start - listing) * len(runs) / count
-print(json.dumps({"seconds": seconds, "points": len(points) * len(runs) // count}))
-"""
-BULK_INTERVAL = """
-import json, sys, time
-import requests
-from mlflow import MlflowClient
-client, count = MlflowClient(sys.argv[1]), int(sys.argv[2])
-number = client.get_experiment_by_name("cppo-mini").experiment_id
-start = time.perf_counter()
-runs = client.search_runs([number], max_results=1000)
-listing = time.perf_counter() - start
-names, points = sorted(runs[0].data.metrics), 0
-for name in names[:count]:
-    for first in range(0, len(runs), 100):
-        asked = {"run_ids": [run.info.run_id for run in runs[first : first + 100]], "metric_key": name}
-        asked["max_results"] = 2500
-        path = "/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval"
-        answer = requests.get(sys.argv[1] + path, params=asked, timeout=300)
-        answer.raise_for_status()
-        points += len(answer.json()["metrics"])
-seconds = listing + (time.perf_counter() - start - listing) * len(names) / count
-print(json.dumps({"seconds": seconds, "points": points * len(names) // count}))
+print(json.dumps([seconds, len(points) * len(runs) // count]))
 """
 
 
 def made(runs: int, steps: int) -> list[History]:
     """The histories of so many runs."""
-    generator = np.random.default_rng(0)
-    step = np.arange(1, steps + 1)
+    generator, step = np.random.default_rng(0), np.arange(1, steps + 1)
+    names = [f"metric/{number:02d}" for number in range(METRICS)]
     return [
         from_columns(
-            {name: (step, generator.standard_normal(steps), START_MS + 100 * step) for name in NAMES}
+            {name: (step, generator.standard_normal(steps), START_MS + 100 * step) for name in names}
         )
         for _ in range(runs)
     ]
@@ -121,130 +87,94 @@ def write(folder: Path, runs: int, histories: list[History], every_point: bool) 
     number = client.create_experiment(EXPERIMENT, artifact_location=(folder / "artifacts").as_uri())
     params = [Param(f"section.name{index}", str(index)) for index in range(PARAMS)]
     tags = {schema.sweep_tag("demo"): "cppo", schema.TAG_STATUS: schema.DONE, schema.TAG_MODEL: "chain"}
-    ids = []
     packed = [pack(history) for history in histories]
+    last: list[tuple[Any, ...]] = []
+    points: list[tuple[Any, ...]] = []
     for index in range(runs):
-        own = {schema.TAG_RUN_ID: f"{index:016x}", schema.TAG_SEED: str(index)}
-        mlflow_id = client.create_run(number, start_time=START_MS + index, tags=tags | own).info.run_id
+        of_run = {schema.TAG_RUN_ID: f"{index:016x}", schema.TAG_SEED: str(index)}
+        mlflow_id = client.create_run(number, start_time=START_MS + index, tags=tags | of_run).info.run_id
         client.log_batch(mlflow_id, params=params)
         client.set_terminated(mlflow_id, "FINISHED", START_MS + 10_000)
         place = folder / "artifacts" / mlflow_id / "artifacts"
         place.mkdir(parents=True)
         (place / HISTORY).write_bytes(packed[index % len(packed)])
-        ids.append(mlflow_id)
+        history = histories[index % len(histories)]
+        for name, rows in history.points():
+            columns = (history.value[rows], history.time_ms[rows], history.step[rows])
+            values, times, steps = (column.tolist() for column in columns)
+            last.append((name, values[-1], times[-1], mlflow_id, steps[-1]))
+            if every_point:
+                points += [
+                    (name, *row) for row in zip(values, times, [mlflow_id] * len(steps), steps, strict=True)
+                ]
     with sqlite3.connect(database) as connection:
         connection.execute("pragma synchronous=off")
-        last = [
-            (
-                name,
-                history.value[place][-1],
-                int(history.time_ms[place][-1]),
-                mlflow_id,
-                int(history.step[place][-1]),
-            )
-            for index, mlflow_id in enumerate(ids)
-            for history in [histories[index % len(histories)]]
-            for name, place in history.points()
-        ]
-        _insert(connection, "latest_metrics", last)
-        for name_index in range(
-            METRICS if every_point else 0
-        ):  # in the order of the table's key: that is quick
-            _insert(connection, "metrics", _points(ids, histories, name_index))
+        for table, rows_of in (("latest_metrics", last), ("metrics", sorted(points, key=_key))):
+            columns = "(key, value, timestamp, run_uuid, step, is_nan)"
+            connection.executemany(f"insert into {table} {columns} values (?, ?, ?, ?, ?, 0)", rows_of)  # noqa: S608  literal names
     connection.close()
     return f"sqlite:///{database}"
 
 
-def _points(ids: list[str], histories: list[History], index: int) -> list[tuple[Any, ...]]:
-    name, place = list(histories[0].points())[index]
-    rows = zip(histories[0].step[place].tolist(), histories[0].time_ms[place].tolist(), strict=True)
-    values = [history.value[place].tolist() for history in histories]
-    return [
-        (name, of_run[row], time_ms, mlflow_id, step)
-        for row, (step, time_ms) in enumerate(rows)
-        for mlflow_id, of_run in sorted(zip(ids, values, strict=True))
-    ]
-
-
-def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
-    columns = "(key, value, timestamp, run_uuid, step, is_nan)"
-    connection.executemany(f"insert into {table} {columns} values (?, ?, ?, ?, ?, 0)", rows)  # noqa: S608  a literal name
-
-
-def process(code: str, uri: str, count: int = 0) -> dict[str, float]:
-    """What a fresh process prints last."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, uri, str(count)]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The order of the table's key, in which insertion is quick."""
+    name, _, time_ms, mlflow_id, _ = row
+    return name, time_ms, mlflow_id
 
 
 def compare(kind: str, uri: str, folder: Path, points: int, some: int) -> dict[str, float]:
-    """Ours, and MLflow's own ways; `some`: runs or metrics of MLflow's ways that are timed."""
-    ours, slow = process(OURS, uri), process(PER_METRIC, uri, some)
+    """Ours, and MLflow's own way; `some`: runs of MLflow's way that are timed."""
+
+    def read(code: str, count: int) -> tuple[float, float]:
+        seconds, number = fresh(["-c", code, uri, str(count)], folder).json()
+        return seconds, number
+
+    ours, theirs = read(OURS, METRICS), read(PER_METRIC, some)
     away = (folder / "artifacts").rename(folder / "away")
-    unfinished = process(OURS, uri, SHOWN)
+    unfinished = read(OURS, SHOWN)
     away.rename(folder / "artifacts")
-    if not ours["points"] == unfinished["points"] / SHOWN * METRICS == slow["points"] == points:
-        raise SystemExit(
-            f"{kind}: {ours['points']}, {unfinished['points']}, {slow['points']} of {points} points"
-        )
-    figures = {
-        f"{kind}_ours_seconds": ours["seconds"],
-        f"{kind}_unfinished_seconds": unfinished["seconds"],
-        f"{kind}_per_metric_seconds": slow["seconds"],
-        f"{kind}_times_faster_than_per_metric": slow["seconds"] / ours["seconds"],
+    if not ours[1] == unfinished[1] / SHOWN * METRICS == theirs[1] == points:
+        raise SystemExit(f"{kind}: {ours[1]}, {unfinished[1]}, {theirs[1]} of {points} points")
+    return {
+        f"{kind}_ours_seconds": ours[0],
+        f"{kind}_unfinished_seconds": unfinished[0],
+        f"{kind}_per_metric_seconds": theirs[0],
+        f"{kind}_times_faster_than_per_metric": theirs[0] / ours[0],
     }
-    if kind == "server":
-        bulk = process(BULK_INTERVAL, uri, some)
-        figures["server_bulk_interval_seconds"] = bulk["seconds"]
-        figures["server_bulk_interval_share"] = bulk["points"] / points
-        figures["server_times_faster_than_bulk_interval"] = bulk["seconds"] / ours["seconds"]
-    for key, value in figures.items():
-        print(f"{key:40} {value:10.3f}", flush=True)
-    return figures
 
 
 def measured(folder: Path, runs: int, steps: int, some: int) -> dict[str, float]:
     """The comparison on both kinds of stores: the same database, first as a file, then behind a server."""
-    uri = write(folder / "store", runs, made(runs, steps), every_point=True)
+    store = folder / "store"
+    uri = write(store, runs, made(runs, steps), every_point=True)
     points = runs * METRICS * steps
-    figures = compare("sqlite", uri, folder / "store", points, some)
-    server = MlflowServer(folder / "store", uri)  # it hands out what lies in `artifacts`
-    with sqlite3.connect(folder / "store" / "mlflow.db") as connection:
+    figures = compare("sqlite", uri, store, points, some)
+    server = MlflowServer(store, uri)  # it hands out what lies in `artifacts`
+    with sqlite3.connect(store / "mlflow.db") as connection:
         connection.execute("update runs set artifact_uri = 'mlflow-artifacts:/' || run_uuid || '/artifacts'")
     connection.close()
     try:
-        return figures | compare("server", server.start().uri, folder / "store", points, some)
+        return figures | compare("server", server.start().uri, store, points, some)
     finally:
         server.stop()
 
 
-def grown(folder: Path, sizes: list[int], steps: int) -> dict[str, float]:
-    """Seconds and peak memory for each number of runs."""
-    figures = {}
-    for runs in sizes:
-        uri = write(folder / f"grown{runs}", runs, made(1, steps), every_point=False)
-        found = process(OURS, uri)
-        if found["points"] != runs * METRICS * steps:
-            raise SystemExit(f"{found['points']} points of {runs} runs")
-        figures[f"growth_seconds_{runs}"] = found["seconds"]
-        figures[f"growth_peak_mebibytes_{runs}"] = found["peak"]
-        print(f"{runs} runs: {found['seconds']:.2f} s, {found['peak']:.0f} MiB", flush=True)
-    return figures
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="3 runs x 20 steps, no growth")
-    quick = parser.parse_args().quick
-    runs, steps, some, sizes = (3, 20, 1, []) if quick else (100, 500, 3, [10, 100, 1000])
+    quick = arguments(__doc__, "3 runs x 20 steps, no growth").quick
+    runs, steps, some = (3, 20, 1) if quick else (100, 500, 3)
     with tempfile.TemporaryDirectory() as name:
-        figures = measured(Path(name), runs, steps, some) | grown(Path(name), sizes, 1000)
+        folder = Path(name)
+        figures = measured(folder, runs, steps, some)
+        for size in [] if quick else [10, 100, 1000]:
+            uri = write(folder / f"grown{size}", size, made(1, 1000), every_point=False)
+            taken = fresh(["-c", OURS, uri, str(METRICS)], folder)
+            figures[f"growth_seconds_{size}"], points = taken.json()
+            figures[f"growth_peak_mebibytes_{size}"] = taken.mebibytes
+            if points != size * METRICS * 1000:
+                raise SystemExit(f"{points} points of {size} runs")
+    for key, value in figures.items():
+        print(f"{key:40} {value:10.3f}")
     print(result("tracking_read", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
 
 

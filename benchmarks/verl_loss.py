@@ -15,11 +15,10 @@ topk_gigabytes_per_step     the Top-20 of one training step on the wire, all res
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
 stretch as it does wall times: medians over rounds in which all take turns, on one thread. The last line is
-JSON, see `summary/form.py`. Needs verl 0.9.1 and TransferQueue, but for the
+JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue, but for the
 arithmetic.
 """
 
-import argparse
 import importlib.util
 import os
 import statistics
@@ -32,14 +31,11 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the tests' CPU engine
 
-import torch  # noqa: E402
-from baselines.clock import Clock  # noqa: E402
-from summary.form import result  # noqa: E402
+import torch
+from common import Clock, arguments, result
 
-from cppo_lab.tracking.reference_curves import reading  # noqa: E402
+from cppo_lab.tracking.reference_curves import reading
 
 K = 20
 VOCABULARY = 32768
@@ -178,15 +174,7 @@ def topk_gigabytes() -> dict[str, float]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="half the responses, shorter, one round behind the one that warms up",
-    )
-    quick = parser.parse_args().quick
+    quick = arguments(__doc__, "half the responses, shorter, one round behind the one that warms up").quick
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     if importlib.util.find_spec("verl") is None:

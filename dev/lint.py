@@ -17,7 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILT = Path("build", "lint")
-TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")  # what mypy reads
+TYPED = (
+    "cppo_lab",
+    "dev",
+    "benchmarks.common",
+    "benchmarks.summary",
+    "benchmarks.gpu_kit",
+)  # what mypy reads
 
 
 def build() -> int:

@@ -4,7 +4,6 @@ The machine has CPython 3.12 on Linux (x86-64), torch, transformers and what the
 what the parts import (a test runs them with nothing else); versions and hashes are those of the lock for GPU machines.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,14 +11,15 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.gpu_kit.places import COMMIT, FOLDER, ROOT, SITE, commit
+from benchmarks.common import ROOT
 from cppo_lab.runs.machine import git
 
+FOLDER = ROOT / "build" / "gpu_kit"  # git ignores it
+SITE = FOLDER / "site"  # the packages that a bare machine lacks
+COMMIT = FOLDER / "commit.txt"
 LOCK = ROOT / "requirements-gpu-fsdp.lock"
-ARCHIVE = "gpu_kit.tar.gz"
 LARGEST = 64 * 2**20  # bytes that a lent machine takes along
 # Package -> the module by which it is imported. typing-extensions is there, but perhaps older than pydantic wants.
 CARRIED = {
@@ -34,62 +34,69 @@ CARRIED = {
 }
 # pip takes a wheel of exactly these platforms; a package's own may be older than the machine's.
 TARGET = [
-    *(
-        "--python-version",
-        "3.12",
-        "--implementation",
-        "cp",
-        "--abi",
-        "cp312",
-        "--abi",
-        "abi3",
-        "--abi",
-        "none",
-    ),
-    *(
-        word
-        for one in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
-        for word in ("--platform", f"{one}_x86_64")
-    ),
+    "--python-version",
+    "3.12",
+    "--implementation",
+    "cp",
+    "--abi",
+    "cp312",
+    "--abi",
+    "abi3",
+    "--abi",
+    "none",
+    "--platform",
+    "manylinux_2_28_x86_64",
+    "--platform",
+    "manylinux_2_17_x86_64",
+    "--platform",
+    "manylinux2014_x86_64",
 ]
 # Of the source: what the parts do not read.
 LEFT_OUT = ("docs/pictures/", "docs/evidence/", "reports/paper/", "tests/browser/", "tests/reports/")
-SECONDS = 300.0
 
 
 class GatherFailed(Exception):
     """No archive: one line that says why, and what to do."""
 
 
-def gather_kit(out: Path) -> Path:
-    """Make `out`/ARCHIVE and the folder `build/gpu_kit` of this checkout, and say what to do with them.
+def commit() -> str:
+    """This checkout's commit, with `.dirty` for changes; from the gathered kit where git or its folder is not there."""
+    if (ROOT / ".git").exists():
+        try:
+            digits = git(ROOT, "rev-parse", "HEAD").strip()
+            return digits + (".dirty" if git(ROOT, "status", "--porcelain").strip() else "")
+        except (OSError, subprocess.SubprocessError):
+            pass
+    return COMMIT.read_text(encoding="utf-8").strip() if COMMIT.exists() else "unknown"
+
+
+def gather_kit(out: Path) -> None:
+    """Make `out`/gpu_kit.tar.gz and the folder `build/gpu_kit` of this checkout, and say what to do with them.
 
     Raises:
         GatherFailed: no package index, a package that is not as locked, no git checkout, or an archive too large.
     """
-    sources = _tracked()
+    try:
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise GatherFailed(
+            f"git cannot list the source's files ({error}): gather in a git checkout"
+        ) from None
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         fetched = Path(name) / "site"
         fetch(locked(LOCK.read_text(encoding="utf-8"), CARRIED), fetched)
         shutil.rmtree(SITE, ignore_errors=True)
         fetched.rename(SITE)
-    about = {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d"), "packages": sorted(CARRIED)}
-    COMMIT.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    out.mkdir(parents=True, exist_ok=True)
-    archive = out / ARCHIVE
-    size = _pack(archive, sources)
-    folder = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
-    print(
-        f"{archive}: {size / 2**20:.1f} MiB of at most {LARGEST / 2**20:.0f} ({', '.join(sorted(CARRIED))})"
-    )
-    print(
-        f"{FOLDER.relative_to(ROOT)}: {folder / 2**20:.1f} MiB, for a machine that takes this checkout along"
-    )
+    COMMIT.write_text(commit() + "\n", encoding="utf-8")
+    archive = out / "gpu_kit.tar.gz"
+    pack(archive, [name for name in listed.split("\0") if name and not name.startswith(LEFT_OUT)])
+    size = archive.stat().st_size / 2**20
+    print(f"{archive}: {size:.1f} MiB of at most {LARGEST / 2**20:.0f} ({', '.join(sorted(CARRIED))})")
+    print(f"{FOLDER.relative_to(ROOT)}: for a machine that takes this checkout along")
     print(
         "There:  tar xzf gpu_kit.tar.gz && cd gpu_kit && python3 -m benchmarks.gpu_kit run --minutes 9.5 --out result"
     )
-    return archive
 
 
 def locked(text: str, names: Iterable[str]) -> str:
@@ -99,10 +106,9 @@ def locked(text: str, names: Iterable[str]) -> str:
         GatherFailed: the lock has no such package.
     """
     entries = dict(re.findall(r"^([a-z0-9.-]+)(==[^\n]*\\\n(?:\s+--hash=[^\n]*\n)+)", text, re.MULTILINE))
-    wanted = list(names)
-    if missing := [name for name in wanted if name not in entries]:
+    if missing := [name for name in names if name not in entries]:
         raise GatherFailed(f"{LOCK.name} has no {', '.join(missing)}: make lock-gpu, or mend CARRIED")
-    return "".join(f"{name}{entries[name]}" for name in wanted)
+    return "".join(f"{name}{entries[name]}" for name in names)
 
 
 def fetch(requirements: str, folder: Path) -> None:
@@ -111,58 +117,36 @@ def fetch(requirements: str, folder: Path) -> None:
     Raises:
         GatherFailed: pip could not.
     """
-    with tempfile.TemporaryDirectory() as name:
-        listed = Path(name) / "requirements.txt"
-        listed.write_text(requirements, encoding="utf-8")
-        command = [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"),
-            *("--no-deps", "--no-compile", "--require-hashes", "--target", str(folder), "-r", str(listed)),
-            *TARGET,
-        ]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write(requirements)
+        file.flush()
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        what = ["--no-deps", "--no-compile", "--require-hashes", "--target", str(folder), "-r", file.name]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            raise GatherFailed(
-                f"pip took longer than {SECONDS:.0f} s: is the package index reachable? (PIP_INDEX_URL)"
-            ) from None
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = [
-                line for line in (getattr(error, "stderr", "") or str(error)).splitlines() if line.strip()
-            ]
-            wrong = [line for line in said if "ERROR" in line] or said or ["it said nothing"]
+            subprocess.run([*pip, *what, *TARGET], check=True, capture_output=True, text=True, timeout=300)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).splitlines()
+            wrong = [line for line in said if "ERROR" in line] or said
             raise GatherFailed(
                 f"pip could not fetch the packages ({wrong[-1].strip():.200}): is the package index reachable? "
                 "(PIP_INDEX_URL)"
             ) from None
 
 
-def _tracked() -> list[str]:
-    """The source's files: what git tracks, and what is new and not ignored."""
-    try:
-        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    except (OSError, subprocess.SubprocessError) as error:
-        raise GatherFailed(
-            f"git cannot list the source's files ({error}): gather in a git checkout"
-        ) from None
-    names = sorted({name for name in listed.split("\0") if name and not name.startswith(LEFT_OUT)})
-    return [name for name in names if (ROOT / name).exists()]
-
-
-def _pack(archive: Path, sources: list[str]) -> int:
-    """Write the archive; its bytes.
+def pack(archive: Path, names: Iterable[str]) -> None:
+    """Write the archive of these files and what was gathered.
 
     Raises:
         GatherFailed: more than LARGEST; the archive is removed.
     """
+    archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:gz") as tar:
-        for name in sources:
-            tar.add(ROOT / name, f"gpu_kit/{name}", recursive=False)
-        for path in (SITE, COMMIT):
-            tar.add(path, f"gpu_kit/{path.relative_to(ROOT)}")
+        for path in (*(ROOT / name for name in sorted(set(names))), SITE, COMMIT):
+            if path.exists():
+                tar.add(path, f"gpu_kit/{path.relative_to(ROOT)}")
     size = archive.stat().st_size
     if size > LARGEST:
         archive.unlink()
         raise GatherFailed(
             f"the archive has {size / 2**20:.0f} MiB, more than {LARGEST / 2**20:.0f}: leave out more"
         )
-    return size

@@ -4,48 +4,43 @@ One read is the fastest of three reductions that read every logit once. Nothing 
 less; the target is 1.5 times it.
 """
 
-from collections.abc import Callable, Mapping
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.record import Record
-from benchmarks.gpu_kit.timing import Step, milliseconds, peak_bytes
 from cppo_lab.maths.divergence import topk_from_logp
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
 
 K = 20
 AT_MOST = 1.5  # reads of the logits
-ROWS, VOCABULARY, REPEATS = 8192, 151936, 20
-TINY_ROWS, TINY_VOCABULARY, TINY_REPEATS = 64, 4096, 3
 
+Step = Callable[[], object]
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def measure(device: str, record: Record) -> None:
     """The product's own functions, forward, and forward with backward."""
-    for dtype, name, given in _inputs(device, record):
+    for name, given in _inputs(device, record):
         logits, tokens = given[:2]
-        one_read = reads(logits, name, device, record)
-        ways: dict[str, Step] = {
-            "token_logp": partial(token_logp, logits, tokens),
-            "topk_tv": partial(logp_and_divergence, *given, measure="tv"),
-            "plain_topk_tv": partial(plain, *given),
-        }
-        _ratios(ways, name, given, one_read, device, record)
         leaf = logits.detach().requires_grad_()
 
         def backward(given: Given = given, leaf: Tensor = leaf) -> None:
             logp_and_divergence(leaf, *given[1:], measure="tv").logp.sum().backward()
             leaf.grad = None
 
-        _ratios({"topk_tv_with_backward": backward}, name, given, one_read, device, record, target=False)
-        found, wanted = logp_and_divergence(*given, measure="tv"), plain(*given)
-        _agreement(name, "plain", found[:2], wanted, record)
-        record.note(
-            f"{name}: {dtype} logits [{len(logits)}, {logits.shape[1]}], {logits.nbytes / 1e9:.2f} GB"
-        )
+        one_read = read(logits, name, device, record)
+        ratio = partial(_ratio, name, logits, one_read, device, record)
+        ratio("token_logp", partial(token_logp, logits, tokens), target=False)
+        ratio("topk_tv", partial(logp_and_divergence, *given, measure="tv"))
+        ratio("plain_topk_tv", partial(plain, *given))
+        ratio("topk_tv_with_backward", backward, target=False)
+        _agreement(f"{name}_plain", logp_and_divergence(*given, measure="tv")[:2], plain(*given), record)
+        record.note(f"{name}: logits [{len(logits)}, {logits.shape[1]}], {logits.nbytes / 1e9:.2f} GB")
 
 
 def measure_compiled(device: str, record: Record) -> None:
@@ -55,13 +50,12 @@ def measure_compiled(device: str, record: Record) -> None:
     compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(
         plain, backend=backend, dynamic=False, fullgraph=True
     )
-    for _, name, given in _inputs(device, record):
-        one_read = reads(given[0], name, device, record)
+    for name, given in _inputs(device, record):
+        one_read = read(given[0], name, device, record)
         first = milliseconds(partial(compiled, *given), device, repeats=1, warm_up=0)
         record.figure(f"{name}_compiling", first / 1e3, "s")
-        ways: dict[str, Step] = {"compiled_topk_tv": partial(compiled, *given)}
-        _ratios(ways, name, given, one_read, device, record)
-        _agreement(name, "compiled", compiled(*given), plain(*given), record)
+        _ratio(name, given[0], one_read, device, record, "compiled_topk_tv", partial(compiled, *given))
+        _agreement(f"{name}_compiled", compiled(*given), plain(*given), record)
 
 
 def plain(
@@ -75,76 +69,87 @@ def plain(
     return logp[:, 0], divergence
 
 
-def reads(logits: Tensor, name: str, device: str, record: Record) -> float:
-    """Milliseconds of one read of the logits; with its rate and a copy's."""
-    repeats = REPEATS if device == "cuda" else TINY_REPEATS
-    target = torch.empty_like(logits)
-    times = {
-        "sum": milliseconds(logits.sum, device, repeats),
-        "sum of each row": milliseconds(partial(logits.sum, -1), device, repeats),
-        "largest of each row": milliseconds(partial(logits.amax, -1), device, repeats),
+def read(logits: Tensor, name: str, device: str, record: Record) -> float:
+    """Milliseconds of one read of the logits, with its rate."""
+    ways = {
+        "sum": logits.sum,
+        "sum of each row": partial(logits.sum, -1),
+        "largest of each row": partial(logits.amax, -1),
     }
-    copy = milliseconds(partial(target.copy_, logits), device, repeats)
+    times = {way: milliseconds(step, device) for way, step in ways.items()}
     quickest = min(times, key=times.__getitem__)
     record.note(f"{name}: one read is the {quickest}")
     record.figure(f"{name}_one_read", times[quickest], "ms")
     record.figure(f"{name}_read_rate", logits.nbytes / times[quickest] / 1e6, "GB/s")
-    record.figure(f"{name}_copy_rate", 2 * logits.nbytes / copy / 1e6, "GB/s, read and written")
     return times[quickest]
 
 
-def _inputs(device: str, record: Record) -> list[tuple[torch.dtype, str, Given]]:
+def milliseconds(step: Step, device: str, repeats: int = 0, warm_up: int = 3) -> float:
+    """Median time of one call. On a GPU between two events of its own clock, with nothing else in its queue."""
+    for _ in range(warm_up):
+        step()
+    times = []
+    for _ in range(repeats or (20 if device == "cuda" else 3)):
+        if device == "cuda":
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            first.record()
+            step()
+            last.record()
+            torch.cuda.synchronize()
+            times.append(first.elapsed_time(last))
+        else:
+            started = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times)
+
+
+def _inputs(device: str, record: Record) -> Iterator[tuple[str, Given]]:
     """bfloat16 and float32 logits with what mu recorded, as many rows as a quarter of the free memory holds."""
-    rows, vocabulary = (ROWS, VOCABULARY) if device == "cuda" else (TINY_ROWS, TINY_VOCABULARY)
-    if device == "cuda":
-        free = torch.cuda.mem_get_info()[0]
-        while (
-            rows > 512 and rows * vocabulary * 8 * 4 > free
-        ):  # 8 bytes: both dtypes' logits, and a copy of one
-            rows //= 2
-    if rows < ROWS and device == "cuda":
+    rows, vocabulary = (8192, 151936) if device == "cuda" else (64, 4096)
+    # 8 bytes: both dtypes' logits, and a copy of one.
+    while device == "cuda" and rows > 512 and rows * vocabulary * 8 * 4 > torch.cuda.mem_get_info()[0]:
+        rows //= 2
         record.note(f"{rows} rows only, by the memory that is free")
     generator = torch.Generator(device).manual_seed(0)
     logits = 2 * torch.randn(rows, vocabulary, generator=generator, device=device)
     tokens = torch.randint(vocabulary, (rows,), generator=generator, device=device)
-    top = logits.topk(K)
-    normaliser = logits.logsumexp(-1, keepdim=True)
+    top, normaliser = logits.topk(K), logits.logsumexp(-1, keepdim=True)
     sampled = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0] + 0.1
     recorded = tokens, top.indices, top.values - normaliser + 0.01, sampled
-    return [
-        (dtype, name, (logits.to(dtype), *recorded))
-        for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float32, "float32"))
-    ]
+    yield "bfloat16", (logits.to(torch.bfloat16), *recorded)
+    yield "float32", (logits, *recorded)
 
 
-def _ratios(
-    ways: Mapping[str, Step],
+def _ratio(
     name: str,
-    given: Given,
+    logits: Tensor,
     one_read: float,
     device: str,
     record: Record,
+    way: str,
+    step: Step,
     target: bool = True,
 ) -> None:
-    """Each way's time over one read, and the memory that it takes beyond the logits."""
-    repeats = REPEATS if device == "cuda" else TINY_REPEATS
-    for way, step in ways.items():
-        taken = milliseconds(step, device, repeats)
-        record.figure(f"{name}_{way}", taken, "ms")
-        # A tiny shape on a CPU says nothing of a target for GPUs.
-        limit = AT_MOST if target and device == "cuda" and way != "token_logp" else None
-        record.figure(f"{name}_{way}_over_one_read", taken / one_read, "x", at_most=limit)
-        peak = peak_bytes(step, device)
-        record.figure(
-            f"{name}_{way}_peak_over_logits",
-            None if peak is None else peak / given[0].nbytes,
-            "x the logits' bytes",
-            absent="" if peak is not None else "only a GPU's allocator says",
-        )
+    """A way's time over one read, and the memory that it takes beyond the logits."""
+    taken = milliseconds(step, device)
+    record.figure(f"{name}_{way}", taken, "ms")
+    # A tiny shape on a CPU says nothing of a target for GPUs.
+    limit = AT_MOST if target and device == "cuda" else None
+    record.figure(f"{name}_{way}_over_one_read", taken / one_read, "x", at_most=limit)
+    peak = None
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        peak = (torch.cuda.max_memory_allocated() - before) / logits.nbytes
+    key, unit = f"{name}_{way}_peak_over_logits", "x the logits' bytes"
+    record.figure(key, peak, unit, absent="" if peak is not None else "only a GPU's allocator says")
 
 
-def _agreement(
-    name: str, way: str, found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], record: Record
-) -> None:
-    for what, one, other in zip(("logp", "divergence"), found, wanted, strict=True):
-        record.figure(f"{name}_{way}_{what}_difference", float((one - other).abs().max()), "", at_most=1e-4)
+def _agreement(name: str, ours: tuple[Tensor, ...], plain: tuple[Tensor, ...], record: Record) -> None:
+    for what, mine, other in zip(("logp", "divergence"), ours, plain, strict=True):
+        record.figure(f"{name}_{what}_difference", float((mine - other).abs().max()), "", at_most=1e-4)

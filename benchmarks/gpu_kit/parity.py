@@ -6,12 +6,13 @@ turns the reference's own decision. Such decisions are counted; one that takes a
 """
 
 import itertools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kit.golden import check_on
+from benchmarks.common import ROOT
 from benchmarks.gpu_kit.record import Record
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.from_logits import logp_and_divergence
@@ -19,7 +20,8 @@ from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
-from cppo_lab.testing.vectors import TOLERANCE
+from cppo_lab.testing.golden import Recomputation, Vectors, is_input, load
+from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Mismatch, check_array
 
 NEAR = 1e-6
 CPPO = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8}
@@ -63,7 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vaco": ("vaco", {"delta": 0.1}),
 }
 THRESHOLDS = frozenset(
-    {
+    [
         "delta",
         "delta_b",
         "delta_max",
@@ -76,7 +78,7 @@ THRESHOLDS = frozenset(
         "ratio_low",
         "ratio_high",
         "m2",
-    }
+    ]
 )
 
 
@@ -94,17 +96,19 @@ class Batch(NamedTuple):
         return Batch(*(t.to(device, t.dtype if t.dtype == torch.bool else dtype) for t in self))
 
 
-class Evaluated(NamedTuple):
-    """What a rule gave, on the CPU in float64; `gradient` is that of the objective's sum in logp."""
+@dataclass(frozen=True)
+class OnDevice(Vectors):
+    """Golden vectors whose tensors are on `device`."""
 
-    keep: Tensor
-    objective: Tensor
-    gradient: Tensor
+    device: str = "cpu"
+
+    def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
+        return super().tensor(key, dtype).to(self.device)
 
 
 def measure(device: str, record: Record) -> None:
     """The golden vectors, every rule on long responses, every divergence on a vocabulary."""
-    checked, mismatches = check_on(device)
+    checked, mismatches = golden(device)
     record.figure("golden_arrays_checked", checked, "arrays")
     record.figure("golden_mismatches", len(mismatches), "arrays", at_most=0)
     for mismatch in mismatches[:10]:
@@ -120,6 +124,19 @@ def measure(device: str, record: Record) -> None:
         rules(device, dtype, name, batch(rows, width), record)
         for key, error in divergence_errors(device, dtype, places, vocabulary).items():
             record.figure(f"{name}_{key}_error", error, "of 1 + |value|", at_most=_tolerance(dtype, key))
+
+
+def golden(device: str) -> tuple[int, list[Mismatch]]:
+    """How many arrays of the golden vectors were compared, in float64 and float32, and those that differ by more than
+    `cppo_lab.testing.vectors` allows.
+
+    The theory's constants are left out: they are a few float64 numbers that nobody computes on a GPU.
+    """
+    vectors = load(ROOT / "tests" / "oracles" / "vectors.npz")
+    both = [Recomputation(OnDevice(vectors.arrays, vectors.manifest, device), dtype) for dtype in DTYPES]
+    computed = [key for key in vectors.arrays if not is_input(vectors, key) and not key.startswith("theory/")]
+    checks = [check_array(both, key) for key in computed]
+    return sum(known for known, _ in checks), [mismatch for _, mismatch in checks if mismatch]
 
 
 def batch(rows: int, width: int) -> Batch:
@@ -159,24 +176,18 @@ def rules(device: str, dtype: torch.dtype, name: str, given: Batch, record: Reco
     narrow = given.to(dtype)
     wide, there = narrow.to(torch.float64), narrow.to(dtype, device)
     for title, (rule, constants) in CASES.items():
-        expected, found = evaluate(rule, wide, constants), evaluate(rule, there, constants)
-        soft = bool(((expected.keep > 0) & (expected.keep < 1)).any())
-        differs = (found.keep - expected.keep).abs() > (1e-3 if soft else 0)
-        near = turned(rule, wide, constants, NEAR)
-        record.figure(f"{name}_{title}_near_threshold", int(near.sum()), "tokens")
-        record.figure(f"{name}_{title}_masks_differ_near", int((differs & near).sum()), "tokens")
-        record.figure(
-            f"{name}_{title}_masks_differ_elsewhere", int((differs & ~near).sum()), "tokens", at_most=0
-        )
+        expected, measured = evaluate(rule, wide, constants), evaluate(rule, there, constants)
+        keep = expected["keep"]
+        soft = bool(((keep > 0) & (keep < 1)).any())
+        differs = (measured["keep"] - keep).abs() > (1e-3 if soft else 0)
+        near, key = turned(rule, wide, constants, NEAR), f"{name}_{title}"
+        record.figure(f"{key}_near_threshold", int(near.sum()), "tokens")
+        record.figure(f"{key}_masks_differ_near", int((differs & near).sum()), "tokens")
+        record.figure(f"{key}_masks_differ_elsewhere", int((differs & ~near).sum()), "tokens", at_most=0)
         for what in ("objective", "gradient"):
-            got, wanted = getattr(found, what), getattr(expected, what)
-            error = ((got - wanted).abs() / (1 + wanted.abs()))[~differs]
-            record.figure(
-                f"{name}_{title}_{what}_error",
-                float(error.max()),
-                "of 1 + |value|",
-                at_most=_tolerance(dtype, what),
-            )
+            error = ((measured[what] - expected[what]).abs() / (1 + expected[what].abs()))[~differs].max()
+            limit = _tolerance(dtype, what)
+            record.figure(f"{key}_{what}_error", float(error), "of 1 + |value|", at_most=limit)
 
 
 def _tolerance(dtype: torch.dtype, what: str) -> float:
@@ -194,13 +205,14 @@ def tokens_of(rule: str, given: Batch, logp: Tensor) -> Tokens:
     return Tokens(logp, *given[1:], order.to(logp.device))
 
 
-def evaluate(rule: str, given: Batch, constants: dict[str, Any]) -> Evaluated:
-    """A rule's mask, objective and gradient, where its arguments are."""
+def evaluate(rule: str, given: Batch, constants: dict[str, Any]) -> dict[str, Tensor]:
+    """A rule's mask, objective and the gradient of its sum in logp, computed where its arguments are."""
     logp = given.logp.detach().clone().requires_grad_()
     output = RULES[rule](tokens_of(rule, given, logp), **constants)
     output.objective.sum().backward()
     assert logp.grad is not None
-    return Evaluated(*(t.detach().cpu().double() for t in (output.keep, output.objective, logp.grad)))
+    parts = {"keep": output.keep, "objective": output.objective, "gradient": logp.grad}
+    return {name: part.detach().cpu().double() for name, part in parts.items()}
 
 
 def turned(rule: str, given: Batch, constants: dict[str, Any], size: float) -> Tensor:
@@ -211,12 +223,10 @@ def turned(rule: str, given: Batch, constants: dict[str, Any], size: float) -> T
             logp=given.logp + logp * (1 + given.logp.abs()), divergence=given.divergence * (1 + divergence)
         )
         # Thresholds go the other way: both make a test harder, or both easier to pass.
-        own = {
-            key: value * (1 - divergence) if key in THRESHOLDS else value for key, value in constants.items()
-        }
-        keeps.append(RULES[rule](tokens_of(rule, moved, moved.logp), **own).keep)
-    every = torch.stack(keeps)
-    return every.amax(0) - every.amin(0) > 1e-3
+        thresholds = {key: value * (1 - divergence) for key, value in constants.items() if key in THRESHOLDS}
+        keeps.append(RULES[rule](tokens_of(rule, moved, moved.logp), **constants | thresholds).keep)
+    decisions = torch.stack(keeps)
+    return decisions.amax(0) - decisions.amin(0) > 1e-3
 
 
 def divergence_errors(device: str, dtype: torch.dtype, places: int, vocabulary: int) -> dict[str, float]:
@@ -230,47 +240,33 @@ def divergence_errors(device: str, dtype: torch.dtype, places: int, vocabulary: 
     rollout_logp = mu.gather(-1, tokens[:, None])[:, 0]
     pi = logits.double().log_softmax(-1)
     logp = pi.gather(-1, tokens[:, None])[:, 0]
-    own = [t.to(dtype) for t in (mu, pi, logp, top.values, rollout_logp)]
-    expected = _divergences(logits.double(), tokens, top.indices, *(t.double() for t in own))
-    there = [t.to(device) for t in (logits, tokens, top.indices, *own)]
-    found = _divergences(*there)
+    recorded = [t.to(dtype) for t in (mu, pi, logp, top.values, rollout_logp)]
+    expected = _divergences(logits.double(), tokens, top.indices, *(t.double() for t in recorded))
+    measured = _divergences(*(t.to(device) for t in (logits, tokens, top.indices, *recorded)))
     return {
-        key: float(((found[key].cpu().double() - value).abs() / (1 + value.abs())).max())
+        key: float(((measured[key].cpu().double() - value).abs() / (1 + value.abs())).max())
         for key, value in expected.items()
     }
 
 
-def _divergences(
-    logits: Tensor,
-    tokens: Tensor,
-    ids: Tensor,
-    mu: Tensor,
-    pi: Tensor,
-    logp: Tensor,
-    topk_logp: Tensor,
-    rollout_logp: Tensor,
-) -> dict[str, Tensor]:
-    """Everything that maths/divergence.py and maths/from_logits.py say of these states."""
-    found = {name: getattr(divergences, name)(logp, rollout_logp) for name in ("k2", "k3")}
+def _divergences(logits: Tensor, tokens: Tensor, ids: Tensor, *recorded: Tensor) -> dict[str, Tensor]:
+    """Everything that maths/divergence.py and maths/from_logits.py say of these states.
+
+    `recorded`: log mu and log pi of every symbol, log pi of the tokens, log mu of the Top-K and of the tokens.
+    """
+    mu, pi, logp, topk_logp, rollout_logp = recorded
+    values = {name: getattr(divergences, name)(logp, rollout_logp) for name in ("k2", "k3")}
     for measure in divergences.MEASURES:
-        found[f"{measure}_exact"] = divergences.exact(mu, pi, measure)
-        found[f"{measure}_binary"] = divergences.binary(logp, rollout_logp, measure)
+        values[f"{measure}_exact"] = divergences.exact(mu, pi, measure)
+        values[f"{measure}_binary"] = divergences.binary(logp, rollout_logp, measure)
         for convention in divergences.CONVENTIONS:
             leaf = logits.detach().clone().requires_grad_()
-            both = logp_and_divergence(
-                leaf,
-                tokens,
-                ids,
-                topk_logp,
-                rollout_logp,
-                measure=measure,
-                convention=convention,
-                entropy=True,
-            )
+            given = (leaf, tokens, ids, topk_logp, rollout_logp)
+            both = logp_and_divergence(*given, measure=measure, convention=convention, entropy=True)
             assert both.entropy is not None
-            found[f"{measure}_topk_{convention}"] = both.divergence
+            values[f"{measure}_topk_{convention}"] = both.divergence
             if measure == "tv" and convention == "union":
                 [gradient] = torch.autograd.grad(both.logp.sum(), leaf)
-                found |= {"logp_from_logits": both.logp.detach(), "entropy_from_logits": both.entropy}
-                found["logits_gradient"] = gradient
-    return found
+                values |= {"logp_from_logits": both.logp.detach(), "entropy_from_logits": both.entropy}
+                values["logits_gradient"] = gradient
+    return values

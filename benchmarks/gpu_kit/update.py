@@ -22,7 +22,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_kit.record import Record
-from benchmarks.gpu_kit.timing import synchronise
 from cppo_lab.estimate import (
     RESERVE,
     TRAINING_MFU,
@@ -68,7 +67,8 @@ TINY = Size(2, 64, 192, 4, 2, 16, 512, (96, 64, 32), 8)
 
 def measure(device: str, record: Record) -> None:
     """A few updates of the same batch: memory at its highest, and seconds."""
-    size = FULL if device == "cuda" else TINY
+    cuda = device == "cuda"
+    size = FULL if cuda else TINY
     record.note("engine: torch's fully_shard and transformers' Qwen3, one rank; verl is not used")
     with tempfile.TemporaryDirectory() as folder:
         _join(device, Path(folder))
@@ -76,53 +76,38 @@ def measure(device: str, record: Record) -> None:
             model = build(size, device)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.1)
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            record.figure("parameters", parameters, "weights")
             given = inputs(size, device)
-            if device == "cuda":
+            if cuda:
                 torch.cuda.reset_peak_memory_stats()
-            seconds, losses, norms = [], [], []
+            seconds, values = [], []
             for _ in range(UPDATES + 1):
-                synchronise(device)
                 started = time.perf_counter()
-                loss, norm, masked = update(model, optimizer, given)
-                synchronise(device)
+                values.append(update(model, optimizer, given))  # floats: the device has done all it was given
                 seconds.append(time.perf_counter() - started)
-                losses.append(loss)
-                norms.append(norm)
-            finite = all(abs(value) < float("inf") for value in (*losses, *norms))
-            record.figure("losses_or_norms_not_finite", 0 if finite else 1, "", at_most=0)
-            record.figure("first_update", seconds[0], "s")
-            _report(size, parameters, statistics.median(seconds[1:]), device, record)
-            record.figure("masked_fraction", masked, "of the tokens")
         finally:
             torch.distributed.destroy_process_group()
-
-
-def _report(size: Size, parameters: int, seconds: float, device: str, record: Record) -> None:
+    record.figure("parameters", parameters, "weights")
+    finite = all(math.isfinite(value) for row in values for value in row)
+    record.figure("losses_or_norms_not_finite", 0 if finite else 1, "", at_most=0)
+    record.figure("masked_fraction", values[-1][2], "of the tokens")
     estimated_seconds, estimated_bytes = estimated(size, parameters)
-    record.figure("update", seconds, "s")
-    record.figure("update_rate", size.tokens / seconds, "tokens/s")
+    taken = statistics.median(seconds[1:])
+    record.figure("first_update", seconds[0], "s")
+    record.figure("update", taken, "s")
+    record.figure("update_rate", size.tokens / taken, "tokens/s")
     record.figure("estimated_update_of_an_h100", estimated_seconds, "s")
     record.figure("estimated_training_memory", estimated_bytes / 1e9, "GB")
-    if device != "cuda":
-        absent = "only a GPU's allocator says"
-        record.figure("peak_allocated", None, "GB", absent=absent)
-        record.figure("peak_reserved", None, "GB", absent=absent)
-        record.figure("update_over_estimate", None, "x", absent="the estimate is of a GPU")
-        return
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    free, total = torch.cuda.mem_get_info()
-    record.figure("peak_allocated", allocated / 1e9, "GB")
-    record.figure("peak_reserved", reserved / 1e9, "GB")
-    record.figure("device_memory_in_use", (total - free) / 1e9, "GB")
-    record.figure("update_over_estimate", seconds / estimated_seconds, "x")
-    record.figure(
-        "share_of_peak_flops", TRAINING_MFU * estimated_seconds / seconds, "of an H100's data sheet"
-    )
-    record.figure(
-        "peak_allocated_over_estimate_without_reserve", allocated / (estimated_bytes - RESERVE), "x"
-    )
-    record.figure("peak_reserved_over_estimate", reserved / estimated_bytes, "x")
+    allocated = torch.cuda.max_memory_allocated() if cuda else math.nan
+    reserved = torch.cuda.max_memory_reserved() if cuda else math.nan
+    for name, value, unit in (
+        ("peak_allocated", allocated / 1e9, "GB"),
+        ("peak_reserved", reserved / 1e9, "GB"),
+        ("update_over_estimate", taken / estimated_seconds, "x"),
+        ("share_of_peak_flops", TRAINING_MFU * estimated_seconds / taken, "of an H100's data sheet"),
+        ("peak_allocated_over_estimate_without_reserve", allocated / (estimated_bytes - RESERVE), "x"),
+        ("peak_reserved_over_estimate", reserved / estimated_bytes, "x"),
+    ):
+        record.figure(name, value if cuda else None, unit, absent="" if cuda else "only on a GPU")
 
 
 def estimated(size: Size, parameters: int) -> tuple[float, float]:
@@ -141,10 +126,10 @@ def estimated(size: Size, parameters: int) -> tuple[float, float]:
         else ModelShape(count, count, size.layers, size.width, size.kv_heads * size.head_dim, size.vocabulary)
     )
     length = sum(n * n for n in size.lengths) / size.tokens
-    one = layout.model_copy(update={"devices_per_node": 1, "tokens_per_device": size.tokens})
+    device = layout.model_copy(update={"devices_per_node": 1, "tokens_per_device": size.tokens})
     amounts = replace(amounts_of(composed.run), responses=1, prompt=0.0, response=length)
-    seconds = update_seconds(shape, amounts, one) * size.tokens / length
-    return seconds, estimate_memory(shape, amounts, one, one.device_memory_gb * 1e9).training
+    seconds = update_seconds(shape, amounts, device) * size.tokens / length
+    return seconds, estimate_memory(shape, amounts, device, device.device_memory_gb * 1e9).training
 
 
 def build(size: Size, device: str) -> Any:
@@ -205,7 +190,7 @@ def inputs(size: Size, device: str) -> dict[str, Any]:
     # A random model says every symbol alike. mu's Top-K hold more mass at some states: D_t is about that much.
     uniform = -math.log(size.vocabulary)
     mass = 0.4 * torch.rand(size.tokens, 1, generator=generator) ** 6
-    own = torch.randn(size.tokens, K, generator=generator).softmax(-1) * mass.clamp_min(K / size.vocabulary)
+    top = torch.randn(size.tokens, K, generator=generator).softmax(-1) * mass.clamp_min(K / size.vocabulary)
     stride = size.vocabulary // K  # one of the K ids in each part of the vocabulary: all different
     given = {
         "ids": ids,
@@ -213,7 +198,7 @@ def inputs(size: Size, device: str) -> dict[str, Any]:
         "rows": rows,
         "tokens": ids[0].roll(-1),
         "topk_ids": torch.randint(stride, (size.tokens, K), generator=generator) + stride * torch.arange(K),
-        "topk_logp": own.log(),
+        "topk_logp": top.log(),
         "rollout_logp": uniform + 0.3 * torch.randn(size.tokens, generator=generator),
         "advantages": torch.randn(len(lengths), generator=generator).repeat_interleave(lengths),
         "cu_lengths": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
@@ -232,7 +217,7 @@ def update(model: Any, optimizer: torch.optim.Optimizer, given: dict[str, Any]) 
         use_cache=False,
         cu_lengths=given["starts"],
     ).logits
-    found = logp_and_divergence(
+    both = logp_and_divergence(
         logits.squeeze(0),
         given["tokens"],
         given["topk_ids"],
@@ -246,10 +231,10 @@ def update(model: Any, optimizer: torch.optim.Optimizer, given: dict[str, Any]) 
     rows = given["rows"]
     tokens = Tokens.packed(
         given["cu_lengths"],
-        logp=found.logp[rows],
+        logp=both.logp[rows],
         rollout_logp=given["rollout_logp"][rows],
         advantages=given["advantages"],
-        divergence=found.divergence[rows],
+        divergence=both.divergence[rows],
     )
     output = get_rule("cppo")(
         tokens, **{"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}

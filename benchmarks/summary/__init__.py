@@ -1,1 +1,0 @@
-"""All benchmarks, one after the other, and the page docs/evidence/benchmarks.md that they make."""
