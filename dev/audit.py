@@ -40,16 +40,16 @@ def verdict(output: str, errors: str) -> tuple[int, list[str]]:
 
 def main() -> int:
     """Runs pip-audit of this Python and returns the exit status."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip_audit",
+    options = [
         "--require-hashes",
         "--disable-pip",
         "--progress-spinner",
         "off",
+        "--format",
+        "json",
+        "--requirement",
     ]
-    command += ["--format", "json", "--requirement", str(LOCK)]
+    command = [sys.executable, "-m", "pip_audit", *options, str(LOCK)]
     try:
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -12,12 +12,10 @@ import argparse
 import numpy as np
 import torch
 
-from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
     METRICS,
     POSITIONS,
     Curves,
-    Pair,
     mean_estimate,
     paired,
     slope_estimate,
@@ -46,57 +44,39 @@ def main() -> None:
     runs = {horizon: trained(given.model, horizon, given.runs) for horizon in horizons}
     generator = np.random.default_rng(0)
     for size in ARMS:
-        found = [drawn(runs, size, generator) for _ in range(given.draws)]
-        for name, estimates in zip(("ratio", "slope"), zip(*found, strict=True), strict=True):
-            print(f"{size} seeds, {name}: {outside(estimates)}")
+        sides: dict[str, list[float]] = {"ratio": [], "slope": []}
+        for _ in range(given.draws):
+            rows = generator.permutation(given.runs)
+            pairs = {
+                horizon: paired(_arm(curves, rows[:size]), _arm(curves, rows[size : 2 * size]))
+                for horizon, curves in runs.items()
+            }
+            for name, estimate in (("ratio", mean_estimate([pairs])), ("slope", slope_estimate([pairs]))):
+                if estimate is not None and estimate.low is not None and estimate.high is not None:
+                    sides[name].append((estimate.low > 0) - (estimate.high < 0))
+        for name, drawn in sides.items():
+            below, above = (100 * float(np.mean(np.equal(drawn, side))) for side in (-1, 1))
+            print(f"{size} seeds, {name}: below {below:.1f} %, above {above:.1f} % of {len(drawn)} draws")
 
 
 def trained(model: str, horizon: int, count: int) -> Curves:
     """DPPO on a process."""
-    seeds = ",".join(str(FIRST + i) for i in range(count))
-    asked = [
-        "core=exact",
-        f"model={model}",
-        "variant=dppo",
-        f"rollout.max_response_length={horizon}",
-        f"seed={seeds}",
-    ]
+    seeds = f"seed={','.join(str(FIRST + i) for i in range(count))}"
+    asked = ["core=exact", f"model={model}", "variant=dppo", f"rollout.max_response_length={horizon}", seeds]
     specs = [run.spec for run in make_plan(load_sweep("exact"), asked).runs]
     histories = histories_together([spec for spec in specs if isinstance(spec, ExactRun)])
-    tables = {
-        metric: np.array([[row[metric] for step, row in rows if step] for _, rows in histories])
-        for metric in (*METRICS.values(), *POSITIONS)
-    }
-    return Curves(
-        tuple(range(count)),
-        **{name: tables[metric] for name, metric in METRICS.items()},
-        by_position=np.stack([tables[metric] for metric in POSITIONS], axis=-1),
-    )
 
+    def table(metric: str) -> np.ndarray:
+        return np.array([[row[metric] for step, row in rows if step] for _, rows in histories])
 
-def drawn(
-    runs: dict[int, Curves], size: int, generator: np.random.Generator
-) -> tuple[Estimate | None, Estimate | None]:
-    """Two arms of `size` seeds: the log ratio of their errors, and its slope."""
-    rows = generator.permutation(len(next(iter(runs.values())).seeds))[: 2 * size]
-    pairs: dict[int, Pair] = {
-        h: paired(_arm(own, rows[:size]), _arm(own, rows[size:])) for h, own in runs.items()
-    }
-    return mean_estimate([pairs]), slope_estimate([pairs])
+    by_position = np.stack([table(metric) for metric in POSITIONS], axis=-1)
+    tables = {name: table(metric) for name, metric in METRICS.items()}
+    return Curves(tuple(range(count)), **tables, by_position=by_position)
 
 
 def _arm(curves: Curves, rows: np.ndarray) -> Curves:
     parts = {name: value[rows] for name, value in vars(curves).items() if name != "seeds"}
     return Curves(tuple(range(len(rows))), **parts)
-
-
-def outside(estimates: tuple[Estimate | None, ...]) -> str:
-    """How often the interval lies on each side of 0."""
-    known = [(one.low, one.high) for one in estimates if one is not None and one.low is not None]
-    below = sum(high < 0 for _, high in known if high is not None)
-    above = sum(low > 0 for low, _ in known)
-    count = len(known)
-    return f"below {100 * below / count:.1f} %, above {100 * above / count:.1f} % of {count} draws"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import csv
 import math
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -55,60 +55,55 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the selection seeds")
-    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--file", type=Path, default=FILE)
     given = parser.parse_args()
     seeds = SEEDS[: given.seeds]
-    torch.set_num_threads(1)
+    rows = [*measured(REFERENCE, None, seeds), *measured(FREE, None, seeds)]
+    reference = [row for row in rows if row.variant == REFERENCE]
     others = [name for name in _sweep().variants if name not in (REFERENCE, FREE)]
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        reference, free = pool.starmap(measured, [(REFERENCE, None, seeds), (FREE, None, seeds)], chunksize=1)
-        found = pool.starmap(searched, [(name, reference, seeds) for name in others], chunksize=1)
-    rows = [*reference, *free, *(row for rows in found for row in rows)]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for searched_rows in pool.starmap(
+            searched, [(name, reference, seeds) for name in others], chunksize=1
+        ):
+            rows += searched_rows
     with given.file.open("w", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Tried)])
-        writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)] for row in rows)
+        writer = csv.DictWriter(out, [field.name for field in fields(Tried)], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            values = asdict(row).items()
+            writer.writerow({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in values})
     for name, delta in chosen(rows).items():
         print(f"{name}: rule.delta: {delta:g}")
 
 
 def searched(variant: str, reference: Sequence[Tried], seeds: Sequence[int]) -> list[Tried]:
     """All thresholds tried for one rule: DPPO's over the mean weight first, then by the secant through the last two."""
-    torch.set_num_threads(1)
+    w_min = float(_sweep().variants[variant].get("rule.w_min", 1.0))  # type: ignore[arg-type]
+    at = math.log(reference[0].delta * (1 + w_min) / 2)
     rows: list[Tried] = []
-    known: list[tuple[float, float]] = []  # log threshold, log ratio of movements
-    at = math.log(reference[0].delta * (1 + _w_min(variant)) / 2)
+    points: list[tuple[float, float]] = []  # log threshold, log ratio of movements
     for _ in range(TRIES):
-        new = measured(variant, float(f"{math.exp(at):.4g}"), seeds)
+        new = list(measured(variant, float(f"{math.exp(at):.4g}"), seeds))
         rows += new
-        known.append((math.log(new[0].delta), log_ratio(new, reference)))
-        print(
-            f"{variant}: rule.delta {new[0].delta:g}, log ratio of movements {known[-1][1]:+.4f}", flush=True
-        )
-        if abs(known[-1][1]) < NEAR:
+        place, ratio = math.log(new[0].delta), log_ratio(new, reference)
+        print(f"{variant}: rule.delta {new[0].delta:g}, log ratio of movements {ratio:+.4f}", flush=True)
+        if abs(ratio) < NEAR:
             break
         slope = 0.5  # first guess: the slope of DPPO's own movement in its threshold
-        if len(known) > 1 and known[-1][0] != known[-2][0]:
-            slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
-        at = known[-1][0] - max(-1.0, min(1.0, known[-1][1] / max(slope, 0.1)))
+        if points and place != points[-1][0]:
+            slope = (ratio - points[-1][1]) / (place - points[-1][0])
+        points.append((place, ratio))
+        at = place - max(-1.0, min(1.0, ratio / max(slope, 0.1)))
     return rows
 
 
 def _sweep() -> Sweep:
-    found = load_sweep("exact")
-    assert isinstance(found, Sweep)
-    return found
+    sweep = load_sweep("exact")
+    assert isinstance(sweep, Sweep)
+    return sweep
 
 
-def _w_min(variant: str) -> float:
-    """The last position weight of a variant of the sweep: 1 where it has none."""
-    found = _sweep().variants[variant].get("rule.w_min", 1.0)
-    assert isinstance(found, float)
-    return found
-
-
-def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> list[Tried]:
+def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> Iterator[Tried]:
     """One rule on all processes and horizons of the sweep; `delta` None: the sweep's own."""
     torch.set_num_threads(1)
     asked = ["core=exact", f"variant={variant}", f"seed={','.join(map(str, seeds))}"]
@@ -119,28 +114,13 @@ def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> list[Tr
         if delta is not None:
             spec = spec.model_copy(update={"rule": spec.rule.model_copy(update={"delta": delta})})
         specs[spec.model.name, spec.rollout.max_response_length].append(spec)
-    return [_measured(variant, model, horizon, own) for (model, horizon), own in specs.items()]
-
-
-def _measured(variant: str, model: str, horizon: int, specs: list[ExactRun]) -> Tried:
-    rows = [row for _, history in histories_together(specs) for step, row in history if step]
-
-    def mean(metric: str) -> float:
-        return float(np.mean([row[metric] for row in rows if metric in row] or [math.nan]))
-
-    delta = specs[0].rule.delta
-    assert delta is not None
-    return Tried(
-        variant,
-        delta,
-        len(specs),
-        model,
-        horizon,
-        mean("exact/movement"),
-        mean("exact/movement_before"),
-        mean("rule/divergence_mean"),
-        mean("rule/masked_fraction"),
-    )
+    for (model, horizon), runs in specs.items():
+        rows = [row for _, history in histories_together(runs) for step, row in history if step]
+        metrics = ("exact/movement", "exact/movement_before", "rule/divergence_mean", "rule/masked_fraction")
+        means = [np.mean([row[name] for row in rows if name in row] or [math.nan]) for name in metrics]
+        threshold = runs[0].rule.delta
+        assert threshold is not None
+        yield Tried(variant, threshold, len(runs), model, horizon, *map(float, means))
 
 
 def log_ratio(rows: Sequence[Tried], reference: Sequence[Tried]) -> float:
@@ -159,36 +139,25 @@ def chosen(rows: Sequence[Tried]) -> dict[str, float]:
     for row in rows:
         if row.variant not in (REFERENCE, FREE):
             tries[row.variant][row.delta].append(row)
-    found = {}
+    thresholds = {}
     for variant, by_delta in tries.items():
-        points = sorted(
-            ((log_ratio(own, reference), math.log(delta)) for delta, own in by_delta.items()),
-            key=lambda point: abs(point[0]),
-        )
-        (near, at), *more = points
+        points = [(log_ratio(some, reference), math.log(delta)) for delta, some in by_delta.items()]
+        (near, at), *more = sorted(points, key=lambda point: abs(point[0]))
         beyond = next(((value, where) for value, where in more if value * near < 0), None)
         if abs(near) > NEAR and beyond is not None:
             at -= near * (beyond[1] - at) / (beyond[0] - near)
         elif abs(near) > FAR:
             raise UserError(f"{variant}: the nearest threshold tried moves {math.exp(near):.2f} times as far")
-        found[variant] = float(f"{math.exp(at):.3g}")
-    return found
+        thresholds[variant] = float(f"{math.exp(at):.3g}")
+    return thresholds
 
 
 def read(file: Path = FILE) -> list[Tried]:
     """Read the tries from the file."""
+    kinds = {field.name: field.type for field in fields(Tried)}
     with file.open(newline="") as text:
-        return [
-            Tried(
-                row["variant"],
-                float(row["delta"]),
-                int(row["seeds"]),
-                row["model"],
-                int(row["horizon"]),
-                *(float(row[name]) for name in ("movement", "movement_before", "divergence", "masked")),
-            )
-            for row in csv.DictReader(text)
-        ]
+        rows = csv.DictReader(text)
+        return [Tried(**{name: kinds[name](value) for name, value in row.items()}) for row in rows]  # type: ignore[operator]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""import-linter, mypy and class names: `python -m dev.lint [CHECK...]`, in `make lint`.
+"""import-linter and mypy: `python -m dev.lint [CHECK...]`, in `make lint`.
 
 They cannot know that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
 setup.py builds the package into build/lint, as for a wheel, and they check that copy; messages name the
@@ -6,7 +6,6 @@ original files.
 """
 
 import argparse
-import ast
 import os
 import re
 import shutil
@@ -61,39 +60,13 @@ def in_the_tree(messages: str) -> str:
     return re.sub(rf"^{BUILT}/", "", messages, flags=re.MULTILINE)
 
 
-def names() -> int:
-    """Print the public classes of the package that share a name with another one; 1 if there are any."""
-    shared = shared_names(ROOT / BUILT)
-    for name, places in shared.items():
-        print(
-            in_the_tree(
-                "".join(f"{BUILT / place}: another public class is named {name}\n" for place in places)
-            ),
-            end="",
-        )
-    print(f"Public classes of one name: {len(shared)}")
-    return int(bool(shared))
-
-
-def shared_names(package: Path) -> dict[str, list[str]]:
-    """The files, with lines, of every public class below `package` whose name another one has."""
-    places: dict[str, list[str]] = {}
-    for file in sorted(package.rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(f"{file.relative_to(package)}:{node.lineno}")
-    return {name: found for name, found in places.items() if len(found) > 1}
-
-
-CHECKS = {"imports": imports, "types": types, "names": names}
+CHECKS = {"imports": imports, "types": types}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the checks that are named, or all; 0 if nothing is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dev.lint", description="import-linter, mypy and class names."
-    )
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports, types or names (default: all)")
+    parser = argparse.ArgumentParser(prog="python -m dev.lint", description="import-linter and mypy.")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports or types (default: both)")
     chosen = parser.parse_args(arguments).checks or [*CHECKS]
     if unknown := [name for name in chosen if name not in CHECKS]:
         parser.error(f"{unknown[0]}: not one of {', '.join(CHECKS)}")

@@ -76,18 +76,17 @@ def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
 
 def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
     """The differences between a lock and its constraints, one line each."""
-    names = sorted({*wanted, *locked})
-    found = [f"{name} is not in the lock" for name in names if name not in locked]
-    found += [f"{name} is not in the constraints" for name in names if name not in wanted]
-    both = [name for name in names if name in wanted and name in locked]
-    for name in both:
-        if wanted[name].version != locked[name].version:
-            found.append(
-                f"{name} is {locked[name].version} in the lock, {wanted[name].version} in the constraints"
-            )
-        if not locked[name].hashes:
-            found.append(f"{name} has no hash")
-    return found
+    lines = []
+    for name in sorted({*wanted, *locked}):
+        if name not in locked:
+            lines.append(f"{name} is not in the lock")
+        elif name not in wanted:
+            lines.append(f"{name} is not in the constraints")
+        elif (ours := locked[name].version) != (theirs := wanted[name].version):
+            lines.append(f"{name} is {ours} in the lock, {theirs} in the constraints")
+        elif not locked[name].hashes:
+            lines.append(f"{name} has no hash")
+    return lines
 
 
 def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
@@ -96,19 +95,13 @@ def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
     These are wheels for Linux and macOS, and source archives only of packages without wheels, since building one runs
     its code. torch's wheels for Linux on x86-64 are excluded, since those on PyPI are CUDA builds.
     """
-    found = {}
+    locked = {}
     for package in packages:
         name, wheels = canonical(package["name"]), package.get("wheels", ())
-        files = wheels or [package["sdist"]]
-        kept = sorted(
-            {
-                one["hashes"]["sha256"]
-                for one in files
-                if not wheels or _fits(name, one["url"].rsplit("/", 1)[-1])
-            }
-        )
-        found[name] = Pin(package["version"], tuple(kept))
-    return found
+        files = [wheel for wheel in wheels if _fits(name, wheel["url"].rsplit("/", 1)[-1])]
+        hashes = {file["hashes"]["sha256"] for file in (files if wheels else [package["sdist"]])}
+        locked[name] = Pin(package["version"], tuple(sorted(hashes)))
+    return locked
 
 
 def _fits(name: str, wheel: str) -> bool:
@@ -127,50 +120,48 @@ def hashed(requirements: Path, *options: str) -> dict[str, Pin]:
     Raises:
         DevError: no uv, or it fails.
     """
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "--no-deps",
-        "--universal",
-        "--python-version",
-        "3.11",
-        "--no-config",
-        "--quiet",
-    ]
-    command += ["--system-certs", "--format", "pylock.toml", *options, str(requirements)]
+    words = ["--no-deps", "--universal", "--python-version", "3.11", "--no-config", "--format", "pylock.toml"]
+    return for_cpus(tomllib.loads(uv(*words, *options, str(requirements)))["packages"])
+
+
+def compiled(config: str, requirements: Sequence[str], constraints: Mapping[str, Pin], *options: str) -> str:
+    """The lock of `requirements` that uv finds, with hashes: packages in `constraints` have their versions.
+
+    Raises:
+        DevError: no uv, or there is no solution.
+    """
+    limits = "".join(f"{name}=={pin.version}\n" for name, pin in constraints.items())
+    texts = {
+        "uv.toml": config,
+        "wanted.in": "".join(f"{one}\n" for one in requirements),
+        "limits.txt": limits,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        for file, text in texts.items():
+            Path(name, file).write_text(text, encoding="utf-8")
+        files = [
+            "--config-file",
+            f"{name}/uv.toml",
+            "--constraints",
+            f"{name}/limits.txt",
+            f"{name}/wanted.in",
+        ]
+        return uv("--generate-hashes", "--no-header", "--no-annotate", *options, *files)
+
+
+def uv(*words: str) -> str:
+    """What `uv pip compile` prints.
+
+    Raises:
+        DevError: no uv, or it fails.
+    """
+    command = ["uv", "pip", "compile", "--system-certs", "--quiet", *words]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:
         raise DevError("uv is not installed: pip install uv") from None
     if done.returncode:
-        reason = " ".join(done.stderr.split()) or "no reason given"
-        raise DevError(f"uv found no hashes: {reason:.300}")
-    return for_cpus(tomllib.loads(done.stdout)["packages"])
-
-
-def compiled(*arguments: str) -> str:
-    """What `uv pip compile` prints with hashes, for these arguments.
-
-    Raises:
-        DevError: no uv, or there is no solution.
-    """
-    command = [
-        "uv",
-        "pip",
-        "compile",
-        "--generate-hashes",
-        "--no-header",
-        "--no-annotate",
-        "--system-certs",
-        "--quiet",
-    ]
-    try:
-        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise DevError("uv is not installed: pip install uv") from None
-    if done.returncode:
-        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
+        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()) or 'no reason given':.300}")
     return done.stdout
 
 
@@ -184,7 +175,7 @@ def cpu_builds(version: str, source: str) -> tuple[str, ...]:
         wheels = sorted(Path(source).glob(f"torch-{version}+cpu-*.whl"))
         if not wheels:
             raise DevError(f"{source} has no torch-{version}+cpu-*.whl: name another folder, or an index")
-        return tuple(_sha256(wheel) for wheel in wheels)
+        return tuple(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "torch.txt")
         wanted.write_text(f"torch=={version}+cpu\n", encoding="utf-8")
@@ -193,11 +184,6 @@ def cpu_builds(version: str, source: str) -> tuple[str, ...]:
         except DevError as error:
             raise DevError(f"{error}; or name a folder with torch's wheel: make lock TORCH=FOLDER") from None
     return pin.hashes
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> int:

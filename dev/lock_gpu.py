@@ -11,7 +11,6 @@ files as verl's uv.lock does; that file has no hashes for them, and nothing here
 
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,19 +90,10 @@ def resolved(requirements: tuple[str, ...], newest: str, versions: Mapping[str, 
     Raises:
         DevError: no uv, or there is no solution.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        wanted, config, kept = (Path(folder, name) for name in ("wanted.in", "uv.toml", "kept.txt"))
-        ours = f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}"
-        wanted.write_text("\n".join([ours, *requirements]) + "\n", encoding="utf-8")
-        config.write_text(CONFIG, encoding="utf-8")
-        kept.write_text(
-            "".join(f"{name}=={pin.version}\n" for name, pin in versions.items()), encoding="utf-8"
-        )
-        # Any Python can read this project's metadata: none is downloaded.
-        options = ("--exclude-newer", newest, "--no-python-downloads")
-        text = compiled(
-            "--config-file", str(config), *PLATFORM, *options, "--constraints", str(kept), str(wanted)
-        )
+    wanted = (f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}", *requirements)
+    # Any Python can read this project's metadata: none is downloaded.
+    options = (*PLATFORM, "--exclude-newer", newest, "--no-python-downloads")
+    text = compiled(CONFIG, wanted, versions, *options)
     lines = [line for line in text.splitlines() if not line.startswith("cppo-lab")]
     return pins("\n".join(lines))
 

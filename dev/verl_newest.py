@@ -35,13 +35,7 @@ def compare(source: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--pre",
-            "--target",
+            *["-m", "pip", "install", "--quiet", "--no-deps", "--pre", "--target"],
             folder,
             source,
         ]

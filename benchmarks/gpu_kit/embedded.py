@@ -93,7 +93,7 @@ def distance(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 def moved(batch: GradedRollout, device: str) -> GradedRollout:
     """A copy of the batch on another device."""
 
-    def tensors(record: Any) -> dict[str, Tensor]:
+    def tensors(record: Any) -> dict[str, Any]:
         values = {field.name: getattr(record, field.name) for field in fields(record)}
         return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
 

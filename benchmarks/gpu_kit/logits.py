@@ -71,7 +71,7 @@ def plain(
 
 def read(logits: Tensor, name: str, device: str, record: Record) -> float:
     """Milliseconds of one read of the logits, with its rate."""
-    ways = {
+    ways: dict[str, Step] = {
         "sum": logits.sum,
         "sum of each row": partial(logits.sum, -1),
         "largest of each row": partial(logits.amax, -1),
@@ -88,7 +88,7 @@ def milliseconds(step: Step, device: str, repeats: int = 0, warm_up: int = 3) ->
     """Median time of one call. On a GPU between two events of its own clock, with nothing else in its queue."""
     for _ in range(warm_up):
         step()
-    times = []
+    times: list[float] = []
     for _ in range(repeats or (20 if device == "cuda" else 3)):
         if device == "cuda":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,193 +1,289 @@
-"""Causes each kind of fault, and undoes it.
+"""The disturbed study from its first launch to its last point: `cppo launch`, repeated as a user would."""
 
-Each strike returns a description of its target, or an empty text if there is no target at the moment.
-"""
-
-import os
-import signal
-import subprocess
-import tempfile
-import threading
+import contextlib
+import shlex
+import sqlite3
+import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from dev.chaos.jobs import shippers, trainings
+from cppo_lab.cli.answer import Exit
+from cppo_lab.launch.slurm.ledger import NAME
+from dev.chaos import job_entry
 from dev.chaos.schedule import Fault
-from dev.chaos.study import call, command
+from dev.chaos.strikes import Strikes
+from dev.chaos.study import ROOT, Study, environment, kill, require, started
 from dev.chaos.testbed import Testbed
 from dev.errors import DevError
+from dev.slurm.accounts import Account
 
-T = TypeVar("T")
-COMING_UP_SECONDS = 600.0  # that a part may take to come back while its dependencies are down
+POLL_SECONDS = 0.1
+LAUNCHER_SECONDS = 0.01  # polling interval while a launcher is to be killed in the middle of an action
+LOOK_SECONDS = 0.5  # polling interval of the files
+QUEUE_SECONDS = 2.0  # polling interval of Slurm's queue
+REFUSALS = 10  # give up after this many refused launches in a row while nothing is down
+IDLE_LAUNCHES = 40  # give up after this many launches in a row without progress
+CALM_LAUNCHES = 8  # maximum number of launches after the last fault
+REFUSED = (Exit.USAGE, Exit.STORE_AWAY, Exit.PACKAGE)  # exit codes of a launch that has done nothing
+LEFT_TO_SLURM = b"Slurm has them"  # printed by `cppo launch`
+LONGEST = 8.0  # maximum seconds after which a launcher is killed
+JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
+BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
+# Each is an option of its command, which hides jobs or changes what is printed.
+MISLEADING = {
+    "SQUEUE_PARTITION": "high", "SQUEUE_STATES": "RUNNING", "SQUEUE_FORMAT": "%i", "SQUEUE_USERS": "daemon",
+    "SCANCEL_STATE": "RUNNING", "SACCT_FORMAT": "jobid", "SINFO_FORMAT": "%N",
+}  # fmt: skip
 
 
-class Strikes:
-    """Causes faults on a testbed. `away` has the parts that are down now, by kind."""
+class Launcher:
+    """A `cppo launch` or `cppo retry` in the background. `fault`: kills it, unless it ends before."""
 
-    def __init__(self, place: Testbed, say: Callable[[str, str], None]) -> None:
-        self.place, self._say = place, say
-        self.away: set[str] = set()
-        self._pool = ThreadPoolExecutor(max_workers=8)
-        self._coming: list[Future[None]] = []
-        self._over = threading.Event()
-        self._by_kind: dict[str, Callable[[Fault], str]] = {
-            "trainer": self._trainer,
-            "shipper": self._shipper,
-            "requeue": self._requeue,
-            "slurmd": self._slurmd,
-            "node": self._node,
-            "slurmctld": self._slurmctld,
-            "mlflow": self._mlflow,
-            "postgres": self._postgres,
-            "disk": self._disk,
-            "store": self._store,
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        log: Path,
+        fault: Fault | None,
+        tries: int,
+        account: Account | None = None,
+    ) -> None:
+        """`tries`: launchers that ended before the fault could hit them. Without an `account`, it runs as this user."""
+        self.words, self.fault, self._runs = words, fault, folder / "runs"
+        self._after = 1.0 + (fault.chance * 2 % 1) * (LONGEST - 1.0) / (1 + tries) if fault else 0.0
+        # The first one certainly submits; later ones may have nothing to submit.
+        self._submitting = fault is not None and not tries and (not fault.at or fault.chance < 0.5)
+        self._before = begun(self._runs)
+        self._started = time.monotonic()
+        self._log, self._begin = log, log.stat().st_size if log.exists() else 0
+        python, identity = (
+            (account.python, account.identity()) if account else (sys.executable, {"umask": 0o022})
+        )
+        self._process = started(list(words), folder, env, log, python, **identity)
+
+    def ended(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    def found_nothing_to_do(self) -> bool:
+        """Whether it succeeded and left nothing to Slurm, so that everything is done."""
+        return self.ended() == 0 and LEFT_TO_SLURM not in self._log.read_bytes()[self._begin :]
+
+    def strike(self) -> str:
+        """Kill it if its time has come, with or without its children; returns a description of the moment."""
+        if self.fault is None or self.ended() is not None:
+            return ""
+        age = time.monotonic() - self._started
+        if self._submitting:
+            if begun(self._runs) <= self._before:
+                return ""
+            moment = "while it submits"
+        elif age < self._after:
+            return ""
+        else:
+            moment = f"after {age:.1f} s"
+        whole = self.fault.chance * 4 % 1 < 0.5
+        kill(self._process, group=whole)
+        return moment + (", and its sbatch" if whole else "")
+
+    def end(self) -> None:
+        """End it for good."""
+        kill(self._process)
+
+
+def begun(runs: Path) -> frozenset[str]:
+    """The submissions that have begun and whose job id is not recorded yet."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{runs / NAME}?mode=ro", uri=True, timeout=0.0)
+        ) as ledger:
+            rows = ledger.execute("SELECT token FROM submission WHERE job_id IS NULL")
+            return frozenset(token for (token,) in rows)
+    except sqlite3.Error:  # not there yet, or being written
+        return frozenset()
+
+
+class NemesisRun:
+    """A study that is launched on a cluster, disturbed as scheduled, and launched again until it is done.
+
+    `injected` counts the faults that hit a target; `waiting` are those that have not found one yet.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        place: Testbed,
+        faults: list[Fault],
+        say: Callable[[str, str], None],
+        seconds: float,
+    ) -> None:
+        """It is given up after so many seconds."""
+        self.study, self.place, self.waiting, self._say = study, place, faults, say
+        self.injected: Counter[str] = Counter()
+        self.progress = 0.0  # the share of all steps that is recorded in files
+        self.launches = 0
+        self._over = False  # a launch has found nothing to do
+        self._log = place.folder / "commands.log"
+        theirs = place.colleague.environment()
+        self._env = environment(place.server.uri, place.folder / "cache") | {
+            "PATH": place.cluster.env()["PATH"],
+            "SLURM_CONF": str(place.cluster.conf),
+            "PYTHONPATH": theirs["PYTHONPATH"],
+            "LD_LIBRARY_PATH": theirs["LD_LIBRARY_PATH"],
         }
+        self._strikes = Strikes(place, say)
+        self._tries: Counter[Fault] = Counter()
+        self._launcher: Launcher | None = None
+        self._failed = False  # the last launch failed
+        self._refused = 0  # launches in a row
+        self._idle, self._reached = 0, 0.0  # launches in a row without progress, and the progress before them
+        self._looked, self._asked = 0.0, 0.0
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
-    def strike(self, fault: Fault) -> str:
-        """Cause it; the target hit, empty if there was none."""
-        return "" if fault.kind in self.away else self._by_kind[fault.kind](fault)
+    def run(self) -> None:
+        """Run the whole study.
 
-    def check(self) -> None:
-        """Raises the error of a part that failed to come back."""
-        for done in [future for future in self._coming if future.done()]:
-            self._coming.remove(done)
-            done.result()
+        Raises DevError if it is not done in time or after CALM_LAUNCHES, if launches are refused, or if a part of the
+        testbed does not recover.
+        """
+        try:
+            self._launch("launch")
+            while not self._over:
+                self._poll()
+            self._strike()  # faults that do not need a running run
+            while self._launcher is not None or self._strikes.away:
+                self._poll()
+            self._settle()
+        finally:
+            if self._launcher is not None:
+                self._launcher.end()
+            self._strikes.close()
 
-    def close(self) -> None:
-        """Stop bringing parts back."""
-        self._over.set()
-        self._pool.shutdown()
+    # -- while it is disturbed
 
-    # -- processes of runs
+    def _poll(self) -> None:
+        time.sleep(LAUNCHER_SECONDS if self._launcher is not None and self._launcher.fault else POLL_SECONDS)
+        self._require_time()
+        self._strikes.check()
+        self._see_launcher()
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked = time.monotonic()
+            if not self._over:
+                self.progress = self.study.progress(self.place.runs)
+                self._strike()
+        if self._launcher is None and time.monotonic() - self._asked >= QUEUE_SECONDS:
+            self._asked = time.monotonic()
+            if not self._over and not self._busy():
+                # Failed runs are retried, as `cppo launch` advises.
+                self._launch("retry" if self._failed else "launch")
 
-    def _trainer(self, fault: Fault) -> str:
-        victim = _one_of(trainings(self.place.runs), fault)
-        if victim is None:
-            return ""
-        victim.process.send(signal.SIGKILL)
-        return str(victim)
+    def _require_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise DevError(f"not done after {self._seconds / 60:.0f} minutes: see {self.place.folder}")
 
-    def _shipper(self, fault: Fault) -> str:
-        victim = _one_of(shippers(self.place.runs), fault)
-        if victim is None:
-            return ""
-        victim[1].send(signal.SIGKILL)
-        return f"of {victim[0]}"
+    def _due(self) -> list[Fault]:
+        return [fault for fault in self.waiting if fault.at <= self.progress]
 
-    def _requeue(self, fault: Fault) -> str:
-        victim = _one_of(trainings(self.place.runs), fault)
-        if victim is None or self.away & {"slurmctld"}:
-            return ""
-        refused = self.place.cluster.problem("scontrol", "requeue", victim.job)
-        return "" if refused else f"{victim}, job {victim.job}"
+    def _strike(self) -> None:
+        for fault in self._due():
+            if fault.kind == "launcher" or fault.kind in BY_ANOTHER:
+                if self._launcher is None and not self._over:
+                    self._launch("launch")
+            elif hit := self._strikes.strike(fault):
+                self._happened(fault, hit)
 
-    # -- Slurm
+    def _happened(self, fault: Fault, hit: str) -> None:
+        self.waiting.remove(fault)
+        self.injected[fault.kind] += 1
+        self._say(fault.kind, hit)
 
-    def _slurmd(self, fault: Fault) -> str:
-        node = self._busy_node(fault)
-        if not node or self.away & {"node", "slurmctld"}:
-            return ""
-        self.place.cluster.end(f"slurmd-{node}", patience=0)
-        self._comes_back(fault, node, lambda: self.place.cluster.start_node(node))
-        return node
+    def _launch(self, name: str) -> Launcher:
+        """Start `cppo launch` or `retry`, as another user, in a misleading shell or to be killed if that is due."""
+        due = self._due() if name == "launch" else []
+        killed = next((fault for fault in due if fault.kind == "launcher"), None)
+        colleague, env = None, dict(self._env)
+        if self.launches and (other := next((fault for fault in due if fault.kind in BY_ANOTHER), None)):
+            killed = None
+            if other.kind == "account":
+                colleague = self.place.colleague
+                home = colleague.environment()
+                env |= home | {"XDG_CACHE_HOME": f"{home['HOME']}/.cache"}
+                self._happened(other, f"by {colleague.name}")
+            else:
+                env |= MISLEADING
+                self._happened(other, "with SQUEUE_PARTITION=high and others")
+        # Jobs need a Python that their user can start, whoever launches.
+        account = self.place.colleague
+        python = shlex.join([str(account.python), str(account.code / JOB_ENTRY)])
+        slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
+        words = [name, *self.study.words, *slurm, *(["--failed"] if name == "retry" else [])]
+        self.launches += 1
+        self._failed = False
+        tries = self._tries[killed] if killed else 0
+        self._launcher = Launcher(words, self.place.folder, env, self._log, killed, tries, colleague)
+        if killed:
+            self._tries[killed] += 1
+        return self._launcher
 
-    def _node(self, fault: Fault) -> str:
-        node = self._busy_node(fault)
-        if not node or self.away & {"slurmd", "slurmctld"}:
-            return ""
-        noticed = fault.chance < 0.5
-        self.place.cluster.fail_node(node, noticed)
-        self._comes_back(fault, node, lambda: self._again(lambda: self.place.cluster.resume_node(node)))
-        return f"{node}, {'noticed' if noticed else 'unnoticed'}"
+    def _see_launcher(self) -> None:
+        launcher = self._launcher
+        if launcher is None:
+            return
+        if launcher.fault is not None and (hit := launcher.strike()):
+            self._happened(launcher.fault, hit)
+            self._launch("launch")  # as its user would
+        elif (status := launcher.ended()) is not None:
+            self._refused = self._refused + 1 if status in REFUSED and not self._strikes.away else 0
+            if self._refused == REFUSALS:
+                raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
+            self._idle = self._idle + 1 if self.progress <= self._reached and not self._strikes.away else 0
+            self._reached = self.progress
+            if self._idle == IDLE_LAUNCHES:
+                raise DevError(
+                    f"{IDLE_LAUNCHES} launches in a row trained nothing: see {self._log}, and what their jobs "
+                    f"printed, in {self.place.folder}/runs-kept/slurm"
+                )
+            self._launcher, self._failed = None, status != 0 and launcher.words[0] == "launch"
+            if launcher.words[0] == "launch" and launcher.found_nothing_to_do():
+                # What a full disk kept out of a run's files is only in the store.
+                self._over, self.progress = True, 1.0
 
-    def _busy_node(self, fault: Fault) -> str:
-        """A node that trains a run; empty if there is none."""
-        nodes = sorted({one.node for one in trainings(self.place.runs)})
-        return _one_of(nodes, fault) or ""
+    def _busy(self) -> bool:
+        """Whether anything is in Slurm's queue, or the queue cannot be queried."""
+        if "slurmctld" in self._strikes.away:
+            return True
+        asked = self.place.cluster.run("squeue", "-h", "-r", "-o", "%i %r")
+        for job, _, reason in (line.partition(" ") for line in asked.stdout.splitlines()):
+            if reason.endswith("requeued held"):  # a node refused it: Slurm waits for an administrator
+                self.place.cluster.run("scontrol", "release", job)
+                self._say("", f"job {job}, which Slurm held, is released")
+        return bool(asked.returncode or asked.stdout.strip())
 
-    def _slurmctld(self, fault: Fault) -> str:
-        if self.away & {"node", "slurmd"}:
-            return ""
-        self.place.cluster.end("slurmctld", patience=0)
-        self._comes_back(fault, "slurmctld", lambda: self._again(self._start_controller))
-        return "slurmctld"
+    # -- afterwards
 
-    # -- the store and the disk
+    def _settle(self) -> None:
+        """After the last fault, launch, retry and sync until nothing is left to do."""
+        self._say("", "nothing is left to train, and all is back")
+        for _ in range(CALM_LAUNCHES):
+            self._wait(lambda: not self._busy())
+            launch = self._complete("launch")
+            if launch.found_nothing_to_do():
+                break
+            if launch.ended():
+                self._complete("retry")
+        else:
+            raise DevError(f"not done after {CALM_LAUNCHES} launches in peace: see {self._log}")
+        require(["sync"], self.place.folder, self._env, self._log)
 
-    def _mlflow(self, fault: Fault) -> str:
-        self.place.server.kill()
-        self._comes_back(fault, "the server", lambda: self._again(self.place.server.start))
-        return "the server"
+    def _complete(self, name: str) -> Launcher:
+        launcher = self._launch(name)
+        self._wait(lambda: launcher.ended() is not None)
+        return launcher
 
-    def _postgres(self, fault: Fault) -> str:
-        if not self.place.postgres.crash():
-            return ""
-        self._comes_back(fault, "PostgreSQL", lambda: self._again(self.place.postgres.start))
-        return "PostgreSQL"
-
-    def _disk(self, fault: Fault) -> str:
-        if not trainings(self.place.runs):
-            return ""
-        self.place.disk.fill()
-        self._comes_back(fault, "the disk", self.place.disk.empty)
-        return "no byte is left"
-
-    def _store(self, fault: Fault) -> str:
-        """In a separate folder, since the study's own store is created before the first fault."""
-        folder = Path(tempfile.mkdtemp(prefix="store-", dir=self.place.folder))
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command("reference", "import"), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-
-        def kill_and_repeat() -> None:
-            while process.poll() is None and not list(folder.glob("mlflow.db*")):
-                time.sleep(0.01)
-            time.sleep(2 * fault.chance)
-            process.kill()
-            process.wait()
-            if call(["reference", "import"], folder, env, folder / "log", COMING_UP_SECONDS):
-                raise DevError(f"a store that was killed while it was made cannot be used: see {folder}")
-            self._say(fault.kind, "it is whole")
-
-        self._coming.append(self._pool.submit(kill_and_repeat))
-        return f"of {folder.name}, {2 * fault.chance:.1f} s after its file was there"
-
-    # -- coming back
-
-    def _comes_back(self, fault: Fault, what: str, bring: Callable[[], object]) -> None:
-        self.away.add(fault.kind)
-
-        def later() -> None:
-            if self._over.wait(fault.pause):
-                return
-            bring()
-            self.away.discard(fault.kind)
-            self._say(fault.kind, f"{what} is back")
-
-        self._coming.append(self._pool.submit(later))
-
-    def _start_controller(self) -> None:
-        self.place.cluster.end("slurmctld")  # one that has not come up in time
-        self.place.cluster.start_controller()
-
-    def _again(self, bring: Callable[[], object]) -> None:
-        """Tries until it works, since its dependencies may be down."""
-        deadline = time.monotonic() + COMING_UP_SECONDS
-        while True:
-            try:
-                bring()
-                return
-            except DevError:
-                if time.monotonic() > deadline or self._over.wait(1.0):
-                    raise
-
-
-def _one_of(victims: Sequence[T], fault: Fault) -> T | None:
-    """The one that the fault's chance picks."""
-    return victims[int(fault.chance * len(victims))] if victims else None
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            time.sleep(LOOK_SECONDS)
+            self._require_time()

@@ -51,18 +51,17 @@ def test_what_pins_nothing_is_refused(text: str) -> None:
         pins(text)
 
 
-@pytest.mark.parametrize(
-    ("locked", "difference"),
-    [
-        ({"a": Pin("1", (A,)), "b": Pin("2", (B,))}, []),
+def test_differences() -> None:
+    wanted = {"a": Pin("1"), "b": Pin("2")}
+    right = {"a": Pin("1", (A,)), "b": Pin("2", (B,))}
+    for locked, difference in (
+        (right, []),
         ({"a": Pin("1", (A,))}, ["b is not in the lock"]),
-        ({"a": Pin("1", (A,)), "b": Pin("2", (B,)), "c": Pin("3", (B,))}, ["c is not in the constraints"]),
-        ({"a": Pin("1", (A,)), "b": Pin("3", (B,))}, ["b is 3 in the lock, 2 in the constraints"]),
-        ({"a": Pin("1", (A,)), "b": Pin("2")}, ["b has no hash"]),
-    ],
-)
-def test_differences(locked: dict[str, Pin], difference: list[str]) -> None:
-    assert differences({"a": Pin("1"), "b": Pin("2")}, locked) == difference
+        (right | {"c": Pin("3", (B,))}, ["c is not in the constraints"]),
+        (right | {"b": Pin("3", (B,))}, ["b is 3 in the lock, 2 in the constraints"]),
+        (right | {"b": Pin("2")}, ["b has no hash"]),
+    ):
+        assert differences(wanted, locked) == difference
 
 
 def test_cpu_builds_of_a_folder(tmp_path: Path) -> None:
@@ -73,45 +72,43 @@ def test_cpu_builds_of_a_folder(tmp_path: Path) -> None:
         cpu_builds("4.0", str(tmp_path))
 
 
-def test_files_are_those_of_cpu_machines() -> None:
-    names = {
-        "a-1-cp311-cp311-manylinux_2_28_x86_64.whl": True,
-        "a-1-cp39-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64.whl": True,
-        "a-1-py2.py3-none-any.whl": True,
-        "a-1-py311-none-any.whl": True,
-        "a-1-cp314-cp314-macosx_14_0_arm64.whl": True,
-        "a-1-cp314-cp314t-manylinux_2_28_x86_64.whl": False,
-        "a-1-cp311-cp311-win_amd64.whl": False,
-        "a-1-cp311-cp311-musllinux_1_2_x86_64.whl": False,
-        "a-1-pp310-pypy310_pp73-manylinux_2_28_x86_64.whl": False,
-        "a-1-cp311-cp311-manylinux_2_28_armv7l.whl": False,
-        "a-1-py2-none-any.whl": False,
+@pytest.mark.parametrize(
+    ("name", "taken", "left_out"),
+    [
+        (
+            "A",
+            [
+                "cp311-cp311-manylinux_2_28_x86_64",
+                "cp39-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64",
+                "py2.py3-none-any",
+                "py311-none-any",
+                "cp314-cp314-macosx_14_0_arm64",
+            ],
+            [
+                "cp314-cp314t-manylinux_2_28_x86_64",
+                "cp311-cp311-win_amd64",
+                "cp311-cp311-musllinux_1_2_x86_64",
+                "pp310-pypy310_pp73-manylinux_2_28_x86_64",
+                "cp311-cp311-manylinux_2_28_armv7l",
+                "py2-none-any",
+                "sdist",
+            ],
+        ),
+        ("a", [], ["cp311-cp311-win_amd64", "sdist"]),
+        ("a", ["sdist"], []),  # a source archive counts only without wheels
+        (
+            "torch",  # for Linux it is a CPU build
+            ["cp311-cp311-manylinux_2_28_aarch64", "%2Bcpu-cp311-cp311-manylinux_2_28_x86_64"],
+            ["cp311-cp311-manylinux_2_28_x86_64", "sdist"],
+        ),
+    ],
+)
+def test_files_are_those_of_cpu_machines(name: str, taken: list[str], left_out: list[str]) -> None:
+    files = {
+        tag: {"url": f"https://x/ab/a-1-{tag}.whl", "hashes": {"sha256": tag}} for tag in taken + left_out
     }
-    files = [_file(name) for name in names]
-    found = for_cpus([{"name": "A", "version": "1", "sdist": _file("a-1.tar.gz"), "wheels": files}])
-    assert found == {"a": Pin("1", tuple(sorted(_digest(name) for name, kept in names.items() if kept)))}
-
-
-def test_a_source_archive_counts_only_without_wheels() -> None:
-    source = {"name": "a", "version": "1", "sdist": _file("a-1.tar.gz")}
-    assert for_cpus([source]) == {"a": Pin("1", (_digest("a-1.tar.gz"),))}
-    windows = [_file("a-1-cp311-cp311-win_amd64.whl")]
-    assert for_cpus([{**source, "wheels": windows}]) == {"a": Pin("1")}
-
-
-def test_torch_for_linux_is_a_cpu_build() -> None:
-    cuda, arm = (f"torch-2.0-cp311-cp311-manylinux_2_28_{cpu}.whl" for cpu in ("x86_64", "aarch64"))
-    cpu = "torch-2.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl"
-    package = {"name": "torch", "version": "2.0", "wheels": [_file(name) for name in (cuda, arm, cpu)]}
-    assert for_cpus([package])["torch"].hashes == tuple(sorted([_digest(arm), _digest(cpu)]))
-
-
-def _file(name: str) -> dict[str, object]:
-    return {"url": f"https://files.example.org/ab/{name}", "hashes": {"sha256": _digest(name)}}
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+    package = {"name": name, "version": "1", "sdist": files.pop("sdist"), "wheels": [*files.values()]}
+    assert for_cpus([package]) == {name.lower(): Pin("1", tuple(sorted(taken)))}
 
 
 CLEAN = {"name": "a", "version": "1", "vulns": []}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cppo_lab
 from dev import release
 from dev.errors import DevError
 
@@ -20,29 +21,23 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_this_tree_has_one_version(tree: Path) -> None:
-    import cppo_lab
-
-    assert release.version() == release.version(tree) == cppo_lab.__version__
-
-
-@pytest.mark.parametrize("name", [*release.PLACES])
-def test_another_version_is_named_with_its_file(tree: Path, name: str) -> None:
-    text = (tree / name).read_text()
-    own = release.version(tree)
-    (tree / name).write_text(text.replace(own, "9.9.9"))
-    with pytest.raises(DevError, match=f"{name} has version 9.9.9, pyproject.toml {own}"):
-        release.version(tree)
-    (tree / name).write_text("nothing\n")
-    with pytest.raises(DevError, match=f"{name} has no version"):
-        release.version(tree)
-
-
-def test_a_release_has_a_section_of_its_own_in_the_changelog(tree: Path) -> None:
-    own = release.version(tree)
-    text = (tree / "CHANGELOG.md").read_text()
-    (tree / "CHANGELOG.md").write_text(text.replace(f"## [Unreleased]: {own}", f"## [{own}] - 2026-12-01"))
-    assert release.version(tree) == own
+def test_another_version_is_named_with_its_file(tree: Path) -> None:
+    version = release.version(tree)
+    assert version == release.version() == cppo_lab.__version__
+    for name in release.PLACES:
+        text = (tree / name).read_text()
+        for wrong, said in (
+            (text.replace(version, "9.9.9"), f"version 9.9.9, pyproject.toml {version}"),
+            ("", "no v"),
+        ):
+            (tree / name).write_text(wrong)
+            with pytest.raises(DevError, match=f"{name} has {said}"):
+                release.version(tree)
+        (tree / name).write_text(text)
+    # A release has a section of its own in the changelog.
+    path = tree / "CHANGELOG.md"
+    path.write_text(path.read_text().replace(f"## [Unreleased]: {version}", f"## [{version}] - 2026-12-01"))
+    assert release.version(tree) == version
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
