@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.plugins import CORE_GROUP, entry_points, load, resolve
+from cppo_lab.plugins import CORE_GROUP, Plugin, entry_points
 
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -35,7 +35,7 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True)
-class CoreRecord:
+class CoreRecord(Plugin):
     """The registration of a trainer core. Each `package.module:name` is imported when it is needed.
 
     settings: its subclass of RunSpec, whose validation refuses everything that the core cannot train.
@@ -71,7 +71,7 @@ class CoreRecord:
     config: further sections of its configuration, as conf/core/<name>.yaml has them for a core of the product.
     """
 
-    name: str
+    KIND = "core"
     title: str
     note: str
     settings: str
@@ -109,16 +109,6 @@ class CoreRecord:
             return 0
         return layout.devices_per_node
 
-    def load(self, part: str) -> Any:
-        """What the field `part` names, or None.
-
-        Raises ModuleNotFoundError if a package is not installed, UserError if another package's cannot be imported.
-        """
-        path = getattr(self, part)
-        if path is None or self.name in BUILT_IN:
-            return path and resolve(path)
-        return load(path, f"{part} of core {self.name!r}")
-
 
 def core_names() -> tuple[str, ...]:
     """The cores of the product, then those of other installed packages by name. Imports none of them."""
@@ -139,14 +129,7 @@ def core_of(name: str) -> CoreRecord:
     path = BUILT_IN.get(name) or entry_points(CORE_GROUP).get(name)
     if path is None:
         raise unknown("core", name, core_names())
-    record = load(path, "core")
-    if not isinstance(record, CoreRecord):
-        raise UserError(
-            f"core {name!r}: {path} is a {type(record).__name__}, not a cppo_lab.core_records.CoreRecord"
-        )
-    if record.name != name:
-        raise UserError(f"core {name!r}: {path} is the record of {record.name!r}: one of the names is wrong")
-    return record
+    return CoreRecord.at(path, name)
 
 
 def miniature_of(name: str) -> str:

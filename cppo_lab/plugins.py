@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from cppo_lab.errors import UserError, one_line
 
@@ -95,3 +95,40 @@ def load(path: str, what: str) -> Any:
             f"{what}={path!r} cannot be imported ({type(error).__name__}: {one_line(str(error))}): install its "
             "package, or put its folder on PYTHONPATH"
         ) from error
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """The record of a core or a launcher called `name`, ours or another package's; `KIND` says which in messages.
+
+    Fields that are `package.module:name` are imported when they are needed.
+    """
+
+    KIND: ClassVar[str]
+    name: str
+
+    def load(self, part: str) -> Any:
+        """What the field `part` names, or None.
+
+        Raises ModuleNotFoundError if a package is not installed, UserError if another package's cannot be imported.
+        """
+        path = getattr(self, part)
+        if path is None or path.startswith("cppo_lab."):
+            return path and resolve(path)
+        return load(path, f"{part} of {self.KIND} {self.name!r}")
+
+    @classmethod
+    def at(cls, path: str, name: str) -> Self:
+        """The record called `name` at `package.module:name`.
+
+        Raises UserError if it cannot be imported, or is none of this kind and name.
+        """
+        record = load(path, cls.KIND)
+        if not isinstance(record, cls):
+            expected = f"{cls.__module__}.{cls.__name__}"
+            raise UserError(f"{cls.KIND} {name!r}: {path} is a {type(record).__name__}, not a {expected}")
+        if record.name != name:
+            raise UserError(
+                f"{cls.KIND} {name!r}: {path} is the record of {record.name!r}: one of the names is wrong"
+            )
+        return record

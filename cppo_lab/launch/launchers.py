@@ -7,14 +7,13 @@ but cannot name code.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import Launcher, LauncherSpec
-from cppo_lab.plugins import LAUNCHER_GROUP, entry_points, load, resolve
+from cppo_lab.plugins import LAUNCHER_GROUP, Plugin, entry_points
 
 
 class JobInQueue(Protocol):
@@ -27,7 +26,7 @@ class JobInQueue(Protocol):
 
 
 @dataclass(frozen=True)
-class LauncherRecord:
+class LauncherRecord(Plugin):
     """The registration of a launcher. Each `package.module:name` is imported when it is needed.
 
     title: its name in sentences. function: a `Launcher`. settings: its LauncherSpec.
@@ -44,7 +43,7 @@ class LauncherRecord:
     submitit: it needs that package. search_workers: default number of workers of a search; None: one per core.
     """
 
-    name: str
+    KIND = "launcher"
     title: str
     function: str
     settings: str = f"{LauncherSpec.__module__}:{LauncherSpec.__name__}"
@@ -56,16 +55,6 @@ class LauncherRecord:
     in_process: bool = False
     submitit: bool = False
     search_workers: int | None = None
-
-    def load(self, part: str) -> Any:
-        """What the field `part` names, or None.
-
-        Raises ModuleNotFoundError if a package is not installed, UserError if another package's cannot be imported.
-        """
-        path = getattr(self, part)
-        if path is None or LAUNCHERS.get(self.name) is self:
-            return path and resolve(path)
-        return load(path, f"{part} of launcher {self.name!r}")
 
 
 LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
@@ -115,21 +104,7 @@ def launcher_of(name: str) -> LauncherRecord:
     path = entry_points(LAUNCHER_GROUP).get(name)
     if path is None:
         raise unknown("launcher", name, launcher_names())
-    return _foreign(name, path)
-
-
-@cache
-def _foreign(name: str, path: str) -> LauncherRecord:
-    record = load(path, "launcher")
-    if not isinstance(record, LauncherRecord):
-        raise UserError(
-            f"launcher {name!r}: {path} is a {type(record).__name__}, not a cppo_lab.launch.launchers.LauncherRecord"
-        )
-    if record.name != name:
-        raise UserError(
-            f"launcher {name!r}: {path} is the record of {record.name!r}: one of the names is wrong"
-        )
-    return record
+    return LauncherRecord.at(path, name)
 
 
 def launcher_kind(name: object) -> type[LauncherSpec]:

@@ -37,7 +37,7 @@ from cppo_lab.installed import hub_cache
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     Cause,
-    begin_status,
+    clear_status,
     forget_cancelled,
     held,
     is_cancelled,
@@ -46,8 +46,8 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.machine import Environment, environment, sampling
-from cppo_lab.runs.recorder import Recorder, begin_line, record_end
-from cppo_lab.runs.spool import End, Line, Record, new_record, newest_record
+from cppo_lab.runs.recorder import Recorder, first_line, record_end
+from cppo_lab.runs.spool import End, Line, Record, new_record_name, newest_record
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
@@ -210,7 +210,7 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
         here = environment()
         for attempt in attempts:
             try:
-                if (recorder := _begin(attempt, rescue, here)) is not None:
+                if (recorder := _open_record(attempt, rescue, here)) is not None:
                     open_runs.append(_OpenRun(attempt, recorder, rescue))
             except Exception as error:  # recorded as far as possible; the other runs continue
                 if alone:
@@ -267,7 +267,7 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
         run.end(outcome)
 
 
-def _begin(attempt: Attempt, rescue: Rescue, here: Environment) -> _CancellableRecorder | None:
+def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> _CancellableRecorder | None:
     """Begin the record of an attempt; None if the run is done.
 
     An OSError while writing is recorded as a failure of the run and re-raised.
@@ -308,7 +308,7 @@ def _record_unstarted(
     with contextlib.suppress(OSError):
         if record_end(folder, schema.FAILED, reason):
             return
-    begin = begin_line(spec, tags, folder, new_record())
+    begin = first_line(spec, tags, folder, new_record_name())
     rescue(folder, [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)], False)
 
 
@@ -332,7 +332,7 @@ def _continues(attempt: Attempt, record: Record | None) -> bool:
     continues = record is not None and (not attempt.replaces or _replaces_the_same(attempt, record))
     if attempt.replaces and not continues:
         set_aside(attempt.folder, attempt.replaces[0])
-    begin_status(attempt.folder)
+    clear_status(attempt.folder)
     return continues
 
 

@@ -85,7 +85,7 @@ def announce(folder: Path, names: Mapping[str, Any]) -> None:
     _write_once(folder / STATUS, json.dumps({"status": "", "step": None, **names}))
 
 
-def begin_status(folder: Path) -> None:
+def clear_status(folder: Path) -> None:
     """Clear how the previous attempt ended; the run's names and its total training time stay."""
     if status := read_status(folder):
         names = {key: status[key] for key in NAMES if key in status}

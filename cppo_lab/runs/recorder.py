@@ -47,7 +47,7 @@ from cppo_lab.runs.spool import (
     Spool,
     StepEvent,
     Tags,
-    new_record,
+    new_record_name,
     newest_record,
     open_spool,
     score_of,
@@ -95,13 +95,13 @@ class Recorder:
         self._ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
         if past is None or (past.end is not None and past.end.status in schema.FINISHED):
-            self._start(new_record(), [])
+            self._start(new_record_name(), [])
         else:
             self._start(past.begin.record, past.rows.values())
 
     def _start(self, record: str, rows: Iterable[StepEvent]) -> None:
         """Open the spool; `rows` are those that the record has already."""
-        self.record = record
+        self.record_name = record
         self._steps, self._scores = set[int](), dict[int, float]()
         for row in rows:
             self._steps.add(row.step)
@@ -109,7 +109,7 @@ class Recorder:
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool = open_spool(self.folder)
-        self.spool.add(begin_line(self.spec, self._tags, self.folder, record, self._datasets))
+        self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
         self._keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
         self._keep("requirements.txt", "\n".join(self._packages) + "\n")
         if self._yaml:
@@ -132,9 +132,9 @@ class Recorder:
         if step is not None or not self._steps:
             return
         reason = "training restarted from scratch: there was no checkpoint to resume from"
-        self.spool.add(End(self.record, schema.PARTIAL, self.step, _now(), reason))
+        self.spool.add(End(self.record_name, schema.PARTIAL, self.step, _now(), reason))
         self.spool.close()
-        self._start(new_record(), [])
+        self._start(new_record_name(), [])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
@@ -245,7 +245,7 @@ class Recorder:
         for name, content in self._waiting.items():
             self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
-        self.spool.add(End(self.record, status, step, _now(), reason))
+        self.spool.add(End(self.record_name, status, step, _now(), reason))
         self._ended = True
         # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too,
         # as an unfinished run is: from the older files.
@@ -294,12 +294,12 @@ class Recorder:
                 "first_step": first_step,
                 "first_time": first_time,
                 "replaces": bool(self._tags.get(schema.TAG_REPLACES)),
-                "record": self.record,
+                "record": self.record_name,
             },
         )
 
 
-def begin_line(
+def first_line(
     spec: RunSpec,
     tags: Mapping[str, str],
     folder: Path,

@@ -144,7 +144,7 @@ class Spool:
         self._file.close()
 
 
-def new_record() -> str:
+def new_record_name() -> str:
     """A name for a new record."""
     return secrets.token_hex(16)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cppo_lab.cli import main
 from cppo_lab.runs.folder import (
     announce,
-    begin_status,
+    clear_status,
     is_cancelled,
     is_held,
     queued,
@@ -192,5 +192,5 @@ def test_small_files(whole: Path, desk: Path, run: RunSpec, content: bytes) -> N
         assert not is_held(folder)
         assert queued(runs) == frozenset()
         refused(lambda: is_cancelled(folder))
-        begin_status(folder)
+        clear_status(folder)
         announce(folder, {"rule": "cppo"})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cppo_lab import files
-from cppo_lab.runs.folder import QUEUES, Queue, announce, begin_status, queued, read_status, write_status
+from cppo_lab.runs.folder import QUEUES, Queue, announce, clear_status, queued, read_status, write_status
 
 REPLACING = files.replacing
 
@@ -45,7 +45,7 @@ def test_a_run_is_announced_once_and_begun_again_with_its_names(tmp_path: Path) 
     write_status(
         tmp_path / "run", {**announced, "status": "failed", "reason": "bad", "step": 3, "seconds": 9}
     )
-    begin_status(tmp_path / "run")
+    clear_status(tmp_path / "run")
     assert read_status(tmp_path / "run") == {**announced, "seconds": 9.0}
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
 

@@ -336,7 +336,7 @@ def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, na
 def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpec) -> None:
     recorder = Recorder(tiny_spec, {}, folder)
     path = recorder.spool.path
-    path.write_text(path.read_text().replace(recorder.record, "x' OR 'a' = 'a"))
+    path.write_text(path.read_text().replace(recorder.record_name, "x' OR 'a' = 'a"))
     with pytest.raises(UserError, match="which this program did not write"):
         upload([folder], tracking_uri())
 

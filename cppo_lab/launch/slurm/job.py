@@ -81,7 +81,7 @@ class SlurmTask:
                 time.sleep(1.0)
 
     def checkpoint(self) -> DelayedSubmission:
-        """The requeued job, which resumes from the run's checkpoint.
+        """What goes back into the queue; nothing is saved here, since the run's core has written its checkpoint.
 
         submitit calls it when a job without a signal handler is preempted or reaches its time limit. Ends the
         process if the job may not be requeued.
