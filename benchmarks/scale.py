@@ -1,7 +1,7 @@
 """How commands scale from 10 to 10,000 runs in the tracking store and in the database of Slurm jobs.
 
 A sweep of two rules and five learning rates, with a seed for every ten runs. Of every hundred runs one failed, one was
-interrupted and one waits in Slurm's queue; the last ten are on file and not in the store (tests/many_runs.py). Every
+interrupted and one waits in Slurm's queue; ten are on file and not in the store (tests/many_runs.py). Every
 command is a process of its own, imports included:
 
 plan     `cppo plan`: every run composed, its state looked up, its cost estimated
