@@ -12,7 +12,7 @@ from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.monitor.watch import watch
-from cppo_lab.runs.folder import held, holder, write_status
+from cppo_lab.runs.folder import write_status
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
 from tests.test_cli_status import run_id, told
@@ -80,15 +80,6 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     for name in ("2", "3"):
         write_status(workspace / "runs" / run_id(int(name)), told("done"))
     assert main(["watch"]) == 0
-
-
-def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:
-    assert holder(tmp_path / "run") is None
-    with held(tmp_path / "run"):
-        where = holder(tmp_path / "run")
-        assert where is not None
-        assert where[1] == os.getpid()
-    assert holder(tmp_path / "run") is None
 
 
 def test_an_outage_is_one_line_of_sync_and_its_end_another(

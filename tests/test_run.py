@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.runs import recorder
@@ -153,25 +152,6 @@ def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
     for step in range(5):
         sink.log(step, {"train/reward": step / 4})
     return Outcome(schema.DONE, 4)
-
-
-def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
-    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It answers, without the run, and refuses all that is written: its disk is full."""
-
-    def full(*_: object) -> int:
-        raise MlflowException("no space left on the server")
-
-    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("cppo_lab.tracking.upload.ship", full)
-    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
-    again = job(tiny_spec, workspace / "runs", tracking_uri())
-    again.run()
-    first = read_status(again.folder)
-    again.run()
-    assert read_status(again.folder) == first and first["status"] == schema.DONE
-    upload_ended()  # else it would succeed once `full` is gone
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(

@@ -1,16 +1,15 @@
 """Runs of the exact core in batches: each recorded as if alone, whatever becomes of the others."""
 
-import json
 import os
 import shlex
 import signal
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
-from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
@@ -22,7 +21,7 @@ from cppo_lab.cores.exact.trainer import train
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.monitor.cancel import _end_process
 from cppo_lab.runs.attempt import Attempt, groups
-from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs
+from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs, read_status
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
 from cppo_lab.sweep.compose import compose
@@ -31,54 +30,37 @@ from cppo_lab.tracking.client import open_client
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
-from tests.launch.test_launch import cppo
+from tests.launch.test_launch import cppo, mlflow_runs
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
 ONE = ["quickstart", *SHORT, "variant=cppo", "seed=0,1,2"]
 
 
-def stored() -> list[Run]:
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-exact")
-    assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'"))
-
-
-def all_specs(tmp_path: Path) -> list[ExactRun]:
-    """The runs that are in the folder."""
-    return [ExactRun.model_validate_json(path.read_text()) for path in tmp_path.glob("runs/*/config.json")]
-
-
-def specs(tmp_path: Path) -> dict[int, ExactRun]:
-    """The runs of ONE that are in the folder, by seed."""
-    return {spec.seed: spec for spec in all_specs(tmp_path) if spec.rule.name == "cppo"}
-
-
-def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
-    """`rows` without what depends on the machine."""
-    timed = ("perf/", "system/")
-    return [(step, {k: v for k, v in row.items() if not k.startswith(timed)}) for step, row in rows]
-
-
-def alone(spec: ExactRun, folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """What the run logs if it is trained alone."""
-    folder.mkdir()
-    sink = ListSink()
-    train(spec, sink, Resources(folder.parent, folder))
-    return numbers(sink.rows)
+def specs(seeds: int = 3) -> list[ExactRun]:
+    """The runs of ONE, by seed."""
+    words = [*SHORT, "model=exact_early", "rule=cppo"]
+    runs = [compose([*words, f"seed={seed}"]).run for seed in range(seeds)]
+    return [run for run in runs if isinstance(run, ExactRun)]
 
 
 def recorded(run_id: str) -> list[tuple[int, dict[str, float]]]:
     """What the trainer logged, without the summaries that the recorder adds."""
-    rows = [(row.step, dict(row.metrics)) for row in read_rows(Path("runs") / run_id)]
-    summaries = {schema.BEST, schema.BEST_STEP, schema.FINAL_MEAN}
-    return numbers([(step, {k: v for k, v in values.items() if k not in summaries}) for step, values in rows])
+    return numbers((row.step, row.metrics) for row in read_rows(Path("runs") / run_id))
 
 
-def status(run_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path("runs") / run_id / "status.json").read_text())
-    return found
+def numbers(rows: Iterable[tuple[int, Mapping[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+    """`rows` without what depends on the machine, and the recorder's summaries."""
+    others = ("perf/", "system/", schema.BEST, schema.FINAL_MEAN)
+    return [(step, {k: v for k, v in row.items() if not k.startswith(others)}) for step, row in rows]
+
+
+def assert_as_if_alone(spec: ExactRun) -> None:
+    """The run has recorded what it logs if it is trained alone."""
+    sink, folder = ListSink(), Path("alone", spec.run_id)
+    folder.mkdir(parents=True)
+    train(spec, sink, Resources(folder.parent, folder))
+    assert recorded(spec.run_id) == numbers(sink.rows)
 
 
 def attempt(spec: ExactRun | MiniRun, **others: Any) -> Attempt:
@@ -108,48 +90,36 @@ def test_an_inline_batch_leaves_what_single_runs_leave(
     said = capsys.readouterr().err
     assert "grpo/exact_early and 1 more (6 runs): started together" in said
     assert "(6 runs): 6 done  [6/6]" in said
-    runs = stored()
-    assert [run.info.status for run in runs] == ["FINISHED"] * 6
-    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in runs}
-    assert len(by_id) == 6
-    for seed, spec in specs(workspace).items():
-        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
+    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
+    assert len(by_id) == 6 and {run.info.status for run in by_id.values()} == {"FINISHED"}
+    client = open_client(tracking_uri())
+    for spec in specs():
+        assert_as_if_alone(spec)
         run = by_id[spec.run_id]
-        assert run.data.tags[schema.TAG_STATUS] == "done" and run.data.tags[schema.TAG_SEED] == str(seed)
+        assert (run.data.tags[schema.TAG_STATUS], run.data.tags[schema.TAG_SEED]) == ("done", str(spec.seed))
         assert run.data.tags[schema.sweep_tag("quickstart")] == "cppo"
         assert run.data.params["rule.w_min"] == "0.8"
-        points = open_client(tracking_uri()).get_metric_history(run.info.run_id, "exact/error")
+        points = client.get_metric_history(run.info.run_id, "exact/error")
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
         assert {point.step: point.value for point in points} == rows
         assert run.data.metrics["exact/error"] == rows[6]
-        names = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
+        names = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
-        assert (status(spec.run_id)["status"], status(spec.run_id)["step"]) == ("done", 6)
+        status = read_status(Path("runs") / spec.run_id)
+        assert (status["status"], status["step"]) == ("done", 6)
         assert not (workspace / "runs" / spec.run_id / CHECKPOINT).exists()
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     again = capsys.readouterr()
     assert "0 to train" in again.err
     table = again.out.splitlines()
     assert table[0].split("  ")[0] == "variant" and len(table) == 9  # two variants, and no row for a run
-    for line, variant in zip(table[1:3], ("grpo", "cppo"), strict=True):
-        finals = [
-            status(spec.run_id)["final_mean"] for spec in all_specs(workspace) if spec.rule.name == variant
-        ]
-        interval = scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals))
-        low, high = (f"{100 * end:.1f}" for end in interval)
-        assert line.split()[2:9] == [
-            "3",
-            "of",
-            "3",
-            f"{100 * np.mean(finals):.1f}",
-            "%",
-            f"[{low},",
-            f"{high}]",
-        ]
+    finals = [read_status(Path("runs") / spec.run_id)["final_mean"] for spec in specs()]
+    ends = scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals))
+    low, high = (f"{100 * end:.1f}" for end in ends)
+    shown = ["3", "of", "3", f"{100 * np.mean(finals):.1f}", "%", f"[{low},", f"{high}]"]
+    assert table[2].split()[2:9] == shown
     assert table[5:7] == ["Report:", "  cppo report " + shlex.join([*SWEEP, "launcher=inline"])]
-    assert len(stored()) == 6
-    assert main(["status", *SWEEP]) == 0
-    assert "6 done" in capsys.readouterr().out
+    assert len(mlflow_runs("exact")) == 6
 
 
 def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path) -> None:
@@ -161,66 +131,56 @@ def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path) -> None:
     gate.remove()
     said, _ = launcher.communicate()
     assert "3 of 3 runs are not done (3 partial)" in said
-    killed = {run.data.tags[schema.TAG_RUN_ID]: run for run in stored()}
+    killed = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
     assert {run.info.status for run in killed.values()} == {"KILLED"}
-    kept = [run_id for run_id in killed if (Path("runs") / run_id / CHECKPOINT).exists()]
-    assert len(kept) == 2
+    resumed = [run_id for run_id in killed if (Path("runs") / run_id / CHECKPOINT).exists()]
+    assert len(resumed) == 2
     assert main(["launch", *ONE, "launcher=inline"]) == 0
-    ended = {run.data.tags[schema.TAG_RUN_ID]: run for run in stored() if run.info.status == "FINISHED"}
-    for run_id in kept:
-        assert ended[run_id].info.run_id == killed[run_id].info.run_id
-    for seed, spec in specs(workspace).items():
-        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
-        points = open_client(tracking_uri()).get_metric_history(
-            ended[spec.run_id].info.run_id, "exact/return"
-        )
+    ended = [run for run in mlflow_runs("exact") if run.info.status == "FINISHED"]
+    assert {killed[run_id].info.run_id for run_id in resumed} <= {run.info.run_id for run in ended}
+    assert len(ended) == 3
+    for run in ended:
+        points = open_client(tracking_uri()).get_metric_history(run.info.run_id, "exact/return")
         assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+    for spec in specs():
+        assert_as_if_alone(spec)
 
 
-def test_what_becomes_of_one_run_is_its_own(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_becomes_of_one_run_is_its_own(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four fails, one is cancelled as it trains, one is trained by another process; the last is done."""
-    sweep = [*ONE[:-1], "seed=0,1,2,3"]
-    ids = {seed: exact.run_id for seed, exact in _planned(4).items()}
+    sweep = [*ONE[:-1], "seed=0,1,2,3", "launcher=inline"]
+    folders = [Path("runs") / spec.run_id for spec in specs(4)]
     update = Learner.update
 
     def disturbed(self: Learner, *arguments: Any) -> dict[str, float]:
         if self.spec.seed == 0:
-            cancel(Path("runs") / ids[1])
+            cancel(folders[1])
             raise RuntimeError("out of luck")
         return update(self, *arguments)
 
-    with monkeypatch.context() as patch, held(Path("runs") / ids[2]):
+    def states() -> list[str]:
+        return [read_status(folder).get("status", "") for folder in folders]
+
+    with monkeypatch.context() as patch, held(folders[2]):
         patch.setattr(Learner, "update", disturbed)
-        assert main(["launch", *sweep, "launcher=inline"]) == Exit.RUNS_FAILED
-    capsys.readouterr()
-    states = {seed: status(run_id) for seed, run_id in ids.items() if seed != 2}
-    assert states[0]["status"] == "failed" and "out of luck" in states[0]["reason"]
-    assert states[1]["status"] == "partial" and "cancelled" in states[1]["reason"]
-    assert not (Path("runs") / ids[2] / "status.json").exists()
-    assert states[3]["status"] == "done"
-    assert "out of luck" in (Path("runs") / ids[0] / "traceback.txt").read_text()
-    assert main(["launch", *sweep, "launcher=inline"]) == Exit.RUNS_FAILED  # the failed one is left alone
-    assert {seed: status(run_id)["status"] for seed, run_id in ids.items()} == {
-        **{0: "failed", 1: "done", 2: "done", 3: "done"}
-    }
-    assert main(["retry", *sweep, "--failed", "launcher=inline"]) == 0
-    assert status(ids[0])["status"] == "done"
-    for seed, spec in specs(workspace).items():
-        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
+        assert main(["launch", *sweep]) == Exit.RUNS_FAILED
+    assert states() == ["failed", "partial", "", "done"]
+    for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
+        assert reason in read_status(folder)["reason"]
+    assert "out of luck" in (folders[0] / "traceback.txt").read_text()
+    assert main(["launch", *sweep]) == Exit.RUNS_FAILED  # the failed one is left alone
+    assert states() == ["failed", "done", "done", "done"]
+    assert main(["retry", *sweep, "--failed"]) == 0
+    assert states() == ["done"] * 4
+    for spec in specs(4):
+        assert_as_if_alone(spec)
 
 
-def _planned(seeds: int) -> dict[int, ExactRun]:
-    """The runs of ONE with these many seeds, by seed."""
-    words = [*SHORT, "model=exact_early", "rule=cppo"]
-    found = {seed: compose([*words, f"seed={seed}"]).run for seed in range(seeds)}
-    assert all(isinstance(spec, ExactRun) for spec in found.values())
-    return {seed: spec for seed, spec in found.items() if isinstance(spec, ExactRun)}
-
-
-def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(workspace: Path) -> None:
-    """The signal would end the others; this process is the batch here, and would not survive one."""
+def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal would end the others; this process is the batch here, and would not survive one. Its logs are those
+    of the batch."""
     run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
     list_runs(batch, [run.name])
     with held(run):
@@ -230,14 +190,6 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(workspace: Path) 
             assert not in_living_batch(Path("runs"), "ba9876543210")
             assert _end_process(run) == ""
     assert not in_living_batch(Path("runs"), run.name)
-
-
-def test_the_logs_of_a_run_are_those_of_its_batches(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
-    run.mkdir(parents=True)
-    list_runs(batch, [run.name])
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
     assert main(["logs", run.name]) == 0
@@ -254,7 +206,7 @@ def test_a_signal_ends_all_runs_of_a_batch_in_order(workspace: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("cppo_lab.cores.exact.trainer.step_together", interrupting)
         assert main(["launch", *ONE, "launcher=inline"]) != 0
-    assert {run.info.status for run in stored()} == {"KILLED"}
-    assert {run.data.tags[schema.TAG_STEP] for run in stored()} == {"2"}
+    assert {run.info.status for run in mlflow_runs("exact")} == {"KILLED"}
+    assert {run.data.tags[schema.TAG_STEP] for run in mlflow_runs("exact")} == {"2"}
     assert main(["launch", *ONE, "launcher=inline"]) == 0
-    assert [run.info.status for run in stored()] == ["FINISHED"] * 3
+    assert [run.info.status for run in mlflow_runs("exact")] == ["FINISHED"] * 3

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking import read, uploader
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
@@ -82,18 +79,15 @@ def pulled(capsys: pytest.CaptureFixture[str], planned: dict[str, PlannedRun], g
     """Both stubs are written; then one of the runs is deleted in the store, which the next look finds."""
     ids = {name: run.run_id for name, run in planned.items()}
     values = told(capsys, "pull", *EIGHT, code=0)
-    assert sorted(values["pulled"]) == sorted([ids["stub"], ids["gone"]])
+    assert (sorted(values["pulled"]), values["removed"]) == (sorted([ids["stub"], ids["gone"]]), [])
     assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
-    assert values["removed"] == []
     if gone:
-        [run] = [one for one in mlflow_runs() if one.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
+        [run] = [stored for stored in mlflow_runs() if stored.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
         open_client(tracking_uri()).delete_run(run.info.run_id)
         values = told(capsys, "pull", *EIGHT, code=0)
         assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
-        assert (
-            f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
-            in (values["said"])
-        )
+        line = f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
+        assert line in values["said"]
         assert not (Path("runs") / ids["gone"]).exists()
 
 
@@ -233,71 +227,3 @@ def test_hypotheses_that_no_store_registers_are_not_tested(
     values = told(capsys, "launch", "./mine.yaml", *TINY, "launcher=inline", "--without-store", code=3)
     assert (values["to_train"], len(values["held"])) == ([], 8)
     assert "held, since hypotheses cannot be registered: 8 runs without a record here (" in values["said"]
-
-
-class Answers(BaseHTTPRequestHandler):
-    """A server that is well, and answers all else with `body`; without one, never."""
-
-    body: bytes | None = None
-    partly = False  # whether it seems to be well
-    over = threading.Event()
-
-    def do_GET(self) -> None:
-        if self.path != "/health" and self.body is None:
-            self.over.wait()
-        content = b"OK" if self.path == "/health" else self.body or b""
-        if self.partly and "experiments/search" in self.path:
-            content = b"{}"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    Answers.over.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        Answers.over.set()
-        server.shutdown()
-        thread.join()
-
-
-EXPERIMENT = b'"experiment": {"experiment_id": "1", "name": "cppo-mini", "lifecycle_stage": "active"}'
-
-
-@pytest.mark.parametrize("body", [None, b"[]", b'{"experiments": 3}', b'{"experiments": [{"name": []}]}', b"<html>",
-                                  b"{%b, \"runs\": [{\"info\": 7}]}" % EXPERIMENT,
-                                  b"{%b, \"runs\": [{\"data\": {\"tags\": \"x\"}}]}" % EXPERIMENT])  # fmt: skip
-def test_whatever_a_server_answers_is_runs_or_no_answer(
-    server: str, monkeypatch: pytest.MonkeyPatch, workspace: Path, body: bytes | None
-) -> None:
-    monkeypatch.setattr(Answers, "body", body)
-    if body is None:
-        monkeypatch.setattr(read, "SILENCE_SECONDS", 0.5)
-    with pytest.raises(StoreAway, match=rf"tracking store {server} cannot be (read|used)"):
-        read.find(server, "mini", ["0123456789ab"])
-
-
-def test_a_server_that_only_seems_well_stops_no_run_that_has_begun(
-    planned: dict[str, PlannedRun],
-    server: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Answers, "partly", True)
-    monkeypatch.setattr(Answers, "body", b'{"runs": 7, "experiment": 7, "run": 7}')
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    partial = planned["partial"]
-    one = [*EIGHT[:-3], f"seed={partial.spec.seed}", f"variant={partial.variant}", "launcher=inline"]
-    values = told(capsys, "launch", *one, code=0)
-    assert (values["to_train"], values["held"]) == ([partial.run_id], [])
-    assert "tracking store did not accept the parents of the sweeps" in values["said"]

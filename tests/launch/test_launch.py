@@ -11,14 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from mlflow.entities import Run
+from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.runs.folder import AlreadyRunning, held, is_held
-from cppo_lab.runs.spool import read_rows
+from cppo_lab.runs.folder import held, is_held
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
@@ -27,21 +25,18 @@ from tests.waiting import until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these are to go on until something ends them.
-LONG = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=8000", "training.collapse_share=0"]
-# What was interrupted of these ends soon.
-ONE = [*LONG[:-2], "training.t_stop=12", "training.collapse_share=0"]
+# A tiny model may well break down on the way: these go on until something ends them.
+ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=12", "training.collapse_share=0"]
 TWO = [text for text in ONE if not text.startswith("variant=")] + ["variant=grpo,cppo"]
 
 
-def mlflow_runs() -> list[Run]:
+def mlflow_runs(core: str = "mini", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
+    """Those of runs in the store of the working folder, the oldest first."""
     client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
+    experiment = client.get_experiment_by_name(schema.experiment_name(core))
     assert experiment is not None
-    return list(
-        client.search_runs(
-            [experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'", order_by=["attributes.start_time ASC"]
-        )
-    )
+    runs = client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'", view)
+    return sorted(runs, key=lambda run: run.info.start_time)
 
 
 def history(run: Run, metric: str) -> dict[int, float]:
@@ -50,14 +45,14 @@ def history(run: Run, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points}
 
 
-def started_by_a_shell(deaf: bool) -> None:
-    """In the new process: the tests may themselves be in the background of a script, and under `nohup`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 def cppo(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subprocess.Popen[str]":
     """The command, as a shell starts it; if `deaf`, as a script starts one in the background: it ignores SIGINT."""
+
+    def as_a_shell() -> None:
+        """The tests may themselves be in the background of a script, and under `nohup`."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     return subprocess.Popen(
         [sys.executable, "-m", "cppo_lab.cli", *arguments],
         env=gate.environment if gate else None,
@@ -65,18 +60,8 @@ def cppo(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subp
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: started_by_a_shell(deaf),
+        preexec_fn=as_a_shell,
     )
-
-
-def wait_for_step(folder: Path, step: int) -> dict[str, int]:
-    """Wait until the run in `folder` has passed `step`; return its status."""
-
-    def passed() -> dict[str, int]:
-        found = [json.loads(path.read_text()) for path in folder.glob("*/status.json")]
-        return next((one for one in found if one["status"] == "running" and one["step"] >= step), {})
-
-    return until(f"a run has passed step {step}", passed)
 
 
 def test_local_launch_records_everything_and_repeats_nothing(
@@ -84,62 +69,35 @@ def test_local_launch_records_everything_and_repeats_nothing(
 ) -> None:
     """And the inline launcher gives the same numbers."""
     assert main(["launch", *SWEEP]) == 0
-    runs = mlflow_runs()
-    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
-    by_rule = {run.data.tags[schema.TAG_RULE]: run for run in runs}
-    cppo_run = by_rule["cppo"]
-    tags = cppo_run.data.tags
+    by_rule = {run.data.tags[schema.TAG_RULE]: run for run in mlflow_runs()}
+    assert {run.info.status for run in by_rule.values()} == {"FINISHED"} and len(by_rule) == 2
+    tags, params = by_rule["cppo"].data.tags, by_rule["cppo"].data.params
     assert tags[schema.sweep_tag("quickstart")] == "cppo"
     assert (tags[schema.TAG_STATUS], tags[schema.TAG_T_STOP], tags[schema.TAG_CORE]) == ("done", "4", "mini")
     assert tags[schema.TAG_CODE_VERSION].startswith("0.")
-    assert cppo_run.data.params["rule.w_min"] == "0.8"
-    assert cppo_run.data.params["batch.prompts"] == "8"
-    assert set(history(cppo_run, "val/mean/avg_at_16")) == {0, 2, 4}
-    assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
-    artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
+    assert (params["rule.w_min"], params["batch.prompts"]) == ("0.8", "8")
+    assert set(history(by_rule["cppo"], "val/mean/avg_at_16")) == {0, 2, 4}
+    assert set(history(by_rule["cppo"], "train/reward")) == {1, 2, 3, 4}
+    artifacts = open_client(tracking_uri()).list_artifacts(by_rule["cppo"].info.run_id)
     assert [artifact.path for artifact in artifacts] == [
         *("answers", "answers.json", "config.json", "config.yaml", "diagnostics", "history.npz", "output"),
         "requirements.txt",
     ]
-    rows = read_rows(workspace / "runs" / tags[schema.TAG_RUN_ID])
-    assert [row.step for row in rows] == [0, 1, 2, 3, 4]
 
-    capsys.readouterr()
-    assert main(["launch", *SWEEP]) == 0
-    assert len(mlflow_runs()) == 2
-    assert "0 to train" in capsys.readouterr().err
     before = sorted(workspace.rglob("*"))
     assert main(["plan", *SWEEP]) == 0
     assert "2 runs: 2 done" in capsys.readouterr().out
     assert sorted(workspace.rglob("*")) == before  # planning writes nothing
+    assert main(["launch", *SWEEP]) == 0
+    assert "0 to train" in capsys.readouterr().err
+    assert len(mlflow_runs()) == 2
 
-    local = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in runs}
+    local = {rule: history(run, "rule/divergence_mean") for rule, run in by_rule.items()}
     shutil.rmtree("runs")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///inline.db")
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     inline = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in mlflow_runs()}
     assert inline == local
-
-
-def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Trainer) -> dict[str, float]:
-        raise RuntimeError("no memory left")
-
-    monkeypatch.setattr(Trainer, "collect", broken)
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 4
-    runs = mlflow_runs()
-    assert [run.info.status for run in runs] == ["FAILED", "FAILED"]
-    for run in runs:
-        assert run.data.tags[schema.TAG_STATUS] == "failed"
-        assert run.data.tags[schema.TAG_REASON]
-        client = open_client(tracking_uri())
-        assert "traceback.txt" in [a.path for a in client.list_artifacts(run.info.run_id)]
-    out = capsys.readouterr().out
-    assert all(
-        f"{run.data.tags[schema.TAG_RUN_ID]} failed: RuntimeError: no memory left" in out for run in runs
-    )
 
 
 @pytest.mark.parametrize("rate", ["1e16", "1e30"])
@@ -295,55 +253,14 @@ def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
         looker.join()
 
 
-def test_a_lock_is_held_once(tmp_path: Path) -> None:
-    assert not is_held(tmp_path / "run")
-    with held(tmp_path / "run"):
-        assert is_held(tmp_path / "run")
-        with pytest.raises(AlreadyRunning, match="run run is being trained"), held(tmp_path / "run"):
-            pass
-    assert not is_held(tmp_path / "run")
-
-
 def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
-    mine = workspace / "mine.yaml"
-    mine.write_text(
-        "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\n"
-        "feeds: [Figure 6]\n"
-    )
-    assert main(["launch", "mine.yaml", *TINY, "launcher=inline"]) == 0
-    runs = mlflow_runs()
-    assert len(runs) == 2
-    [shared] = [run for run in runs if run.data.tags[schema.TAG_RULE] == "cppo"]
-    assert shared.data.tags[schema.sweep_tag("mine")] == "ours"
-    assert shared.data.tags[schema.sweep_tag("quickstart")] == "cppo"
-    assert shared.data.tags[schema.TAG_FIGURE] == "Figure 6"
-    other = mine.with_name("other.yaml")
-    other.write_text(mine.read_text().replace("[Figure 6]", "[Figure 5, Table 1]"))
-    assert main(["launch", "other.yaml", *TINY, "launcher=inline"]) == 0
-    [shared] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RULE] == "cppo"]
-    assert shared.data.tags[schema.TAG_FIGURE] == "Table 1, Figure 5, Figure 6"
-
-
-def test_a_study_trains_shared_runs_once_and_reports_them(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("small.yaml").write_text(
-        "title: Small\nquestion: q\nsweeps: [single_mechanism, mask_vs_soft]\naxes: {seed: [0, 1]}\n"
-    )
-    small = ["small.yaml", *TINY[1:], "seed=0"]
-    assert main(["launch", *small, "launcher=inline"]) == 0
-    tags = [run.data.tags for run in mlflow_runs()]
-    assert len(tags) == 5  # of seven places
-    both = {schema.sweep_tag("single_mechanism"), schema.sweep_tag("mask_vs_soft")}
-    assert sorted(one[schema.TAG_RULE] for one in tags if both <= one.keys()) == ["cppo", "dppo"]
-    assert main(["launch", *small, "launcher=inline"]) == 0
-    assert "5 done" in capsys.readouterr().err
-    assert len(mlflow_runs()) == 5
-
-    assert main(["report", *small]) == 0
-    built = Path("reports/build/small")
-    page = (built / "index.html").read_text()
-    assert "core=mini" in page
-    assert "the study has no sweep &#39;main&#39;" in page  # what needs it is named, with the reason
-    assert {"figure_5.png", "long_mask_vs_soft.csv"} <= {path.name for path in built.iterdir()}
+    sweep = "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\nfeeds: "
+    (workspace / "mine.yaml").write_text(f"{sweep}[Figure 6]\n")
+    (workspace / "other.yaml").write_text(f"{sweep}[Figure 5, Table 1]\n")
+    for words in (SWEEP, ["mine.yaml", *TINY], ["other.yaml", *TINY]):
+        assert main(["launch", *words, "launcher=inline"]) == 0
+    assert len(mlflow_runs()) == 2
+    [shared] = [run.data.tags for run in mlflow_runs() if run.data.tags[schema.TAG_RULE] == "cppo"]
+    variants = [shared[schema.sweep_tag(name)] for name in ("quickstart", "mine", "other")]
+    assert variants == ["cppo", "ours", "ours"]
+    assert shared[schema.TAG_FIGURE] == "Table 1, Figure 5, Figure 6"

@@ -10,18 +10,11 @@ from cppo_lab.launch.slurm.submit import SlurmSpec
 
 
 def test_records_names_and_files_agree() -> None:
+    """Only Slurm has settings of its own."""
     assert set(LAUNCHERS) == {path.stem for path in (PARTS_FOLDER / "conf" / "launcher").glob("*.yaml")}
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_launcher_is_what_its_record_names(name: str) -> None:
-    assert callable(load_launcher(name))
-    assert issubclass(launcher_kind(name), LauncherSpec)
-
-
-def test_only_slurm_has_settings_of_its_own() -> None:
-    assert {name for name in LAUNCHERS if launcher_kind(name) is not LauncherSpec} == {"slurm"}
-    assert launcher_kind("slurm") is SlurmSpec
+    assert all(callable(load_launcher(name)) for name in LAUNCHERS)
+    kinds = {name: launcher_kind(name) for name in LAUNCHERS}
+    assert kinds == {"inline": LauncherSpec, "local": LauncherSpec, "slurm": SlurmSpec}
     assert launcher_kind(None) is LauncherSpec  # no name: its own validation says so
 
 

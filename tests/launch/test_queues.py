@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
@@ -17,10 +18,10 @@ from cppo_lab.launch import queues
 from cppo_lab.launch.queues import repair
 from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import AlreadyRunning, held, is_held, read_status
+from cppo_lab.runs.folder import AlreadyRunning, Cause, held, is_held, read_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
-from cppo_lab.runs.state import Place, Queued
+from cppo_lab.runs.state import WORDS, Place, Queued
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import upload
 from cppo_lab.tracking.address import tracking_uri
@@ -57,46 +58,38 @@ def in_store() -> tuple[str, str, str]:
 MENDED = ["its record in MLflow is repaired"]
 
 
-@pytest.mark.parametrize("status", ["running", "without"])
+@pytest.mark.parametrize("has_status", [True, False])
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_the_end_of_a_process_that_is_gone_is_recorded(
-    recorder: Recorder, status: str, cancelled: bool
+    recorder: Recorder, has_status: bool, cancelled: bool
 ) -> None:
-    if status == "without":
+    if not has_status:
         (recorder.folder / "status.json").unlink()
     if cancelled:
         run_folder.cancel(recorder.folder)
     assert in_store()[:2] == ("RUNNING", schema.RUNNING)
-    assert repaired(recorder) == MENDED
-    why = (
-        "cancelled"
-        if cancelled
-        else ("its process ended without a word (killed, out of memory, or the machine went down)")
-    )
-    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {why} at step 2")
-    found = read_status(recorder.folder)
-    cause = "cancelled" if cancelled else "died"
-    assert (found["status"], found["step"], found["cause"]) == (schema.PARTIAL, 2, cause)
+    assert repaired(recorder) == ["its record in MLflow is repaired"]
+    cause = Cause.CANCELLED if cancelled else Cause.DIED
+    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {WORDS[cause]} at step 2")
+    status = read_status(recorder.folder)
+    assert (status["status"], status["step"], status["cause"]) == (schema.PARTIAL, 2, cause)
     assert repaired(recorder) == []
 
 
-def test_an_end_that_only_the_spool_has_is_told_to_the_status(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+def test_a_status_is_told_what_its_spool_says(
+    recorder: Recorder, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One without a spool is interrupted."""
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "_status", lambda *_: None)
         recorder.finish(FINISHED)
     assert repaired(recorder) == ["its folder now says that it is done"]
     assert (read_status(recorder.folder)["status"], in_store()[1]) == (schema.DONE, schema.DONE)
-
-
-def test_a_status_without_a_record_is_interrupted(workspace: Path) -> None:
     folder = workspace / "runs" / "0123456789ab"
-    folder.mkdir(parents=True)
+    folder.mkdir()
     run_folder.write_status(folder, {"status": schema.RUNNING, "step": 3})
     [line] = repair(folder.parent, [folder.name], tracking_uri())
     assert line == f"{folder.name}: its folder now says that it is partial"
-    assert not (workspace / "mlflow.db").exists()
 
 
 def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,26 +154,25 @@ def test_what_the_store_refuses_is_sent_by_the_next_repair(
     assert in_store()[:2] == ("FINISHED", schema.DONE)
 
 
-def replaced(mlflow_id: str) -> None:
-    """As a database put back to an older copy has it."""
-    open_client(tracking_uri()).set_tag(mlflow_id, schema.TAG_RECORD, "0" * 32)
-
-
-LOSSES: dict[str, Callable[[str], None]] = {
-    "deleted by a user": lambda mlflow_id: open_client(tracking_uri()).delete_run(mlflow_id),
-    "another store": replaced,
+LOSSES: dict[str, Callable[[MlflowClient, str], None]] = {
+    "deleted by a user": MlflowClient.delete_run,
+    # As a database put back to an older copy has it.
+    "another store": lambda client, mlflow_id: client.set_tag(mlflow_id, schema.TAG_RECORD, "0" * 32),
 }
 
 
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("command", ["status --repair", "sync"])
 def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
-    recorder: Recorder, capsys: pytest.CaptureFixture[str], lose: Callable[[str], None], command: str
+    recorder: Recorder,
+    capsys: pytest.CaptureFixture[str],
+    lose: Callable[[MlflowClient, str], None],
+    command: str,
 ) -> None:
     recorder.finish(FINISHED)
     assert repaired(recorder) == []
     [run] = mlflow_runs()
-    lose(run.info.run_id)
+    lose(open_client(tracking_uri()), run.info.run_id)
     assert main(command.split()) == 0
     line = f"1 finished run was not in the tracking store any more: uploaded again ({recorder.spec.run_id})"
     assert line in capsys.readouterr().err

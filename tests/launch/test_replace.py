@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -20,13 +21,14 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as run_module
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.runs.state import Queued, RunFolder, RunState, state_of
+from cppo_lab.runs.state import Queued, RunFolder, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY
 from tests.jobs import job
+from tests.launch.test_launch import mlflow_runs
 from tests.recorded import mlflow_run, sent
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
@@ -35,20 +37,6 @@ SCORE = schema.validation_metric(schema.MEAN)
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours records it."""
-
-
-def all_runs(view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    return list(
-        client.search_runs(
-            [experiment.experiment_id],
-            "tags.`cppo.run_id` LIKE '%'",
-            run_view_type=view,
-            order_by=["attributes.start_time ASC"],
-        )
-    )
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -60,32 +48,32 @@ def test_results_of_other_code_are_kept_unless_replace(
 ) -> None:
     code(monkeypatch, "0.1.0+old")
     assert main(["launch", *ONE]) == 0
-    [old] = all_runs()
+    [old] = mlflow_runs()
     assert "made by other code" not in capsys.readouterr().err
     code(monkeypatch, "0.1.0+new")
     assert main(["launch", *ONE]) == 0
     assert "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again" in (
         capsys.readouterr().err
     )
-    assert [run.info.run_id for run in all_runs()] == [old.info.run_id]
+    assert [run.info.run_id for run in mlflow_runs()] == [old.info.run_id]
 
     assert main(["launch", *ONE, "--replace"]) == 0
     output = capsys.readouterr()
     assert f"mlflow runs restore --run-id {old.info.run_id}" in output.out
     assert "1 to train" in output.err
-    [new] = all_runs()
+    [new] = mlflow_runs()
     assert new.info.run_id != old.info.run_id
     assert new.data.tags[schema.TAG_CODE_VERSION] == "0.1.0+new"
     assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id
     assert schema.TAG_REPLACES not in new.data.tags
     assert new.data.metrics[SCORE] == old.data.metrics[SCORE]  # the same configuration: the same numbers
-    assert len(all_runs(ViewType.ALL)) == 2
+    assert len(mlflow_runs(view=ViewType.ALL)) == 2
 
     assert main(["launch", *ONE, "--replace"]) == 0  # by the same code: nothing to do
     assert "0 to train" in capsys.readouterr().err
     open_client(tracking_uri()).restore_run(old.info.run_id)
     assert main(["launch", *ONE]) == 0
-    assert len(all_runs()) == 2  # what a user brought back stays
+    assert len(mlflow_runs()) == 2  # what a user brought back stays
 
 
 def test_a_finished_run_is_retrained_on_demand(
@@ -93,19 +81,14 @@ def test_a_finished_run_is_retrained_on_demand(
 ) -> None:
     """By the same code: an interrupted attempt goes on, and the old result counts until the new one is there."""
     assert main(["launch", *ONE]) == 0
-    [old] = all_runs()
+    [old] = mlflow_runs()
     run_id = old.data.tags[schema.TAG_RUN_ID]
     again = ["retry", *ONE, "--run", run_id]
-    for command, error in (
-        (
-            again,
-            f"--run {run_id} is done: only runs that are neither done nor running can be retried; --finished",
-        ),
-        (
-            ["retry", *ONE, "--failed", "--finished"],
-            "--finished with --failed: name finished runs with --run ID",
-        ),
-    ):
+    finished_alone = (
+        f"--run {run_id} is done: only runs that are neither done nor running can be retried; --finished"
+    )
+    named_alone = "--finished with --failed: name finished runs with --run ID"
+    for command, error in ((again, finished_alone), (["retry", *ONE, "--failed", "--finished"], named_alone)):
         assert main(command) == 2
         assert error in capsys.readouterr().err
     assert main([*again, "--finished", "--dry-run"]) == 0
@@ -115,13 +98,12 @@ def test_a_finished_run_is_retrained_on_demand(
         assert main([*again, "--finished"]) == 130
     assert main(["launch", *ONE]) == 0
     assert "1 done" in capsys.readouterr().err
-    begun = []
-    real = Recorder.begin
-    monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step) or real(self, step))
+    begin = Mock(wraps=Recorder.begin)
+    monkeypatch.setattr(Recorder, "begin", lambda self, step: begin(self, step))
     assert main([*again, "--finished"]) == 0
-    assert begun == [2]
+    assert [call.args[1] for call in begin.call_args_list] == [2]
     assert f"mlflow runs restore --run-id {old.info.run_id}" in capsys.readouterr().out
-    [new] = all_runs()
+    [new] = mlflow_runs()
     assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
     assert new.data.metrics[SCORE] == old.data.metrics[SCORE]
 
@@ -139,7 +121,7 @@ def finished(workspace: Path, tiny_spec: RunSpec) -> TrainingJob:
     (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
     (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
     sent(first.folder)
-    [old] = all_runs()
+    [old] = mlflow_runs()
     tags = tags | {schema.TAG_CODE_VERSION: "new"}
     return job(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
@@ -180,7 +162,7 @@ def test_killed_at_any_point(
 ) -> None:
     """One of the two results counts at every moment, whole and by itself; the next attempt ends with the new one."""
     [attempt] = finished.attempts
-    [mark], [old] = attempt.replaces, all_runs()
+    [mark], [old] = attempt.replaces, mlflow_runs()
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
         holder, name, survived = place
@@ -196,7 +178,7 @@ def test_killed_at_any_point(
     repair(attempt.runs, [attempt.run_id], finished.uri)
     finished.run()
     repair(attempt.runs, [attempt.run_id], finished.uri)
-    results = [run for run in all_runs() if run.info.status == "FINISHED"]
+    results = [run for run in mlflow_runs() if run.info.status == "FINISHED"]
     assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
     assert results[0].data.tags[schema.TAG_REPLACED] == old.info.run_id
     history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
@@ -229,62 +211,34 @@ def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def test_a_replacement_that_fails_leaves_the_old_result(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code(monkeypatch, "old")
-    assert main(["launch", *ONE]) == 0
-    code(monkeypatch, "new")
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("no memory left")
-
-    monkeypatch.setattr(loop, "save_checkpoint", broken)
-    assert main(["launch", *ONE, "--replace"]) == 4
-    assert "1 of 1 runs are not done (1 failed)" in capsys.readouterr().err
-    assert main(["plan", *ONE]) == 0
-    out = capsys.readouterr().out
-    assert "1 run: 1 done" in out
-    assert "its replacement is failed (RuntimeError: no memory left)" in out
-
-
 def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(
     finished: TrainingJob, tiny_spec: RunSpec
 ) -> None:
     """Named by records, or by MLflow ids, as older versions named them."""
-    [attempt], [old] = finished.attempts, all_runs()
+    [attempt], [old] = finished.attempts, mlflow_runs()
     stranger = mlflow_run_of(tiny_spec.model_copy(update={"seed": 9}), "v")
     names = (old.info.run_id, stranger.info.run_id, stranger.data.tags[schema.TAG_RECORD])
     mlflow_run_of(attempt.spec, "new", *names)
-    remaining = {run.info.run_id for run in all_runs()}
+    remaining = {run.info.run_id for run in mlflow_runs()}
     assert len(remaining) == 2
     assert stranger.info.run_id in remaining
     assert old.info.run_id not in remaining
 
 
 def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
+    """What an attempt has left that is not on record makes way."""
     folder = tmp_path / "runs" / "a"
-    (folder / "attempts").mkdir(parents=True)
-    for name in ("lock", "verl_trainer.lock", "metrics.jsonl"):
-        (folder / name).write_text("x")
-    set_aside(folder, "../../etc")
-    assert {path.name for path in folder.iterdir()} == {"attempts", "lock", "verl_trainer.lock", ASIDE}
+    for text in ("of the result", "junk of an attempt that is not on record"):
+        for name in ("attempts", "spool"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in ("lock", "verl_trainer.lock", "metrics.jsonl", "spool/1.jsonl"):
+            (folder / name).write_text(text)
+        set_aside(folder, "../../etc")
+        assert {path.name for path in folder.iterdir()} == {"attempts", "lock", "verl_trainer.lock", ASIDE}
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    (folder / "metrics.jsonl").write_text("junk of an attempt that is not on record")
-    set_aside(folder, "../../etc")
-    assert next((folder / ASIDE).glob("*/metrics.jsonl")).read_text() == "x"
-
-
-def test_a_folder_of_an_attempt_that_is_not_on_record_is_removed_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    (folder / "spool").mkdir(parents=True)
-    (folder / "spool" / "1.jsonl").write_text("of the result")
-    set_aside(folder, "f00")
-    (folder / "spool").mkdir()
-    (folder / "spool" / "1.jsonl").write_text("junk")
-    set_aside(folder, "f00")
-    assert [path.name for path in folder.iterdir()] == [ASIDE]
-    assert [path.read_text() for path in folder.rglob("*.jsonl")] == ["of the result"]
+    assert {path.name: path.read_text() for path in (folder / ASIDE).rglob("*.jsonl")} == dict.fromkeys(
+        ("metrics.jsonl", "1.jsonl"), "of the result"
+    )
 
 
 def mlflow_run_of(spec: RunSpec, version: str, *replaces: str) -> Run:
@@ -321,9 +275,9 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
         said = capsys.readouterr().err
         assert "replaced results are still there, the next launch removes them: " in said
         assert "database is locked" in said
-        assert {run.info.run_id for run in all_runs()} == {old.info.run_id, new.info.run_id}
+        assert {run.info.run_id for run in mlflow_runs()} == {old.info.run_id, new.info.run_id}
     assert repair(workspace / "runs", [tiny_spec.run_id], tracking_uri()) == []
-    [remaining] = all_runs()
+    [remaining] = mlflow_runs()
     assert (remaining.info.run_id, remaining.data.tags[schema.TAG_REPLACED]) == (
         new.info.run_id,
         old.info.run_id,
@@ -334,13 +288,7 @@ def test_a_replaced_result_that_the_store_has_lost_needs_no_deletion(
     workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = "0" * 32  # `mlflow gc` removes deleted runs for good
-    new = mlflow_run_of(tiny_spec, "new", lost)
-    [run] = all_runs()
-    assert run.info.run_id == new.info.run_id
-    assert run.data.tags[schema.TAG_REPLACED] == lost
-    assert schema.TAG_REPLACES not in run.data.tags
+    mlflow_run_of(tiny_spec, "new", lost)
+    [tags] = [run.data.tags for run in mlflow_runs()]
+    assert (tags[schema.TAG_REPLACED], schema.TAG_REPLACES in tags) == (lost, False)
     assert "replaced results" not in capsys.readouterr().err
-
-
-def test_states_are_words_of_the_schema() -> None:
-    assert RunState(schema.PARTIAL, "a\nb at step 3", step=3).note == "step 3/?; a b"

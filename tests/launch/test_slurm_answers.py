@@ -2,12 +2,14 @@
 
 import os
 import pwd
+import re
 import shlex
 import signal
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +36,7 @@ from cppo_lab.launch.slurm.queue import (
 )
 from cppo_lab.launch.slurm.submit import launch_slurm, title_of
 from cppo_lab.launch.training import TrainingJob
-from cppo_lab.monitor.cancel import WORD, cancel
+from cppo_lab.monitor.cancel import WORD, Cancelled, cancel
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning
@@ -68,6 +70,7 @@ case "$*" in *--test-only*) [ "$full" != 0 ] || says QOSMaxSubmitJobPerUserLimit
 [ "${last:-0}" -lt "$(cat "$ANSWERS/longest" 2>/dev/null || echo 99)" ] || says "Invalid job array specification"
 [ "$tasks" -le "${full:-99}" ] || says QOSMaxSubmitJobPerUserLimit
 if grep -q partition=refused "$1"; then says "no such partition"; fi
+if grep -q partition=away "$1"; then says "Socket timed out"; fi
 echo "$tasks" > "$ANSWERS/tasks"
 env > "$ANSWERS/environment"
 cp "$1" "$ANSWERS/script"
@@ -224,20 +227,10 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
     assert str(ledger.newest_tasks()["d"].ended).startswith("cancelled: its launcher was killed")
 
 
-def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: Path) -> None:
-    jobs = [Noted(runs, f"run{number}") for number in range(8)]
-    events: list[str] = []
-    launch_slurm(jobs, slurm_spec(), lambda event: events.append(event.job.name))
-    assert events == [job.name for job in jobs]
-    with Ledger(runs) as ledger:
-        tasks = ledger.open_tasks()
-    assert sorted(task.name for task in tasks) == sorted(events)
-    assert Counter(task.job_id for task in tasks) == {100: 3, 101: 3, 102: 2}  # MaxArraySize is 4
-
-
 @pytest.mark.parametrize(
     ("config", "longest", "sizes"),
     [
+        ("MaxArraySize = 4", 3, [3, 3, 2]),
         ("MaxArraySize = 1001\nSchedulerParameters = max_array_tasks=3,bf_continue", 3, [3, 3, 2]),
         ("MaxArraySize = 3\nSchedulerParameters = bf_continue,max_array_tasks=5", 2, [2, 2, 2, 2]),
         (
@@ -248,12 +241,13 @@ def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: P
         ("MaxArraySize = 1001", 1, [1] * 8),
     ],
 )
-def test_arrays_are_as_long_as_the_cluster_allows(
+def test_every_run_is_in_one_array_that_the_cluster_allows(
     slurm: Slurm, runs: Path, config: str, longest: int, sizes: list[int]
 ) -> None:
     slurm.says("config.txt", config)
     slurm.says("longest", longest)
-    assert len(launched(runs, *(Noted(runs, f"run{number}") for number in range(8)))) == 8
+    jobs = [Noted(runs, f"run{number}") for number in range(8)]
+    assert launched(runs, *jobs) == [job.name for job in jobs]
     with Ledger(runs) as ledger:
         arrays = Counter(task.job_id for task in ledger.open_tasks())
     assert [arrays[number] for number in sorted(arrays, key=str)] == sizes
@@ -274,13 +268,19 @@ def test_what_fits_is_submitted_and_what_does_not_is_named(
 
 
 def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path) -> None:
-    good, bad = [Noted(runs, "a"), Noted(runs, "b")], Noted(runs, "bad", resources=takes(partition="refused"))
+    good = [Noted(runs, "a"), Noted(runs, "b")]
+    bad = {name: Noted(runs, name, resources=takes(partition=name)) for name in ("refused", "away")}
     full = r"takes no more jobs now \(QOSMax.*\): not submitted: a, b: launch again"
     refused = "Slurm rejects these jobs: no such partition: {} submitted; check resources"
     for limit, jobs, text in (
         (0, good, full),
-        (99, [bad], refused.format("nothing was")),
-        (99, [*good, bad], refused.format("2 other runs were")),
+        (99, [bad["refused"]], refused.format("nothing was")),
+        (99, [*good, bad["refused"]], refused.format("2 other runs were")),
+        (
+            99,
+            [bad["away"]],
+            r"controller does not answer \(Socket timed out\): nothing was submitted; see that",
+        ),
     ):
         slurm.says("full", limit)
         with pytest.raises(UserError, match=text):
@@ -298,7 +298,8 @@ SHELL = {
 SHELL = {f"SBATCH_{name}": cases for name, cases in SHELL.items()} | {
     **dict.fromkeys(("SUBMITIT_PREEMPT_SIGNAL", "SUBMITIT_EXECUTOR", "_TEST_CLUSTER_"), (False, False)),
     **dict.fromkeys(
-        ("SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SCONTROL_ALL"), (False, False)
+        ("SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SCONTROL_ALL", "SQUEUE_STATES"),
+        (False, False),
     ),
     **dict.fromkeys(("SLURM_CONF", "SLURM_CLUSTERS"), (True, True)),
 }
@@ -334,44 +335,40 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "settings", "resources", "there", "missing"),
+    ("gpus", "settings", "resources", "expected"),
     [
-        (0, {"threads": 2}, {}, ["cpus-per-task=2", "srun=--cpus-per-task=2"], ["gpus-per-node", "mem"]),
-        (0, {}, {"cpus": 6}, ["cpus-per-task=6", "srun=--cpus-per-task=6"], []),
-        (2, {}, {}, ["gpus-per-node=2"], ["cpus-per-task", "srun=--cpus-per-task"]),
-        (2, {}, {"gpu_type": "a100"}, ["gpus-per-node=a100:2"], []),
-        (0, {}, {"gpu_type": "a100"}, [], ["gpus-per-node"]),
-        (0, {}, {"memory_gb": 0}, ["mem=0M"], []),
-        (0, {}, {"memory_gb": 1.5}, ["mem=1536M"], []),
-        (0, {"sbatch": {"exclusive": True, "nice": 0}}, {}, ["exclusive", "nice=0"], []),
-        (0, {"sbatch": {"exclusive": False, "hold": None}}, {}, [], ["exclusive", "hold"]),
+        (0, {"threads": 2}, {}, {"cpus-per-task": "2", "srun": "2", "gpus-per-node": None, "mem": None}),
+        (0, {}, {"cpus": 6, "gpu_type": "a100"}, {"cpus-per-task": "6", "srun": "6", "gpus-per-node": None}),
+        (2, {}, {}, {"gpus-per-node": "2", "cpus-per-task": None, "srun": None}),
+        (2, {}, {"gpu_type": "a100"}, {"gpus-per-node": "a100:2"}),
+        (0, {}, {"memory_gb": 0}, {"mem": "0M"}),
+        (0, {}, {"memory_gb": 1.5}, {"mem": "1536M"}),
+        (0, {"sbatch": {"exclusive": True, "nice": 0}}, {}, {"exclusive": "", "nice": "0"}),
+        (0, {"sbatch": {"exclusive": False, "hold": None}}, {}, {"exclusive": None, "hold": None}),
     ],
 )
 def test_the_options_of_a_job(
     slurm: Slurm, runs: Path, gpus: int, settings: dict[str, object], resources: dict[str, object],
-    there: list[str], missing: list[str],
+    expected: dict[str, str | None],
 ) -> None:  # fmt: skip
     launched(runs, Noted(runs, "a", gpus=gpus, resources=takes(**resources)), **settings)
-    options = [line.removeprefix("#SBATCH --") for line in slurm.script if line.startswith("#SBATCH")]
-    [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
-    options += [f"srun={word}" for word in start if word.startswith("--")]
-    assert set(there) <= set(options)
-    assert not {option.rpartition("=")[0] or option for option in options} & set(missing)
+    lines = "\n".join(slurm.script)
+    options = {name: value for name, _, value in re.findall(r"^#SBATCH --([a-z-]+)(=(.*))?$", lines, re.M)}
+    if cpus := re.search(r"^srun .*--cpus-per-task=(\d+)", lines, re.M):
+        options["srun"] = cpus[1]
+    assert {name: options.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "held"),
     [
-        ("PENDING", "launch failed requeued held", True),
-        ("PENDING", "launch_failed_requeued_held", True),
-        ("PENDING", "job requeued in held state", True),
-        ("PENDING", "JobHeldUser", True),
-        ("PENDING", "JobHeldAdmin", True),
-        ("PENDING", "JobHoldMaxRequeue", True),
-        ("REQUEUE_HOLD", "", True),
-        ("SPECIAL_EXIT", "", True),
-        ("PENDING", "Resources", False),
-        ("PENDING", "AssocMaxJobsLimit", False),
+        *(
+            ("PENDING", reason, True)
+            for reason in ("launch failed requeued held", "launch_failed_requeued_held")
+        ),
+        *(("PENDING", reason, True) for reason in ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")),
+        *((state, "", True) for state in ("REQUEUE_HOLD", "SPECIAL_EXIT")),
+        *(("PENDING", reason, False) for reason in ("Resources", "AssocMaxJobsLimit")),
         ("REQUEUED", "", False),
     ],
 )
@@ -453,7 +450,7 @@ def test_a_submission_is_found_whatever_comment_the_site_demands(
 
 
 @pytest.mark.parametrize(
-    ("variants", "runs_in_job", "title"),
+    ("variants", "size", "title"),
     [
         ({"quickstart": "cppo"}, 1, "quickstart/cppo-1-{id}"),
         ({"mine": "cppo w_min=0.8, λ|x", "study": "b"}, 1, "mine/cppo_w_min=0.8_x-1-{id}"),
@@ -463,12 +460,11 @@ def test_a_submission_is_found_whatever_comment_the_site_demands(
     ],
 )
 def test_a_job_is_named_after_its_sweep_and_run(
-    runs: Path, variants: dict[str, str], runs_in_job: int, title: str
+    runs: Path, variants: dict[str, str], size: int, title: str
 ) -> None:
     spec = compose(["rule=cppo", "seed=1"]).run
-    tags = {schema.sweep_tag(sweep): variant for sweep, variant in variants.items()}
-    attempts = (Attempt(spec, runs, tags=tags),) * runs_in_job
-    job = TrainingJob(attempts, "", batch="batch-1" if runs_in_job > 1 else "")
+    attempt = Attempt(spec, runs, tags={schema.sweep_tag(sweep): name for sweep, name in variants.items()})
+    job = TrainingJob((attempt,) * size, "", batch="batch-1" if size > 1 else "")
     assert title_of(job) == title.format(id=spec.run_id[:4])
 
 
@@ -481,9 +477,13 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
 ) -> None:
     submitted(ledger, TWO, 17)
     slurm.shows("17_0;RUNNING;x", "17_1;PENDING;x")
-    done = {run.run_id: run.done for run in cancel(runs, chosen(*TWO), queued_only)}
+    left_alone = "Slurm job 17_0 has started meanwhile: left alone"
+    texts = {TWO[0]: left_alone if queued_only else "ended; the next launch resumes it"}
+    texts[TWO[1]] = "taken out of Slurm's queue (job 17_1)"
+    cancelled = cancel(runs, chosen(*TWO), queued_only)
+    assert {run.run_id: run.text for run in cancelled} == texts
+    assert {run.run_id: run.done for run in cancelled} == {TWO[0]: not queued_only, TWO[1]: True}
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
-    assert done == {TWO[0]: not queued_only, TWO[1]: True}
     assert (runs / TWO[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
     assert [task.name for task in ledger.open_tasks()] == TWO[:1]
     assert ledger.newest_tasks()[TWO[1]].ended == WORD
@@ -543,22 +543,16 @@ def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: 
     slurm.shows(f"17_0;RUNNING;{token}", f"17_1;PENDING;{token}")
     jobs = {name: (job.job, job.owner) for name, job in refresh(theirs).items()}
     assert jobs == {TWO[0]: ("17_0", STRANGER), TWO[1]: ("17_1", STRANGER)}
-    assert [vars(run) for run in cancel(runs, chosen(*TWO), queued_only=False)] == [
-        {
-            "run_id": TWO[0],
-            "text": f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it",
-            "done": False,
-        },
-        {
-            "run_id": TWO[1],
-            "text": f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts",
-            "done": True,
-        },
+    trains = f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it"
+    waits = f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts"
+    assert cancel(runs, chosen(*TWO), queued_only=False) == [
+        Cancelled(TWO[0], trains, False),
+        Cancelled(TWO[1], waits, True),
     ]
     assert slurm.cancelled == []
     assert [task.ended for task in theirs.open_tasks()] == [None, None]
-    assert not (runs / TWO[0] / "cancelled").exists()  # it goes on, and is wanted still
-    assert (runs / TWO[1] / "cancelled").exists()
+    # The first goes on, and is wanted still.
+    assert [(runs / run_id / "cancelled").exists() for run_id in TWO] == [False, True]
 
 
 @pytest.mark.parametrize("hidden", [True, False])
@@ -579,22 +573,23 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
-        ("PrivateData             = none", True),
-        ("PrivateData             = accounts,usage", True),
-        ("PrivateData             = accounts,jobs,users", False),
-        ("PrivateData             = ALL", False),
-        ("SlurmctldPort           = 6817", False),
+        ("PrivateData = none", True),
+        ("PrivateData = accounts,usage", True),
+        ("PrivateData = accounts,jobs,users", False),
+        ("PrivateData = ALL", False),
+        ("SlurmctldPort = 6817", False),
+        (None, False),
     ],
 )
 def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str, shown: bool
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str | None, shown: bool
 ) -> None:
-    slurm.says("config.txt", f"Configuration data\n{settings}")
     monkeypatch.setattr(os, "getuid", lambda: STRANGER)
+    if settings is None:
+        slurm.command("scontrol", "exit 1")
+    else:
+        slurm.says("config.txt", f"Configuration data\n{settings}")
     assert shows_others() is shown
-    slurm.command("scontrol", SILENT)
-    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
-    assert not shows_others()
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert shows_others()  # from root nothing is hidden
 
@@ -727,7 +722,7 @@ def requeues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The signals for which submitit's handler has requeued this job."""
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     monkeypatch.delenv(OUTSIDE, raising=False)
     yield seen
     signal.signal(signal.SIGUSR2, before)
@@ -752,12 +747,8 @@ def test_a_job_that_is_ended_goes_back_only_if_slurm_preempts_it(
         monkeypatch.setenv("PATH", "")
     elif answer:
         slurm.says("job.txt", answer)
-    task = SlurmTask(Warned(runs, "a"), requeues=2)
-    if requeued:
-        task()
-    else:
-        with pytest.raises(Interrupted, match="terminated by SIGTERM"):
-            task()
+    with nullcontext() if requeued else pytest.raises(Interrupted, match="terminated by SIGTERM"):
+        SlurmTask(Warned(runs, "a"), requeues=2)()
     assert requeues == [signal.SIGUSR2] * requeued
 
 
@@ -773,48 +764,42 @@ def test_a_job_that_slurm_has_requeued_already_ends_as_interrupted(runs: Path, r
     assert error.value.__suppress_context__  # no word of `scontrol`
 
 
-def calls(task: SlurmTask) -> None:
-    """As submitit does, when the job is ended."""
-    with pytest.raises(Interrupted):
-        task()
+GAVE_UP = "it was requeued 2 times, the most allowed (launcher.requeues=2): launch again to resume"
 
 
-def warns(task: SlurmTask) -> None:
-    """The same, in a container, before the job has handlers of its own."""
-    with pytest.raises(SystemExit):
-        task.checkpoint()
+@pytest.mark.parametrize("contained", [False, True])
+@pytest.mark.parametrize("restarts", [0, 1, 2, 3])
+def test_a_warned_job_goes_back_into_the_queue_as_often_as_it_may(
+    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, contained: bool
+) -> None:
+    """In a container the batch script is asked, which alone can call `scontrol`."""
+    outside = runs / "outside"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    if contained:
+        monkeypatch.setenv(OUTSIDE, str(outside))
+    task = SlurmTask(Noted(runs, "a"), requeues=2)
+    goes_back = restarts < 2
+    if goes_back and not contained:
+        assert isinstance(task.checkpoint(), DelayedSubmission)
+    else:
+        with pytest.raises(
+            SystemExit, match=r"the batch script requeues" if goes_back else re.escape(GAVE_UP)
+        ):
+            task.checkpoint()
+    assert notes(runs) == ([] if goes_back else [("a", f"gave-up {GAVE_UP}")])
+    assert (outside.read_text() if outside.exists() else "") == ("requeue" if goes_back and contained else "")
 
 
 @pytest.mark.parametrize(
-    ("act", "restarts", "asked"),
-    [
-        *((calls, restarts, GO_BACK_IF_PREEMPTED) for restarts in (0, 1)),
-        (calls, 2, ""),
-        (warns, 1, "requeue"),
-        (warns, 2, ""),
-    ],
+    ("restarts", "asked"), [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, "")]
 )
-def test_in_a_container_the_batch_script_is_asked_while_the_job_may_go_back(
-    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch,
-    act: Callable[[SlurmTask], None], restarts: int, asked: str,
-) -> None:  # fmt: skip
+def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_script(
+    runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, asked: str
+) -> None:
     outside = runs / "outside"
     monkeypatch.setenv(OUTSIDE, str(outside))
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    act(SlurmTask(Warned(runs, "a"), requeues=2))
+    with pytest.raises(Interrupted):
+        SlurmTask(Warned(runs, "a"), requeues=2)()
     assert (outside.read_text() if outside.exists() else "") == asked
-    assert bool(notes(runs)) == (act is warns and not asked)  # it gave up
-    assert requeues == []
-
-
-@pytest.mark.parametrize("restarts", [0, 1, 2, 3])
-def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
-) -> None:
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    task = SlurmTask(Noted(tmp_path, "a"), requeues=2)
-    if restarts < 2:
-        assert isinstance(task.checkpoint(), DelayedSubmission)
-        return
-    with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
-        task.checkpoint()
+    assert (notes(runs), requeues) == ([], [])

@@ -40,12 +40,9 @@ from tests.waiting import CEILING_SECONDS, until
 SECRET = "hunter2-s3cret"
 
 
-def output_of(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def git(root: Path, *arguments: str) -> str:
-    return output_of("git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
+    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def made(root: Path) -> Path:
@@ -91,20 +88,12 @@ def test_variables_of_git_do_not_choose_the_repository(
     (checkout / "a.py").write_text("changed\n")
     expected, other = code_state(checkout), made(checkout / "other")
     assert expected.changes
-    paths = {
-        "GIT_DIR": ".git",
-        "GIT_WORK_TREE": ".",
-        "GIT_INDEX_FILE": ".git/index",
-        "GIT_CONFIG_VALUE_0": ".",
-    }
-    texts = {
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.worktree",
-        "GIT_NAMESPACE": "a",
-        "GIT_TRACE": "2",
-    }
-    for name, value in (texts | {name: str(other / path) for name, path in paths.items()}).items():
-        monkeypatch.setenv(name, value)
+    for name, value in {
+        "GIT_DIR": other / ".git", "GIT_WORK_TREE": other, "GIT_INDEX_FILE": other / ".git/index",
+        "GIT_CONFIG_VALUE_0": other, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.worktree",
+        "GIT_NAMESPACE": "a", "GIT_TRACE": "2",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
     assert code_state(checkout) == expected
 
 
@@ -162,11 +151,11 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         "cppo.env.cores": str(len(os.sched_getaffinity(0))),
         "cppo.env.memory_gib": str(round(kernels("MemTotal") * 1e6 / 2**30)),
         "cppo.env.changes": changes,
-        "mlflow.user": output_of("id", "-un"),
+        "cppo.env.dirty": str(bool(changes)).lower() if commit else "",
+        "mlflow.user": pwd.getpwuid(os.getuid()).pw_name,
         **dict.fromkeys(("cppo.env.commit", "mlflow.source.git.commit"), commit),
     }
     assert {name: tags.get(name, "") for name in expected} == expected
-    assert tags.get("cppo.env.dirty") == (str(bool(changes)).lower() if commit else None)
     assert tags["cppo.env.cpu"] in Path("/proc/cpuinfo").read_text()
     assert platform.machine() in tags["cppo.env.platform"] and all(tags.values())
 
@@ -202,24 +191,18 @@ def test_a_job_of_slurm_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"slurm_{name}" for name in ("job", "array_task", "name", "partition", "nodes", "restarts")]
     assert told(*names) == [None] * 6
     uri = f"https://ada:{SECRET}@mlflow.example"
-    slurm = ("812", "810", "3", f"main {uri}", "gpu", "node[01-02,7]", "2", f"ALL,TOKEN={SECRET}")
-    keys = (
-        "JOB_ID",
-        "ARRAY_JOB_ID",
-        "ARRAY_TASK_ID",
-        "JOB_NAME",
-        "JOB_PARTITION",
-        "JOB_NODELIST",
-        "RESTART_COUNT",
-    )
-    variables = {f"SLURM_{key}": value for key, value in zip((*keys, "EXPORT_ENV"), slurm, strict=True)}
-    variables |= dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", "HF_TOKEN", "USER"), SECRET)
-    variables |= dict.fromkeys(("MLFLOW_TRACKING_URI", "CUDA_VISIBLE_DEVICES"), uri)
+    variables = {
+        "SLURM_JOB_ID": "812", "SLURM_ARRAY_JOB_ID": "810", "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_NAME": f"main {uri}", "SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_NODELIST": "node[01-02,7]",
+        "SLURM_RESTART_COUNT": "2", "SLURM_EXPORT_ENV": f"ALL,TOKEN={SECRET}",
+        **dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", "HF_TOKEN", "USER"), SECRET),
+        **dict.fromkeys(("MLFLOW_TRACKING_URI", "CUDA_VISIBLE_DEVICES"), uri),
+    }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["cppo", f"tracking.uri={uri}"])
-    name = "main https://ada:***@mlflow.example"
-    assert told(*names) == ["812", "810_3", name, "gpu", "node[01-02,7]", "2"]
+    masked = "main https://ada:***@mlflow.example"
+    assert told(*names) == ["812", "810_3", masked, "gpu", "node[01-02,7]", "2"]
     assert environment().tags["mlflow.source.type"] == "JOB"
     assert SECRET not in repr(environment())
 
@@ -289,7 +272,7 @@ def test_gpus(two: dict[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 VISIBLE = {None: [0, 1, 2], "": [], "-1": [], "2,0": [2, 0], "GPU-b1": [1], "1,7,0": [1], "MIG-3": []}
-VISIBLE |= {"GPU-": []}  # means several
+VISIBLE["GPU-"] = []  # means several
 
 
 @pytest.mark.parametrize(("chosen", "devices"), VISIBLE.items())
@@ -303,24 +286,20 @@ def test_loads_of_what_comes_and_goes(
     (tmp_path / "run").mkdir()
     readings = loads(tmp_path / "run")
     names = {*next(readings)}
-    assert all(schema.is_known_metric(f"system/{name}") for name in names)
     modules = (cpu_monitor, disk_monitor, gpu_monitor, network_monitor)
     text = "".join(inspect.getsource(module) for module in modules)
-    theirs = {
-        name.replace("{i}", i) for name in re.findall(r'_metrics\[f?"([a-z_{}]+)"\]', text) for i in "01"
-    }
-    assert len(theirs) >= 12
-    assert theirs == names - {"process_cpu_percentage", "process_memory_megabytes"}
+    theirs = re.findall(r'_metrics\[f?"([a-z_{}]+)"\]', text)
+    of_mlflow = {name.replace("{i}", i) for name in theirs for i in "01"}
+    assert len(of_mlflow) >= 12
+    assert of_mlflow == names - {"process_cpu_percentage", "process_memory_megabytes"}
+    assert all(schema.is_known_metric(f"system/{name}") for name in names)
     del two[1]
     (tmp_path / "run").rmdir()
     values = next(readings)
     assert names - {*values} == {name for name in names if name.startswith(("gpu_1", "disk"))}
     assert 0 <= values["cpu_utilization_percentage"] <= 100
-    assert (
-        values["system_memory_usage_megabytes"]
-        < kernels("MemTotal")
-        < 100 * values["system_memory_usage_megabytes"]
-    )
+    used = values["system_memory_usage_megabytes"]
+    assert used < kernels("MemTotal") < 100 * used
     assert {name: value for name, value in values.items() if name.startswith("gpu")} == {
         "gpu_0_utilization_percentage": 70,
         "gpu_0_memory_usage_megabytes": 20_000,

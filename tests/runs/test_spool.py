@@ -190,23 +190,17 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
 def test_the_three_scores_by_hand() -> None:
     """Of [0, 10] the last 30 % are the steps 8, 9 and 10; the first of two equal scores is the best."""
     scores = summarise({0: 0.1, 2: 0.6, 4: 0.2, 6: 0.6, 7: 0.3, 8: 0.4, 10: 0.5}, t_stop=10)
-    assert scores is not None
+    assert scores is not None and scores.final_mean == pytest.approx(0.45)
     assert (scores.last, scores.best, scores.best_step) == (0.5, 0.6, 2)
-    assert scores.final_mean == pytest.approx(0.45)
     assert scores.metrics == {"val/best": 0.6, "val/best_step": 2.0, "val/final_mean": scores.final_mean}
     assert summarise({}, 10) is None
     early = summarise({0: 0.1, 7: 0.2}, t_stop=10)
-    assert early is not None
-    assert early.final_mean is None and "val/final_mean" not in early.metrics
-
-
-def test_the_first_step_of_the_last_part_does_not_depend_on_rounding() -> None:
-    """0.7 x 90 is below 63 in binary; step 63 is none of the last 27."""
-    scores = summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90)
-    assert scores is not None and scores.final_mean == pytest.approx(0.5)
+    assert early is not None and "val/final_mean" not in early.metrics
+    # 0.7 x 90 is below 63 in binary; step 63 is none of the last 27.
+    late = summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90)
+    assert late is not None and late.final_mean == pytest.approx(0.5)
     for t_stop in range(10, 3000, 10):
-        assert schema.late_after(t_stop) == 7 * t_stop // 10
-        assert schema.early_until(t_stop) == 3 * t_stop // 10
+        assert (schema.late_after(t_stop), schema.early_until(t_stop)) == (7 * t_stop // 10, 3 * t_stop // 10)
 
 
 def test_scores_in_words() -> None:

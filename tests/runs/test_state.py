@@ -15,7 +15,7 @@ from cppo_lab import schema
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import Ledger, LedgerTask
 from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
-from cppo_lab.runs.folder import Cause, cancel, held, write_status
+from cppo_lab.runs.folder import Cause, held, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import End
 from cppo_lab.runs.state import WORDS, Queued, RunFolder, RunState, explained, state_of, states
@@ -105,10 +105,6 @@ def test_of_a_folder_and_a_queue(run: RunFolder, queued: Queued, expected: str) 
     assert (state.step, state.t_stop) == ((20, 40) if "step 20/40" in expected else (None, None))
 
 
-def test_every_state_is_in_the_table() -> None:
-    assert {expected.partition(";")[0] for *_, expected in TABLE} == set(schema.STATES)
-
-
 REPLACEMENTS = [  # of the replacement: its status, whether it is trained; expected
     ({"status": "running", "step": 2, "t_stop": 4}, True, "running; step 2/4"),
     ({"status": "done", "code_version": "new"}, False, "done; new"),
@@ -133,13 +129,6 @@ def test_a_result_stands_unless_its_replacement_is_running(
         assert text(state_of(RunFolder(run), Queued())) == expected
         replacing = state_of(RunFolder(run), Queued(), replacing=True).state
         assert replacing == status.get("status", "missing")
-
-
-def test_a_cancelled_run_is_queued_no_more_though_it_is_on_a_list(tmp_path: Path) -> None:
-    queued = Queued([RUN])
-    assert states(tmp_path, [RUN], queued) == {RUN: RunState(schema.QUEUED)}
-    cancel(tmp_path / RUN)
-    assert states(tmp_path, [RUN], queued) == {RUN: RunState(schema.MISSING)}
 
 
 def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
