@@ -1,14 +1,16 @@
 """Tiers, the order of the tests, what ends with them, and a run small enough for a unit test."""
 
 import fcntl
+import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +21,7 @@ from mlflow.store.db import utils as db_utils
 from sqlalchemy import Engine
 
 from cppo_lab import schema, signals
+from cppo_lab.cli import main
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -244,6 +247,38 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
+
+
+class Said(NamedTuple):
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+    @property
+    def answer(self) -> Any:
+        """The object that `--json` prints."""
+        return json.loads(self.out)
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs what is typed after `cppo` in an empty working folder; its exit code must be as expected."""
+
+    def typed(line: str, *words: str, code: int = 0) -> Said:
+        capsys.readouterr()
+        try:
+            ended: Any = main([*shlex.split(line), *words])
+        except SystemExit as end:  # argparse
+            ended = end.code
+        said = Said(*capsys.readouterr())
+        assert ended == code, said.err
+        return said
+
+    return typed
 
 
 @pytest.fixture

@@ -1,116 +1,206 @@
-"""The command line as a user meets it: help at once, one line per mistake, nothing written by a mistake."""
+"""The command line as a user meets it: help at once, a report of what was launched, hints that can be typed."""
 
 import csv
+import json
+import re
+import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from cppo_lab import schema
-from cppo_lab.cli import main
+from cppo_lab import installed, schema
+from cppo_lab.cli import main, reporting
+from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import ensure_experiment, open_client
-from tests.conftest import FINISHED, TINY
+from cppo_lab.sweep.overrides import read
+from cppo_lab.tracking.client import fault_line
+from tests.conftest import FINISHED, ROOT, TINY, Command
 from tests.plausible import train
 from tests.recorded import sent
 
-SWEEP = ["quickstart", *TINY]
+# Runs each of the commands in a process that cannot import some packages, and prints what they execute and return.
+WITHOUT = """\
+import importlib.abc, json, sys
+from pathlib import Path
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from cppo_lab.cli import main
+import cppo_lab
+project, files = str(Path(cppo_lab.__file__).parent), set()
+def note(frame, event, argument):
+    if event == "call" and not frame.f_code.co_name.startswith("<"):
+        files.add(frame.f_code.co_filename)
+for line in json.loads(sys.argv[1]):
+    files.clear()
+    sys.setprofile(note)
+    try: code = main(line.split())
+    except SystemExit as end: code = end.code
+    sys.setprofile(None)
+    print("\\nended:", code, *(name for name in files if name.startswith(project)), flush=True)
+"""
+READING = {"mlflow", "sqlalchemy", "torch", "submitit", "numpy", "pandas", "scipy", "matplotlib", "optuna"}
+STARTING = READING | {"hydra", "omegaconf", "pydantic", "yaml"}
+TRAINING = {"torch", "submitit", "psutil", "optuna", "verl", "ray", "transformers"}
+SMALL = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo,grpo"])
 
 
-def test_help_loads_nothing_heavy() -> None:
+def without(names: set[str], *lines: str) -> tuple[list[int], list[list[str]], str, str]:
+    """Of commands in one process that cannot import `names`: exit codes, files executed, output and errors."""
+    words = [sys.executable, "-c", WITHOUT.format(names=names), json.dumps(lines)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended: ")]
+    return [int(code) for code, *_ in ended], [files for _, *files in ended], done.stdout, done.stderr
+
+
+def test_help_loads_nothing_heavy_and_lists_the_groups() -> None:
     """The promise is half a second; what would break it is an import, so that is what is tested."""
-    code = (
-        "import sys\nfrom cppo_lab.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'mlflow', 'hydra', 'omegaconf', 'pydantic', 'pandas', 'matplotlib', 'submitit', 'yaml'}\n"
-        "print('heavy:', sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "heavy: []" in done.stdout
-    assert "plan" in done.stdout
-    assert "reference" in done.stdout
+    commands = ["plan", "launch", "show", "report", "status", "retry"]
+    codes, _, said, _ = without(STARTING, "--help", *(f"{command} --help" for command in commands))
+    assert codes == [0] * 7
+    whole, *pages = said.split("\nended: ")
+    assert "plan" in whole and "reference" in whole
+    assert all("  launcher=inline, local, slurm\n" in page and "topk_tv" in page for page in pages[:-1])
 
 
-def test_a_query_in_the_uri_of_the_store(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///q.db?timeout=30")
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
-    assert main(["launch", "quickstart", "seed=0", "variant=grpo", "launcher=inline"]) == 0
-    assert (workspace / "q.db").is_file()
-
-
-def test_report_on_an_empty_store(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    uri = tracking_uri()
-    ensure_experiment(open_client(uri), uri, schema.experiment_name("mini"))
-    assert main(["report", *SWEEP]) == 2
-    error = capsys.readouterr().err
-    assert "`cppo launch` with the same sweep and overrides" in error
-    assert error.count("\n") == 1
-    assert not (workspace / "reports").exists()
-
-
-def test_plan_launch_report(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
+    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cppo(f"launch {SMALL} launcher=inline")
+    one, two = sorted(path.parent.name for path in Path("runs").glob("*/config.json"))
+    lines = [f"plan {SMALL}", f"show {one}", f"show {SMALL}", f"diff {one} {two}", f"status {SMALL}"]
+    lines += [f"logs {one}", f"watch {SMALL}", f"cancel {SMALL}", "compare no_report no_report", "status"]
+    for store in ("sqlite:///mlflow.db", "http://127.0.0.1:9", "postgresql://127.0.0.1:9/none"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+        codes, executed, said, errors = without(READING, *lines)
+        assert codes == [0] * 8 + [2, 0], errors
+        assert "is not installed" not in errors
+        assert said.count(" done") >= 4
+        # `status` builds the parser of no other command, and knows Slurm only where jobs were submitted to it.
+        assert len(executed[-1]) <= 15, executed[-1]
+        assert not any("slurm" in name or "training" in name for name in executed[-1])
+    assert len(without(READING, f"plan {SMALL}")[1][0]) <= 36
+
+
+def test_reports_need_no_trainer(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "load_core", lambda name: train)
+    sweep = "quickstart variant=grpo seed=0"
+    cppo(f"launch {sweep} launcher=inline")
+    report = f"report {sweep} --out page --partial --no-log"
+    assert without(TRAINING, f"launch {sweep} --dry-run", report)[0] == [0, 0]
+    assert Path("page/index.html").is_file()
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("local", "submitit"), ("inline", "torch")])
+def test_what_is_missing_is_named_with_a_command_that_works_here(
+    workspace: Path, launcher: str, package: str
+) -> None:
+    codes, _, _, said = without({package}, f"launch quickstart variant=grpo seed=0 launcher={launcher}")
+    assert codes == [5]
+    last = said.splitlines()[-1]
+    assert last.startswith(f"cppo: error: package {package!r} is not installed: pip install ")
+    assert "cppo-lab[" not in last
+    assert list(workspace.iterdir()) == []
+
+
+class Distribution:
+    """As importlib.metadata has it, installed from `url`."""
+
+    requires = ("pydantic>=2", 'torch<3,>=2.4; extra == "train"', 'cppo-lab[train]; extra == "all"')
+
+    def __init__(self, url: str, editable: bool) -> None:
+        self.text = json.dumps({"url": url, "dir_info": {"editable": editable}}) if url else None
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return self.text
+
+
+PACKAGES = "pip install 'torch<3,>=2.4'"
+
+
+@pytest.mark.parametrize(
+    ("url", "editable", "command"),
+    [
+        ("FOLDER", True, "pip install -e 'FOLDER[train]'"),
+        ("FOLDER", False, "pip install 'FOLDER[train]'"),
+        ("", False, PACKAGES),
+        ("file:///gone/cppo_lab-0.1.0-py3-none-any.whl", False, PACKAGES),
+        ("https://example.org/x.whl", False, PACKAGES),
+    ],
+)
+def test_an_extra_is_installed_as_the_package_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, editable: bool, command: str
+) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    place = Distribution(url.replace("FOLDER", folder.as_uri()), editable)
+    monkeypatch.setattr(installed, "distribution", lambda name: place)
+    assert installed.install_extra("train") == command.replace("FOLDER", str(folder))
+    assert installed.remedy("torch") == installed.install_extra("train")
+    assert installed.remedy("pydantic") == "pip install 'pydantic>=2'"
+    assert installed.remedy("stranger") == "pip install stranger"
+
+
+def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> object:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(installed, "distribution", none)
+    assert installed.remedy("torch") == "pip install torch"
+
+
+def test_plan_launch_report(cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a store named from outside: half a sweep is refused, then marked, then whole."""
     monkeypatch.setattr(execute, "load_core", lambda name: train)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/store/tracking.db")
-    (workspace / "store").mkdir()
-    assert main(["launch", "quickstart", "launcher=inline", "variant=grpo,cppo"]) == 0
-    assert not (workspace / "mlflow.db").exists()
-    capsys.readouterr()
-    assert main(["plan", "quickstart"]) == 0
-    assert "6 runs: 4 done, 2 missing" in capsys.readouterr().out
-
-    assert main(["report", "quickstart", "--out", "page"]) == 2
-    error = capsys.readouterr().err
-    assert "dppo" in error
-    assert "--partial" in error
-    assert not (workspace / "page").exists()
-    assert main(["report", "quickstart", "--out", "page", "--partial"]) == 0
-
-    assert main(["launch", "quickstart", "launcher=inline"]) == 0
-    assert main(["report", "quickstart", "--out", "page"]) == 0
-    names = {path.name for path in (workspace / "page").iterdir()}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/tracking.db?timeout=30")
+    assert "note: tracking database" in cppo("plan quickstart").err
+    cppo("launch quickstart launcher=inline variant=grpo,cppo")
+    assert not Path("mlflow.db").exists() and Path("tracking.db").is_file()
+    assert "6 runs: 4 done, 2 missing" in cppo("plan quickstart").out
+    error = cppo("report quickstart --out page", code=2).err
+    assert "dppo" in error and "--partial" in error and not Path("page").exists()
+    cppo("report quickstart --out page --partial")
+    cppo("launch quickstart launcher=inline")
+    cppo("report quickstart --out page")
     tables = {f"table_{table}.{kind}" for table in ("main", "full") for kind in ("md", "tex", "csv")}
     curves = {f"figure_curves.{kind}" for kind in ("png", "svg", "pdf", "csv")}
-    assert names >= {"index.html", *tables, *curves}
-    with (workspace / "page" / "table_main.csv").open() as file:
+    assert {path.name for path in Path("page").iterdir()} >= {"index.html", *tables, *curves}
+    with Path("page/table_main.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["grpo", "dppo", "cppo"]
-    page = (workspace / "page" / "index.html").read_text()
+    page = Path("page/index.html").read_text()
     assert "core=mini" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_a_running_run_is_not_reported_as_a_result(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_run_is_not_reported_as_a_result(cppo: Command, workspace: Path) -> None:
     """A run whose curve is complete but whose process has not finished it is no result yet."""
     spec = compose([*TINY, "rule=grpo", "seed=0"]).run
     folder = workspace / "runs" / spec.run_id
     folder.mkdir(parents=True)
     recorder = Recorder(spec, {schema.sweep_tag("quickstart"): "grpo"}, folder)
     for step in (0, 2, 4):
-        recorder.log(
-            step, {schema.validation_metric(name): 0.5 for name in (*spec.data.benchmarks, schema.MEAN)}
-        )
+        names = (*spec.data.benchmarks, schema.MEAN)
+        recorder.log(step, {schema.validation_metric(name): 0.5 for name in names})
     sent(folder)
-    assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 2
-    assert "grpo" in capsys.readouterr().err
+    report = ["report quickstart variant=grpo seed=0", *TINY]
+    said = cppo(*report, code=2).err
+    assert "grpo" in said and "`cppo launch` with the same sweep and overrides" in said
+    assert not Path("reports").exists()
     recorder.finish(FINISHED)
     sent(folder)
-    assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0
+    cppo(*report)
 
 
-def test_a_report_is_told_the_command_that_makes_it(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from cppo_lab.cli import reporting
-    from cppo_lab.reports.sweep import ReportRequest
-
+def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ReportRequest] = []
 
     def made(options: object, wanted: tuple[ReportRequest, object]) -> Path:
@@ -118,15 +208,86 @@ def test_a_report_is_told_the_command_that_makes_it(
         return Path("page")
 
     monkeypatch.setattr(reporting, "_report_runs", made)
-    assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0
-    assert main(["report", "main", "--from", "paper", "--out", "elsewhere"]) == 0
-    assert main(["report", "main", "--from", "paper", "--figures", "width=3.3in,font=serif"]) == 0
-    capsys.readouterr()
+    cppo("report main --from paper --palette colorblind --partial")
+    cppo("report main --from paper --out elsewhere")
+    cppo("report main --from paper --figures width=3.3in,font=serif")
     assert [(request.palette, request.style.width, request.command) for request in asked] == [
         ("colorblind", None, "cppo report main --from paper --partial --palette colorblind"),
         ("paper", None, "cppo report main --from paper"),
         ("paper", 3.3, "cppo report main --from paper --figures width=3.3in,font=serif"),
     ]
-    assert main(["report", "gone", "--figures", "width=3"]) == 2  # said before the sweep is looked for
-    said = capsys.readouterr().err
-    assert "--figures 'width=3': a width is a number with in, cm, mm or pt" in said and "gone" not in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "form"),
+    [
+        ("launcher.srun=[--export=ALL]", "launcher.srun=['--export=ALL']"),
+        ("launcher.srun=[--export=ALL, --mpi=pmix]", "launcher.srun=['--export=ALL','--mpi=pmix']"),
+        ("launcher.srun=--export=ALL", "launcher.srun=['--export=ALL']"),
+        ("launcher.srun=pmix", "launcher.srun=['pmix']"),
+        ("launcher.setup=[export A=b c]", "launcher.setup=['export A=b c']"),
+        ("launcher.container.environment=[HF_TOKEN,NCCL_DEBUG=INFO]", None),
+        ("launcher.python=python -m x=y", "launcher.python='python -m x=y'"),
+        ("launcher.setup=[export A=$B]", "launcher.setup=['export A=$B']"),
+        ('launcher.setup=[say "A=b"]', "launcher.setup=['say \"A=b']"),
+        ("resources.partition=a,b", "resources.partition='a,b'"),
+        ("paths.data=/a b=c", "paths.data='/a b=c'"),
+        ("data.benchmarks=early24", "data.benchmarks=['early24']"),
+    ],
+)
+def test_the_form_in_a_hint_works_when_it_is_pasted(
+    wrong: str, form: str | None, cppo: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell takes the outer quotes away; what remains is an override that Hydra reads."""
+    plan = "plan quickstart launcher=slurm resources.hours=1"
+    hint = cppo(plan, wrong, code=2).err.partition("\n")[0].rpartition(": ")[2]
+    [pasted] = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {hint}"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert form is None or pasted == form
+    assert read(pasted).parsed is not None
+    assert main([*plan.split(), pasted]) in (0, 2)
+    assert "as Hydra reads it" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("document", sorted((ROOT.parent / "docs").rglob("*.md")), ids=lambda path: path.name)
+def test_overrides_with_brackets_in_documents_survive_a_shell(document: Path) -> None:
+    text = document.read_text()
+    places = [*re.findall(r"`([^`\n]*[a-z]=\[[^`\n]*)`", text)]
+    places += [line for line in text.splitlines() if re.match(r"(  |cppo )[^|]*[a-z]=\[", line)]
+    for place in places:
+        for word in shlex.split(place.rstrip("\\").partition(" #")[0]):
+            if re.match(r"\+*[a-z_.-]+=\[", word) and "." in word.partition("=")[0]:
+                assert read(word).parsed is not None, word
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "API request to http://h:1/api failed: HTTPConnectionPool(host='h', port=1): Max retries exceeded "
+            "with url: /api (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to "
+            'establish a new connection: [Errno 111] Connection refused"))',
+            "it does not answer: Connection refused",
+        ),
+        (
+            "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)",
+            "it does not answer: timed out",
+        ),
+        ("disk I/O error", "disk I/O error"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_one_short_sentence(fault: str, said: str) -> None:
+    assert fault_line(OSError(fault)) == said
+
+
+def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_second_stop(
+    cppo: Command,
+) -> None:
+    rest = "models: {exact: [exact_early]}\naxes: {seed: [0]}\n"
+    Path("mine.yaml").write_text(f"title: What?\n{rest}")
+    Path("theirs.yaml").write_text(f"title: What?\nquestion: Why?\n{rest}")
+    mine, theirs = (cppo(f"plan {name}.yaml --json").out for name in ("mine", "theirs"))
+    assert mine == theirs.replace("theirs", "mine")
+    said = cppo("plan theirs.yaml").out
+    assert "theirs: What? Why?" in said and "1 run: 1 missing" in said

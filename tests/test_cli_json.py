@@ -1,18 +1,20 @@
 """`--json` of every command: one object under one heading, with the keys that docs/commands.md lists."""
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cppo_lab.answers.recording import Recording, StepAnswers
-from cppo_lab.cli import environment, exporting, main, reporting, ui
-from cppo_lab.cli.answer import ANSWERS, HEADING, MEANINGS, RUN_KEYS, Exit
+from cppo_lab.cli import main, ui
+from cppo_lab.cli.answer import MEANINGS, Exit, document
 from cppo_lab.cli.parser import build_parser, leaves
+from cppo_lab.doctor.check import OK, Check
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
@@ -23,43 +25,53 @@ from tests import plausible
 from tests.answers import made
 from tests.conftest import ROOT
 
-SWEEP = ["quickstart", "variant=grpo", "seed=0", "launcher=inline"]
-# The words of each command. {run} and {other} are ids of finished runs; `add` runs only what follows it by name.
-CASES: dict[str, tuple[list[str], Exit]] = {
-    "list": (["list"], Exit.DONE),
-    "new": (["new", "first"], Exit.DONE),
-    "plan": (["plan", *SWEEP], Exit.DONE),
-    "show": (["show", "{run}"], Exit.DONE),
-    "diff": (["diff", "{run}", "{other}"], Exit.DONE),
-    "pull": (["pull", *SWEEP], Exit.DONE),
-    "launch": (["launch", *SWEEP], Exit.DONE),
-    "retry": (["retry", *SWEEP, "--failed", "--dry-run"], Exit.DONE),
-    "preflight": (["preflight", "quickstart", "core=verl", "--show"], Exit.NO),
-    "status": (["status", *SWEEP], Exit.DONE),
-    "watch": (["watch", *SWEEP], Exit.DONE),
-    "logs": (["logs", "{run}"], Exit.DONE),
-    "cancel": (["cancel", *SWEEP, "--dry-run"], Exit.DONE),
-    "sync": (["sync"], Exit.DONE),
-    "tune": (["tune", "tune_cppo", "--dry-run"], Exit.DONE),
-    "report": (["report", *SWEEP, "--partial", "--no-log", "--out", "page"], Exit.DONE),
-    "compare": (["compare", "page", "page"], Exit.DONE),
-    "reference import": (["reference", "import"], Exit.DONE),
-    "export model": (["export", "{run}", "--out", "model"], Exit.DONE),
-    "export metrics": (["export", "metrics", *SWEEP[:3], "--format", "csv", "--out", "tables"], Exit.DONE),
-    "samples": (["samples", "{run}"], Exit.DONE),
-    "replay": (["replay", "{run}"], Exit.DONE),
-    "ui": (["ui"], Exit.DONE),
-    "data prepare": (["data", "prepare", "--out", "data"], Exit.DONE),
-    "data check": (["data", "check", "data"], Exit.DONE),
-    "doctor": (["doctor"], Exit.DONE),
-    "completion": (["completion", "bash"], Exit.DONE),
+SWEEP = "quickstart variant=grpo seed=0"
+# What is typed for each command. {run} and {other} are ids of finished runs.
+CASES = {
+    "list": "list",
+    "new": "new first",
+    "plan": f"plan {SWEEP}",
+    "show": "show {run}",
+    "diff": "diff {run} {other}",
+    "pull": f"pull {SWEEP}",
+    "launch": f"launch {SWEEP} launcher=inline",
+    "retry": f"retry {SWEEP} --failed --dry-run",
+    "preflight": "preflight quickstart core=verl --show",
+    "status": f"status {SWEEP}",
+    "watch": f"watch {SWEEP}",
+    "logs": "logs {run}",
+    "cancel": f"cancel {SWEEP} --dry-run",
+    "sync": "sync",
+    "tune": "tune tune_cppo --dry-run",
+    "report": f"report {SWEEP} --partial --no-log --out page",
+    "compare": "compare made/page made/page",
+    "reference import": "reference import",
+    "export model": "export {run} --out model",
+    "export metrics": f"export metrics {SWEEP} --format csv --out tables",
+    "samples": "samples {run}",
+    "replay": "replay {run}",
+    "ui": "ui",
+    "data prepare": "data prepare --out data",
+    "data check": "data check made/data",
+    "doctor": "doctor",
+    "completion": "completion bash",
 }
 
 
-def test_every_command_is_here_and_in_the_schema() -> None:
-    """A new subcommand needs a case above and its keys in ANSWERS; --json it has by itself."""
+# The rows of the tables in docs/commands.md: the heading, the keys of each command, those of runs, and the exit codes.
+LINES = (ROOT.parent / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
+ROWS = {match[1]: match[2] for line in LINES if (match := re.fullmatch(r"\| `([a-z_ ]+)` \| (.*) \|", line))}
+KEYS = {name: re.findall(r"(?:^|; )`(\w+\??)`: ", text) for name, text in ROWS.items()}
+HEADING = ["schema", "command", "exit_code", "error"]
+RUN_KEYS = ["run_id", "variants", "rule", "model", "seed", "state", "reason", "step"]
+
+
+def test_every_command_is_here_and_in_the_document() -> None:
+    """A new subcommand needs a case above and its keys in docs/commands.md; --json it has by itself."""
     commands = leaves(build_parser())
-    assert commands.keys() == CASES.keys() == ANSWERS.keys()
+    assert commands.keys() == CASES.keys() == {name for name, keys in KEYS.items() if keys}
+    assert [name for name, keys in KEYS.items() if not keys] == [*HEADING, *RUN_KEYS]
+    assert {f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()} <= {*LINES}
     for name, parser in commands.items():
         assert any("--json" in action.option_strings for action in parser._actions), name
 
@@ -68,40 +80,49 @@ def train(spec: RunSpec, recorder: Recorder, resources: Any) -> Outcome:
     """Plausible, with answers and tokens; it prints, as trainers do."""
     print("a trainer prints this")
     subprocess.run([sys.executable, "-c", "print('and its child this')"], check=True)
-    kept = Recording(
-        AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0), recorder.folder, 2, recorder.file
-    )
-    kept.begin(None)
-    kept.add(StepAnswers(made.outcomes(validations=2), [made.sample(step=10)], made.tokens()))
+    answers = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
+    recording = Recording(answers, recorder.folder, 2, recorder.file)
+    recording.begin(None)
+    recording.add(StepAnswers(made.outcomes(validations=2), [made.sample(step=10)], made.tokens()))
     return plausible.train(spec, recorder, resources)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two finished runs and a report."""
+    """A folder with two finished runs, a report and data."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setattr(execute, "load_core", lambda name: train)
         assert main(["launch", "quickstart", "variant=grpo", "launcher=inline"]) == 0
+        for name in ("report", "data prepare"):
+            assert main(CASES[name].replace("--out ", "--out made/").split()) == 0
     return folder
 
 
-def answered(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def answered(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     """The exit code and the whole of standard output, which is one object."""
     capfd.readouterr()
-    code = main([*words, "--json"])
-    found: dict[str, Any] = json.loads(capfd.readouterr().out)
-    return code, found
+    code = main([*line.split(), "--json"])
+    values: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return code, values
 
 
-def required(name: str) -> set[str]:
-    return {key for key in ANSWERS[name] if not key.endswith("?")}
+def keys_fit(name: str, answer: dict[str, Any]) -> bool:
+    required = {key for key in KEYS[name] if not key.endswith("?")}
+    allowed = {key.removesuffix("?") for key in KEYS[name]}
+    assert list(answer)[:4] == HEADING
+    return required <= answer.keys() - {*HEADING} <= allowed
 
 
-def allowed(name: str) -> set[str]:
-    return {key.removesuffix("?") for key in ANSWERS[name]}
+def without_long_work(patch: pytest.MonkeyPatch) -> None:
+    """What would take long or listen is replaced."""
+    patch.setattr("cppo_lab.tracking.reference.import_reference", lambda uri, say: 0)
+    patch.setattr("cppo_lab.tracking.reference.nest_reference", lambda uri, sweeps: None)
+    patch.setattr("cppo_lab.export.export", lambda runs, run_id, out, say: out)
+    patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
+    patch.setattr("cppo_lab.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,118 +131,68 @@ def test_a_command_answers_with_its_keys(
 ) -> None:
     monkeypatch.chdir(trained)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    prepare: dict[str, Callable[[], object]] = {
-        "compare": lambda: (trained / "page").is_dir() or main(CASES["report"][0]),
-        "data check": lambda: (trained / "data").is_dir() or main(CASES["data prepare"][0]),
-        "reference import": lambda: _no_import(monkeypatch),
-        "export model": lambda: _no_export(monkeypatch),
-        "ui": lambda: _no_server(monkeypatch),
-        "doctor": lambda: _fast_doctor(monkeypatch),
-    }
-    prepare.get(name, lambda: None)()
-    run, other = (one.run_id for one in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs)
-    words, code = CASES[name]
-    found_code, found = answered([word.format(run=run, other=other) for word in words], capfd)
-    assert (found["schema"], found["command"], found["exit_code"], found["error"]) == (1, name, code, None)
-    assert found_code == code
-    keys = found.keys() - HEADING.keys()
-    assert required(name) <= keys <= allowed(name)
+    without_long_work(monkeypatch)
+    if name == "ui":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
+    run, other = (run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs)
+    line = CASES[name].format(run=run, other=other)
+    code, answer = answered(line, capfd)
+    expected = Exit.NO if name == "preflight" else Exit.DONE
+    heading = [answer[key] for key in ("schema", "command", "exit_code", "error")]
+    assert (code, heading) == (expected, [1, name, expected, None])
+    assert keys_fit(name, answer)
     if name in ("plan", "launch", "retry", "status", "watch"):
-        [one] = found["runs"]
-        assert RUN_KEYS.keys() <= one.keys()
-        assert (one["run_id"], one["state"]) == (run, "done")
+        [row] = answer["runs"]
+        assert {*RUN_KEYS} <= row.keys()
+        assert (row["run_id"], row["state"]) == (run, "done")
 
 
-def _no_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cppo_lab.tracking import reference
-
-    monkeypatch.setattr(reference, "import_reference", lambda uri, say: 0)
-    monkeypatch.setattr(reference, "nest_reference", lambda uri, sweeps: None)
-    assert reporting.reference_import  # imports both by name when it is called
-
-
-def _no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cppo_lab import export
-
-    monkeypatch.setattr(export, "export", lambda runs, run_id, out, say: out)
-    assert exporting.model
-
-
-def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
-    monkeypatch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
-
-
-def _fast_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cppo_lab.doctor
-    from cppo_lab.doctor.check import OK, Check
-
-    monkeypatch.setattr(cppo_lab.doctor, "examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
-    assert environment.doctor
-
-
-@pytest.mark.parametrize("more", [["--power"], []])
-def test_other_answers_of_plan(more: list[str], workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "quickstart", "--effect", "1", "--power"] if more else ["plan", "tune_cppo"]
-    code, found = answered(words, capfd)
-    assert code == 0
-    assert required("plan") <= found.keys() - HEADING.keys() <= allowed("plan")
-    assert ("claims" in found) == bool(more)
-    assert ("search" in found) != bool(more)
+@pytest.mark.parametrize(
+    ("line", "key"), [("plan quickstart --effect 1 --power", "claims"), ("plan tune_cppo", "search")]
+)
+def test_other_answers_of_plan(
+    line: str, key: str, workspace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, answer = answered(line, capfd)
+    assert code == 0 and key in answer and keys_fit("plan", answer)
 
 
 def test_what_is_printed_meanwhile_is_not_in_the_object(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(execute, "load_core", lambda name: train)
-    code, found = answered(["launch", *SWEEP, "--dry-run"], capfd)
-    assert (code, found["dry_run"], len(found["to_train"])) == (0, True, 1)
-    assert sorted(path.name for path in workspace.iterdir()) == []
-    assert main(["launch", *SWEEP, "--json"]) == 0
+    launch = CASES["launch"]
+    code, answer = answered(f"{launch} --dry-run", capfd)
+    assert (code, answer["dry_run"], len(answer["to_train"])) == (0, True, 1)
+    assert list(workspace.iterdir()) == []
+    assert main([*launch.split(), "--json"]) == 0
     output = capfd.readouterr()
-    found = json.loads(output.out)
-    assert (found["dry_run"], found["to_train"]) == (False, [found["runs"][0]["run_id"]])
+    answer = json.loads(output.out)
+    assert (answer["dry_run"], answer["to_train"]) == (False, [answer["runs"][0]["run_id"]])
     assert "a trainer prints this" in output.err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("line", "code", "says"),
     [
-        (["plan", "quickstrat"], Exit.USAGE, "quickstrat"),
-        (["status", "--bogus"], Exit.USAGE, "--bogus"),
-        (["plan", "quickstart", "rule.delta=x"], Exit.USAGE, "rule.delta"),
-        (["report", "quickstart"], Exit.STORE_AWAY, "does not exist"),
+        ("status --bogus", Exit.USAGE, "--bogus"),
+        ("plan quickstart rule.delta=x", Exit.USAGE, "rule.delta"),
+        ("report quickstart", Exit.STORE_AWAY, "does not exist"),
     ],
 )
 def test_a_mistake_is_an_object_too(
-    words: list[str], code: Exit, says: str, workspace: Path, capfd: pytest.CaptureFixture[str]
+    line: str, code: Exit, says: str, workspace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) if "--bogus" in words else pytest.MonkeyPatch.context():
-        assert main([*words, "--json"]) == code
+    with pytest.raises(SystemExit) if "--bogus" in line else pytest.MonkeyPatch.context():
+        assert main([*line.split(), "--json"]) == code
     output = capfd.readouterr()
-    found = json.loads(output.out)
-    assert (found["command"], found["exit_code"]) == (words[0], code)
-    assert says in found["error"]
-    assert output.err.startswith(f"cppo: error: {found['error']}\n")
+    answer = json.loads(output.out)
+    assert (answer["command"], answer["exit_code"]) == (line.split()[0], code)
+    assert says in answer["error"]
+    assert output.err.startswith(f"cppo: error: {answer['error']}\n")
 
 
 def test_numbers_that_json_lacks_are_null() -> None:
-    from argparse import Namespace
-
-    from cppo_lab.cli.answer import document
-
-    options = Namespace(name="plan", answer={"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (1,)}})
-    found = json.loads(document(options, 0))
-    assert (found["a"], found["b"], found["c"]) == (None, [None, 1.5], {"d": [1]})
-
-
-def test_the_document_has_every_key_and_exit_code() -> None:
-    text = (ROOT.parent / "docs" / "commands.md").read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for name, keys in ANSWERS.items():
-        shown = "; ".join(f"`{key}`: {meaning}" for key, meaning in keys.items())
-        assert f"| `{name}` | {shown} |" in lines
-    for code, meaning in MEANINGS.items():
-        assert f"| {code.value} | {meaning} |" in lines
-    for key, meaning in (HEADING | RUN_KEYS).items():
-        assert f"| `{key}` | {meaning} |" in lines
+    values = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (1,)}}
+    answer = json.loads(document(Namespace(name="plan", answer=values), 0))
+    assert (answer["a"], answer["b"], answer["c"]) == (None, [None, 1.5], {"d": [1]})

@@ -1,13 +1,13 @@
-"""`cppo plan` for people, spreadsheets and programs; and the help that lists the configuration groups."""
+"""`cppo plan` and `cppo show`: states, cost and power of planned runs, for people, spreadsheets and programs."""
 
 import csv
 import io
-import json
 import math
 import re
 import sqlite3
 import subprocess
 import sys
+import types
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -16,55 +16,59 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import nct, t
 
 from cppo_lab import schema
-from cppo_lab.cli import main
-from cppo_lab.cli.answer import HEADING
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec.parse import parse, parse_run
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.table import ListingRow
-from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY
-from tests.jobs import job
+from tests.conftest import FINISHED, TINY, Command
 from tests.recorded import sent
 from tests.waiting import CEILING_SECONDS
 
-SWEEP = ["quickstart", *TINY]
+SWEEP = " ".join(["quickstart", *TINY])
+VERL = "quickstart core=verl"
+LARGE = "main core=verl model=qwen3_8b_base variant=cppo"
+
+
+def recorded(spec: RunSpec, seconds: float) -> Recorder:
+    """A run of three steps that took so long."""
+    folder = Path("runs").resolve() / spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
+    for step in (1, 2, 3):
+        recorder.log(step, {"perf/step_seconds": seconds})
+    return recorder
 
 
 @pytest.fixture
 def some_states(workspace: Path) -> dict[str, str]:
     """Of the quickstart's six: one done, one failed, one interrupted. Returns run id -> state."""
-    found = {}
+    states = {}
     for rule, state in (("grpo", schema.DONE), ("dppo", schema.FAILED), ("cppo", schema.PARTIAL)):
         spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
-        attempt = job(spec, workspace / "runs", tracking_uri())
-        attempt.folder.mkdir(parents=True)
-        recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, attempt.folder)
-        for step in (1, 2, 3):
-            recorder.log(step, {"perf/step_seconds": 3600.0})
+        recorder = recorded(spec, 3600.0)
         if state == schema.DONE:
             recorder.finish(FINISHED)
         elif state == schema.FAILED:
             recorder.fail("ValueError: " + "a long reason " * 20, "")
         else:
             recorder.interrupt("terminated by SIGTERM")
-        sent(attempt.folder)
-        found[spec.run_id] = state
-    return found
+        sent(Path("runs").resolve() / spec.run_id)
+        states[spec.run_id] = state
+    return states
 
 
-def test_json_is_one_object_on_standard_output(
-    some_states: dict[str, str], capsys: pytest.CaptureFixture[str]
+def test_states_for_programs_spreadsheets_and_people(
+    some_states: dict[str, str], cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["plan", *SWEEP, "--json"]) == 0
-    output = capsys.readouterr()
-    values = json.loads(output.out)
-    assert [key for key in values if key not in HEADING] == ["sweep", "core", "runs", "totals"]
+    values = cppo(f"plan {SWEEP} --json").answer
     assert (values["sweep"], values["core"], len(values["runs"])) == ("quickstart", "mini", 6)
     assert all(list(run) == [field.name for field in fields(ListingRow)] for run in values["runs"])
     states = {run["run_id"]: run["state"] for run in values["runs"]}
@@ -72,119 +76,72 @@ def test_json_is_one_object_on_standard_output(
     assert values["totals"]["states"] == {"done": 1, "failed": 1, "partial": 1, "missing": 3}
     [cost] = values["totals"]["costs"]
     assert (cost["basis"], cost["hours"], cost["hours_left"]) == ("measured", 24.0, 20.0)
-    partial = next(run for run in values["runs"] if run["state"] == schema.PARTIAL)
-    assert partial["step"] == 3
-    assert partial["variants"] == {"quickstart": "cppo"}
+    [partial] = cppo(f"plan {SWEEP} --state partial --json").answer["runs"]
+    assert (partial["step"], partial["variants"]) == (3, {"quickstart": "cppo"})
     assert (partial["hours"], partial["cost_basis"], partial["measured_runs"]) == (4.0, "measured", 3)
     assert partial["code_version"] == "v"
+    rows = list(csv.DictReader(io.StringIO(cppo(f"plan {SWEEP} --csv").out)))
+    assert [len(row) for row in rows] == [len(fields(ListingRow))] * 6
+    assert rows[0]["variants"] == "quickstart=grpo"
+    assert {row["run_id"]: row["state"] for row in rows if row["state"] != "missing"} == some_states
+    out = cppo(f"plan {SWEEP} --state failed,partial").out
+    assert sum(line.startswith(tuple(some_states)) for line in out.splitlines()) == 2
+    assert "6 runs: 1 done, 1 failed, 1 partial, 3 missing" in out
+    assert "2 of 6 runs shown (--state failed,partial)" in out
+    # A reason is cut on a terminal only.
+    whole = cppo(f"plan {SWEEP}").out.splitlines()
+    assert max(map(len, whole)) > 250
+    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
+    table = cppo(f"plan {SWEEP}").out.splitlines()[2:9]
+    assert max(map(len, table)) == 80
+    assert any(line.endswith("…") for line in table)
+    assert [line[:60] for line in table] == [line[:60] for line in whole[2:9]]
 
 
 def test_the_remedy_for_a_store_of_an_older_mlflow_is_named(
-    some_states: dict[str, str], workspace: Path, capsys: pytest.CaptureFixture[str]
+    some_states: dict[str, str], cppo: Command, workspace: Path
 ) -> None:
     """By the commands that open it; MLflow's client refuses it."""
     database = workspace / "mlflow.db"
     with closing(sqlite3.connect(database)) as store:
         store.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
         store.commit()
-    assert main(["plan", *SWEEP, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["totals"]["states"]["done"] == 1
+    assert cppo(f"plan {SWEEP} --json").answer["totals"]["states"]["done"] == 1
     # MLflow remembers the stores that this process has opened.
-    calls = "[main([one, *sys.argv[1:]]) for one in ('launch', 'report')]"
-    code = f"import sys; from cppo_lab.cli import main; print({calls})"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *SWEEP], capture_output=True, text=True, timeout=CEILING_SECONDS
-    )
-    assert done.stdout == "[2, 2]\n", done.stderr
+    code = "import sys; from cppo_lab.cli import main; print(main(sys.argv[1:]))"
     says = (
         rf"error: tracking store sqlite:///{database} is of another .*version 451aebb31d03.*mlflow db upgrade"
     )
-    assert len(re.findall(says, done.stderr)) == 2, done.stderr
+    command = [sys.executable, "-c", code, "launch", *SWEEP.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CEILING_SECONDS)
+    assert done.stdout == "2\n" and re.search(says, done.stderr), done.stderr
 
 
-def test_csv_has_the_same_columns(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *SWEEP, "--csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [len(row) for row in rows] == [len(fields(ListingRow))] * 6
-    assert rows[0]["variants"] == "quickstart=grpo"
-    assert {row["run_id"]: row["state"] for row in rows if row["state"] != "missing"} == some_states
+def test_a_study_says_how_many_places_its_runs_fill(cppo: Command) -> None:
+    assert "37 runs in 49 places: 37 missing" in cppo("plan study seed=0").out
 
 
-def test_only_some_states(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *SWEEP, "--state", "failed,partial"]) == 0
-    out = capsys.readouterr().out
-    assert sum(line.startswith(tuple(some_states)) for line in out.splitlines()) == 2
-    assert "6 runs: 1 done, 1 failed, 1 partial, 3 missing" in out
-    assert "2 of 6 runs shown (--state failed,partial)" in out
-    assert main(["plan", *SWEEP, "--state", "partial", "--json"]) == 0
-    [run] = json.loads(capsys.readouterr().out)["runs"]
-    assert run["state"] == "partial"
+def power_of_t(shift: float, degrees: int) -> float:
+    """The power of the one-sided test at 2.5 % if the true value is `shift` standard errors."""
+    return float(nct.sf(t.ppf(0.975, degrees), degrees, shift))
 
 
-def test_a_reason_is_cut_on_a_terminal_only(
-    some_states: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["plan", *SWEEP]) == 0
-    whole = capsys.readouterr().out
-    assert max(len(line) for line in whole.splitlines()) > 250
-    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
-    assert main(["plan", *SWEEP]) == 0
-    table = capsys.readouterr().out.splitlines()[2:9]
-    assert max(len(line) for line in table) == 80
-    assert any(line.endswith("…") for line in table)
-    assert [line[:60] for line in table] == [line[:60] for line in whole.splitlines()[2:9]]
+def powers(cppo: Command, line: str) -> dict[str, dict[str, Any]]:
+    return {claim["claim"]: claim for claim in cppo(f"plan {line} --power --json").answer["claims"]}
 
 
-def test_a_study_says_how_many_places_its_runs_fill(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "study", "seed=0"]) == 0
-    assert "37 runs in 49 places: 37 missing" in capsys.readouterr().out
-
-
-def test_help_lists_the_groups_and_loads_nothing_heavy() -> None:
-    commands = ["plan", "launch", "show", "report", "status", "retry"]
-    code = (
-        f"import sys\nfrom cppo_lab.cli import main\nfor command in {commands}:\n"
-        "    print(command + '!')\n    try: main([command, '--help'])\n    except SystemExit: pass\n"
-        "    heavy = {'torch', 'mlflow', 'hydra', 'omegaconf', 'pydantic', 'pandas', 'matplotlib', 'submitit'}\n"
-        "    print('heavy:', sorted({*heavy, 'yaml'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in commands:
-        said = done.stdout.partition(f"{command}!\n")[2].partition("!\n")[0]
-        assert "heavy: []" in said, command
-        assert "  launcher=inline, local, slurm\n" in said, command
-        assert "topk_tv" in said, command
-
-
-def test_a_title_that_ends_a_sentence_gets_no_second_stop(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("mine.yaml").write_text(
-        "title: How much weight?\nquestion: Does it matter?\nmodels: [mini_base]\n"
-        "variants: {cppo: {rule: cppo}}\naxes: {seed: [0]}\n"
-    )
-    assert main(["plan", "./mine.yaml"]) == 0
-    said = capsys.readouterr().out
-    assert "mine: How much weight? Does it matter?" in said
-    assert "1 run: 1 missing" in said
-
-
-def test_power_says_what_the_planned_runs_can_decide(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "main", "seed=0,1,2", "--power", "--deviation=1,2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    powers = {(one["claim"], one["deviation"]): one for one in found["claims"]}
-    assert (found["sweep"], found["core"], found["correlation"]) == ("main", "mini", 0.0)
-    assert {one["lead"] for one in found["claims"]} == {"paper"}
+def test_power_of_the_papers_claims(cppo: Command) -> None:
+    answer = cppo("plan main seed=0,1,2 --power --deviation=1,2 --json").answer
+    claims = {(claim["claim"], claim["deviation"]): claim for claim in answer["claims"]}
+    assert (answer["sweep"], answer["core"], answer["correlation"]) == ("main", "mini", 0.0)
+    assert {claim["lead"] for claim in answer["claims"]} == {"paper"}
     # With the paper's own effects three seeds decide the primary claim, and nothing like that decides every cell.
-    assert powers["cppo_mean", 1.0]["power"] > 0.95
-    assert powers["cppo_best", 1.0]["power"] < 0.05
-    assert powers["cppo_best", 2.0]["seeds_needed"] > powers["cppo_best", 1.0]["seeds_needed"] > 10
-    assert main(["plan", "drift_strong", "--power", "--effect=5", "--deviation=2"]) == 0
-    assert "if the truth is a lead of 5 points" in capsys.readouterr().out
+    assert claims["cppo_mean", 1.0]["power"] > 0.95
+    assert claims["cppo_best", 1.0]["power"] < 0.05
+    assert claims["cppo_best", 2.0]["seeds_needed"] > claims["cppo_best", 1.0]["seeds_needed"] > 10
+    assert (
+        "if the truth is a lead of 5 points" in cppo("plan drift_strong --power --effect=5 --deviation=2").out
+    )
 
 
 TREND = """
@@ -197,55 +154,47 @@ hypotheses:
   above: {claim: It is above, better: [cppo], than: [dppo], models: mean, smallest: 2.0, test_seeds: [2, 3, 4, 5]}
   grows: {claim: It grows, better: [cppo], than: [dppo], models: trend, smallest: 2.0, test_seeds: [2, 3, 4, 5]}
 """
+WAITING = "tested only after another is planned as if the other were supported"
 
 
-def power_of_t(shift: float, degrees: int) -> float:
-    """The power of the one-sided test at 2.5 % if the true value is `shift` standard errors."""
-    return float(nct.sf(t.ppf(0.975, degrees), degrees, shift))
-
-
-def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("longer.yaml").write_text(TREND)
-
-    def powers(*more: str) -> dict[str, dict[str, Any]]:
-        assert main(["plan", "./longer.yaml", "--power", "--deviation=2", "--json", *more]) == 0
-        return {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}
-
-    found = powers()
-    assert {name: one["seeds"] for name, one in found.items()} == {
-        "hypothesis above": 4,  # of six, two are not for the test
-        "hypothesis grows": 4,
-    }
+def test_power_of_a_sweeps_own_hypotheses(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path("longer.yaml")
+    file.write_text(TREND)
+    claims = powers(cppo, "longer.yaml --deviation=2")
+    above, grows = claims["hypothesis above"], claims["hypothesis grows"]
+    assert above["seeds"] == grows["seeds"] == 4  # of six, two are not for the test
     # Differences on a model have a standard error of sqrt(2) points and 3 degrees of freedom. Their mean over three
     # models, 4 points, has one of sqrt(2 / 3) points and 3 to 9 degrees of freedom.
     low, high = power_of_t(4 * 1.5**0.5, 3), power_of_t(4 * 1.5**0.5, 9)
-    assert low < found["hypothesis above"]["power"] < high + 0.01
+    assert low < above["power"] < high + 0.01
     models = ("mini_base", "mini_large_base", "mini_long")
     lengths = [compose([f"model={model}"]).run.rollout.max_response_length for model in models]
     shift = 4 * (3 * pvariance(map(math.log2, lengths)) / 2) ** 0.5  # 4 points for each doubling
     # The residuals of three models leave one degree of freedom.
-    assert 0.025 < found["hypothesis grows"]["power"] < power_of_t(shift, 1) + 0.02 < power_of_t(shift, 3)
-    assert powers("--effect=0.001")["hypothesis above"]["power"] < 0.05
+    assert 0.025 < grows["power"] < power_of_t(shift, 1) + 0.02 < power_of_t(shift, 3)
+    assert powers(cppo, "longer.yaml --deviation=2 --effect=0.001")["hypothesis above"]["power"] < 0.05
     # With a correlation of 0.75 differences have half the deviation, as if the lead were twice as large.
-    together = powers("--effect=2", "--correlation=0.75")["hypothesis above"]
+    together = powers(cppo, "longer.yaml --deviation=2 --effect=2 --correlation=0.75")["hypothesis above"]
     assert low < together["power"] < high + 0.01
     assert together["lead"] == 2.0
     # The number of seeds is that of the variants that are compared.
-    Path("longer.yaml").write_text(
-        TREND.replace("variants: {", "variants: {other: {rule: grpo}, ")
-        + "exclude: [{variant: other, seed: 5}]\n"
-    )
-    assert powers()["hypothesis above"]["seeds"] == 4
-    assert main(["plan", "./longer.yaml", "--power"]) == 0
-    said = capsys.readouterr().out
-    assert "a lead of twice the smallest advantage that counts" in said
+    more = TREND.replace("variants: {", "variants: {other: {rule: grpo}, ")
+    file.write_text(more + "exclude: [{variant: other, seed: 5}]\n")
+    said = cppo("plan longer.yaml --power").out
+    assert "a lead of twice the smallest advantage that counts" in said and WAITING not in said
     assert re.search(r"It is above +1 +4 +5 ", said) and re.search(r"It is above +1 +4 +10 ", said)
     # No lead grows with the length where there is one length.
-    assert powers("model=mini_long").keys() == {"hypothesis above"}
-    alone = "\n".join(line for line in TREND.splitlines() if "It is above" not in line)
-    Path("longer.yaml").write_text(alone)
-    assert main(["plan", "./longer.yaml", "--power", "model=mini_long"]) == 2
-    assert "seed=2,3,4,5, and a trend on models of different response lengths" in capsys.readouterr().err
+    assert powers(cppo, "longer.yaml --deviation=2 model=mini_long").keys() == {"hypothesis above"}
+    file.write_text("\n".join(line for line in TREND.splitlines() if "It is above" not in line))
+    error = cppo("plan longer.yaml --power model=mini_long", code=2).err
+    assert "seed=2,3,4,5, and a trend on models of different response lengths" in error
+    # One that waits for another; on a terminal no line is longer than it.
+    said = cppo("plan position_order --power --deviation=8").out
+    assert WAITING in said
+    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
+    narrow = cppo("plan position_order --power --deviation=8").out
+    assert max(map(len, said.splitlines())) > max(map(len, narrow.splitlines())) <= 80
+    assert " ".join(narrow.split()[-20:]) == " ".join(said.split()[-20:])
 
 
 PLAIN = """
@@ -259,119 +208,80 @@ axes: {seed: [0, 1, 2, 3]}
 
 @pytest.mark.parametrize(("core", "degrees"), [("exact", 1), ("mini", 2)])
 def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
-    workspace: Path, capsys: pytest.CaptureFixture[str], core: str, degrees: int
+    cppo: Command, workspace: Path, core: str, degrees: int
 ) -> None:
     """The exact core's runs are compared seed by seed (n - 1 degrees of freedom), those of mini by Welch."""
     Path("plain.yaml").write_text(PLAIN)
-    asked = ["plan", "./plain.yaml", f"core={core}", "variant=grpo,dppo", "--power"]
+    asked = f"plan plain.yaml core={core} variant=grpo,dppo --power"
 
-    def differences(*more: str) -> list[dict[str, Any]]:
-        assert main([*asked, "--json", *more]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["claims"] == []
-        rows: list[dict[str, Any]] = found["differences"]
+    def differences(more: str) -> list[dict[str, Any]]:
+        answer = cppo(f"{asked} --json {more}").answer
+        assert answer["claims"] == []
+        rows: list[dict[str, Any]] = answer["differences"]
         return rows
 
     assumed = differences("--deviation=2,4")
-    assert [(row["seeds"], row["deviation"], row["measured"]) for row in assumed] == [
-        (4, 2.0, 0),
-        (4, 4.0, 0),
+    assert [[row[key] for key in ("seeds", "deviation", "measured")] for row in assumed] == [
+        [4, 2, 0],
+        [4, 4, 0],
     ]
     for row in assumed:
         for n, points in ((int(n), points) for n, points in row["differences"].items()):
             shift = points / (row["deviation"] * math.sqrt(2 / n))
             assert power_of_t(shift, degrees * (n - 1)) == pytest.approx(0.8, abs=0.02)
-    [alone] = differences("--deviation=2", "seed=0")
+    [alone] = differences("--deviation=2 seed=0")
     assert alone["differences"]["1"] is None and alone["differences"]["3"] > 0
     # A lead is asked for: about as powerful as the same difference shown above.
-    [row] = differences("--deviation=2", f"--effect={1.0001 * assumed[0]['differences']['4']}")
+    [row] = differences(f"--deviation=2 --effect={1.0001 * assumed[0]['differences']['4']}")
     assert (row["power"], row["seeds_needed"]) == (pytest.approx(0.8, abs=1e-3), 4)
     # Finished runs have a scatter of their own.
-    plan = make_plan(load_sweep("./plain.yaml"), asked[2:4])
     rng = np.random.default_rng(0)
     finals = {variant: rng.normal(0.5, 0.1, 4) for variant in ("grpo", "dppo")}
-    for run in plan.runs:
+    for run in make_plan(load_sweep("plain.yaml"), asked.split()[2:4]).runs:
         folder = workspace / "runs" / run.run_id
         folder.mkdir(parents=True)
         score = float(finals[run.variant][run.spec.seed])
         write_status(folder, {"run_id": run.run_id, "status": "done", "final_mean": score})
-    [measured] = differences()
+    [measured] = differences("")
     by_seed = np.std(finals["grpo"] - finals["dppo"], ddof=1) / math.sqrt(2)
     pooled = math.sqrt(np.mean([np.var(values, ddof=1) for values in finals.values()]))
     expected = 100 * (by_seed if core == "exact" else pooled)
     assert measured["deviation"] == pytest.approx(expected) and measured["measured"] == 8
-    assert main(asked) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cppo(asked).out.split())
     assert "8 runs" in said and ("seed by seed" in said) == (core == "exact")
 
 
-def test_power_needs_two_methods(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("plain.yaml").write_text(PLAIN)
-    assert main(["plan", "./plain.yaml", "core=mini", "variant=sapo", "--power"]) == 2
-    assert "plain: --power compares two methods" in capsys.readouterr().err
-
-
-def test_power_of_a_claim_that_waits_for_another(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = "tested only after another is planned as if the other were supported"
-    assert main(["plan", "position_order", "--power", "--deviation=8"]) == 0
-    said = capsys.readouterr().out
-    assert waiting in said
-    Path("longer.yaml").write_text(TREND)
-    assert main(["plan", "./longer.yaml", "--power"]) == 0
-    assert waiting not in capsys.readouterr().out
-    # On a terminal no line is longer than it.
-    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
-    assert main(["plan", "position_order", "--power", "--deviation=8"]) == 0
-    narrow = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) > max(map(len, narrow.splitlines())) <= 80
-    assert " ".join(narrow.split()[-20:]) == " ".join(said.split()[-20:])
-
-
-def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "exact", "--power", "--error-deviation=50", "--json"]) == 0
-    found = {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}
-    assert len(found) == 11 and {one["deviation_is"] for one in found.values()} == {
-        "percent, of the log ratio of errors"
-    }
-    first, slope = found["hypothesis cppo"], found["hypothesis cppo_horizon"]
+def test_power_of_hypotheses_about_the_error(cppo: Command) -> None:
+    claims = powers(cppo, "exact --error-deviation=50")
+    units = {claim["deviation_is"] for claim in claims.values()}
+    assert len(claims) == 11 and units == {"percent, of the log ratio of errors"}
+    first = claims["hypothesis cppo"]
     assert (first["seeds"], first["comparisons"], first["lead"]) == (40, 1, 0.81)
-    shift = -2 * math.log(0.9) * math.sqrt(40) / 0.5
-    assert first["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
-    shift = -2 * math.log(0.95) * math.sqrt(40) / 0.5
-    assert slope["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
+    for name, smallest in (("cppo", 0.9), ("cppo_horizon", 0.95)):
+        shift = -2 * math.log(smallest) * math.sqrt(40) / 0.5
+        assert claims[f"hypothesis {name}"]["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
     needed = first["seeds_needed"]
     more, fewer = (power_of_t(-2 * math.log(0.9) * math.sqrt(n) / 0.5, n - 1) for n in (needed, needed - 1))
     assert fewer < 0.8 < more + 0.005
-    assert main(["plan", "exact", "seed=0", "--power", "--error-deviation=50", "--json"]) == 0
-    alone = {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}["hypothesis cppo"]
+    alone = powers(cppo, "exact seed=0 --error-deviation=50")["hypothesis cppo"]
     assert (alone["seeds"], alone["power"], alone["seeds_needed"]) == (1, 0.0, needed)
-    assert main(["plan", "exact", "seed=0,1,2,3", "--power"]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "30 %" in said
-        and "twice the smallest that counts" in said
-        and "scores" not in said.split("Claims")[0]
-    )
+    said = cppo("plan exact seed=0,1,2,3 --power").out
+    assert "30 %" in said and "twice the smallest that counts" in said
+    assert "scores" not in said.split("Claims")[0]
 
 
-def test_power_says_what_the_needed_seeds_cost(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_power_says_what_the_needed_seeds_cost(cppo: Command) -> None:
     """The sum over the runs that a claim compares, by the table of runs of `cppo plan`."""
-    command = ["plan", "main", "core=verl", "model=qwen3_8b_base,qwen3_1_7b", "seed=0,1"]
-    assert main([*command, "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert main([*command, "--power", "--deviation=2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    claims = {one["claim"]: one for one in found["claims"]}
-    assert found["hours_are"] == "gpu"
+    command = "plan main core=verl model=qwen3_8b_base,qwen3_1_7b seed=0,1"
+    runs = cppo(f"{command} --json").answer["runs"]
+    answer = cppo(f"{command} --power --deviation=2 --json").answer
+    claims = {claim["claim"]: claim for claim in answer["claims"]}
+    assert answer["hours_are"] == "gpu"
     for name, compared in (("cppo_mean", ("cppo", "dppo")), ("cppo_best", {run["rule"] for run in runs})):
         of_a_seed = sum(run["gpu_hours"] for run in runs if run["rule"] in compared) / 2
-        assert claims[name]["hours_needed"] == pytest.approx(
-            of_a_seed * claims[name]["seeds_needed"], rel=1e-4
-        )
-    assert main([*command, "--power", "--deviation=2"]) == 0
-    said = capsys.readouterr().out
+        expected = of_a_seed * claims[name]["seeds_needed"]
+        assert claims[name]["hours_needed"] == pytest.approx(expected, rel=1e-4)
+    said = cppo(f"{command} --power --deviation=2").out
     assert "GPU-hours for it: of all runs that the claim compares" in said
     assert f"{claims['cppo_mean']['hours_needed']:,.0f}\n" in said
 
@@ -394,56 +304,82 @@ hypotheses:
 """
 
 
-def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(cppo: Command) -> None:
     Path("tiny.yaml").write_text(ERRORS)
     for length, seconds in ((8, 36.0), (16, 72.0)):
         for model in ("exact_early", "exact_late"):
             spec = compose(["core=exact", f"model={model}", f"rollout.max_response_length={length}"]).run
-            folder = job(spec, workspace / "runs", tracking_uri()).folder
-            folder.mkdir(parents=True)
-            recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
-            for step in (1, 2, 3):
-                recorder.log(step, {"perf/step_seconds": seconds})
-            recorder.finish(FINISHED)
-            sent(folder)
-    assert main(["plan", "./tiny.yaml", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert main(["plan", "./tiny.yaml", "--power", "--error-deviation=30", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    [one] = found["claims"]
+            recorded(spec, seconds).finish(FINISHED)
+    runs = cppo("plan tiny.yaml --json").answer["runs"]
+    answer = cppo("plan tiny.yaml --power --error-deviation=30 --json").answer
+    [claim] = answer["claims"]
     # Two rules, two lengths, one process; not the third rule, nor the other process.
     of_a_seed = runs[0]["hours"] + 2 * runs[0]["hours"]
-    assert found["hours_are"] == "machine"
-    assert one["hours_needed"] == pytest.approx(2 * of_a_seed * one["seeds_needed"], rel=1e-3)
-    assert main(["plan", "./tiny.yaml", "--power", "--error-deviation=30"]) == 0
-    assert "  hours for it" in capsys.readouterr().out
+    assert answer["hours_are"] == "machine"
+    assert claim["hours_needed"] == pytest.approx(2 * of_a_seed * claim["seeds_needed"], rel=1e-3)
+    assert "  hours for it" in cppo("plan tiny.yaml --power --error-deviation=30").out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["main", "--deviation=1"], "--deviation=1: only valid with --power"),
-        (["main", "--power", "--deviation=0"], "must be above 0"),
-        (["main", "--power", "--deviation=1,x"], "--deviation=x: must be a number of points"),
-        (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
-        (["main", "--power", "--csv"], "use --json"),
-        (["position_order", "seed=0", "--power"], "is planned: plan their variants with seed=140,141,"),
-        (["exact", "seed=100", "--power"], "is planned: plan their variants with seed=0,1,2,"),
-        (["exact", "variant=dppo", "--power"], "is planned: plan their variants with seed=0,1,2,"),
-        (["exact", "--power", "--error-deviation=x"], "--error-deviation=x: must be a number of points"),
-        (["main", "--error-deviation=30"], "--error-deviation=30: only valid with --power"),
-        (
-            ["main", "--power", "--correlation=1"],
-            "--correlation=1: must be a number of at least 0 and below 1",
-        ),
-        (["main", "--power", "--correlation=much"], "--correlation=much: must be a number"),
-        (["tune_cppo", "--power"], "tune_cppo is a search, which tests no claim"),
-    ],
-)
-def test_power_names_the_remedy(
-    workspace: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+def shown(cppo: Command, line: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(cppo(f"show {line}").out))
+
+
+def test_what_is_shown_is_the_run(cppo: Command, workspace: Path) -> None:
+    """Read back, it has the same id: nothing that decides the numbers is left out."""
+    for line in (VERL, SWEEP):
+        documents = shown(cppo, line)
+        assert len(documents) == 6
+        for document in documents:
+            assert parse_run(document["run"], "shown").run_id == document["run_id"]
+    run_id = documents[3]["run_id"]  # by its beginning; overrides may stand after options
+    for words in (f"{SWEEP} --run {run_id[:9]}", f"quickstart --run {run_id} {' '.join(TINY)}"):
+        assert [document["run_id"] for document in shown(cppo, words)] == [run_id]
+    cppo(f"show {VERL} --run ''")  # every id begins with nothing
+    assert list(workspace.iterdir()) == []
+
+
+def test_a_run_of_the_verl_core_is_shown_with_its_place_and_cost(
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["plan", *words]) == 2
-    assert message in capsys.readouterr().err
+    [document] = shown(cppo, f"{LARGE} paths.data=/data")
+    assert list(document) == ["run_id", "sweeps", "run", "layout", "paths", "estimate"]
+    assert list(document["run"])[:4] == ["core", "seed", "model", "data"]
+    assert parse(LayoutSpec, document["layout"], "shown").devices == 16
+    assert parse(PathsSpec, document["paths"], "shown").data == "/data"
+    assert document["estimate"]["memory"].startswith("fits in 80 GB")
+    assert document["estimate"]["good_to_a_factor_of"] == 2
+    assert cppo(f"show {LARGE}").out.startswith("# cppo / qwen3_8b_base / seed 0\nrun_id: ")
+    [small] = shown(cppo, f"{VERL} variant=cppo seed=0")
+    assert "estimate" not in small
+    # The composer of verl's configuration is called with the run, its layout and the paths.
+    stand_in = types.ModuleType("cppo_lab.cores.verl.config")
+
+    def plain_config(run: Any, layout: Any, paths: Any, runs: Any) -> dict[str, Any]:
+        return {"trainer": {"nnodes": layout.nodes, "seed": run.seed, "data": paths.data}}
+
+    stand_in.plain_config = plain_config  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl", types.ModuleType("cppo_lab.cores.verl"))
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.config", stand_in)
+    [document] = shown(cppo, f"{LARGE} --verl paths.data=/d")
+    assert document["verl"] == {"trainer": {"nnodes": 2, "seed": 0, "data": "/d"}}
+
+
+def test_the_plan_of_the_paper_with_its_cost(cppo: Command) -> None:
+    lines = cppo("plan main core=verl").out.splitlines()
+    assert lines[2].split() == ["run", "id", "variant", "model", "seed", "layout", "GPU-hours", "state"]
+    rows = [line.split() for line in lines[3:31]]
+    assert {len(row) for row in rows} == {7}
+    assert [row[4] for row in rows] == ["one_node"] * 14 + ["two_nodes"] * 7 + ["four_nodes_megatron"] * 7
+    total = sum(int(row[5]) for row in rows)
+    summary = next(line for line in lines if line.startswith("Estimated cost: "))
+    assert abs(int(summary.split()[2]) - total) <= 28  # each is rounded
+    assert "for 28 runs, good to a factor of 2 either way" in summary
+    assert "28 runs: 28 missing" in lines
+    assert sum(": fits in 80 GB (peak " in line for line in lines) == 4
+    small = cppo(f"plan {LARGE} layout=one_node layout.tokens_per_device=65536").out
+    assert "does not fit  missing" in small and "Estimated cost: 0 GPU-hours" in small
+    assert "qwen3_8b_base on one_node: does not fit in 80 GB (peak " in small
+    cpu = cppo(f"plan {VERL}").out  # without GPUs runs cost nothing
+    assert "Estimated cost" not in cpu
+    assert all(line.split()[4:6] == ["cpu", "-"] for line in cpu.splitlines()[3:9])
+    assert "GPU-hours" not in cppo(f"plan {SWEEP}").out

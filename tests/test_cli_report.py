@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import Baseline
-from cppo_lab.cli import main, reporting
+from cppo_lab.cli import reporting
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs import attempt
@@ -22,16 +21,21 @@ from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.parents import SweepText
+from tests.conftest import Command
 from tests.plausible import train
 
-ONE = ["quickstart", "variant=cppo"]
+REPORT = "report quickstart variant=cppo"
+
+
+def launched(seed: str) -> None:
+    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", seed]), tracking_uri())
 
 
 @pytest.fixture
 def trained(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with the runs of one variant of the quickstart; training took no time."""
     monkeypatch.setattr(attempt, "load_core", lambda name: train)
-    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", "seed=0"]), tracking_uri())
+    launched("seed=0")
     return workspace
 
 
@@ -47,20 +51,20 @@ def parent() -> Run:
     return found
 
 
-def test_a_terminal_shows_each_step_in_its_place(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_each_step_in_its_place_and_it_need_not_be_kept(
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
-    assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
+    cppo(f"{REPORT} seed=0 --no-log")
     steps = [text.removesuffix(" ...") for text in screen.getvalue().split("\r\x1b[K")]
     assert steps[:3] == ["", "reading the tracking store", "scoring 1 run"]
     assert steps[3].startswith("scored 1 run; drawing ") and steps[4:] == ["writing the page", ""]
+    assert schema.TAG_REPORT not in parent().data.tags
 
 
-def test_it_is_made_and_kept_in_mlflow(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["report", *ONE, "seed=0"]
-    capsys.readouterr()
-    assert main(asked) == 0
-    [drawing, *others] = [line.removeprefix("cppo: ") for line in capsys.readouterr().err.splitlines()]
+def test_it_is_made_and_kept_in_mlflow(trained: Path, cppo: Command) -> None:
+    [drawing, *others] = [line.removeprefix("cppo: ") for line in cppo(f"{REPORT} seed=0").err.splitlines()]
     assert re.fullmatch(r"scored 1 run; drawing \d+ figures", drawing)
     assert others == ["writing the page", "keeping the report in MLflow"]
     tags = parent().data.tags
@@ -69,68 +73,49 @@ def test_it_is_made_and_kept_in_mlflow(trained: Path, capsys: pytest.CaptureFixt
     page = trained / "reports" / "build" / "quickstart" / "index.html"
     assert "Overrides: <code>variant=cppo seed=0</code>" in page.read_text()
     page.write_text("spoiled")
-    assert main(asked) == 0  # it is made again each time it is asked for
-    assert "spoiled" not in page.read_text()
-    assert capsys.readouterr().out.count("report: reports/build/quickstart/index.html\n") == 1
+    assert cppo(f"{REPORT} seed=0").out == "report: reports/build/quickstart/index.html\n"
+    assert "spoiled" not in page.read_text()  # it is made again each time it is asked for
 
 
 def test_it_is_watched_until_every_run_is_a_result(
-    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[float] = []
 
     def pause(seconds: float) -> None:
         paused.append(seconds)
-        more = ["launcher=inline", "variant=cppo", "seed=1"]
-        launch(make_plan(load_sweep("quickstart"), more), tracking_uri())
+        launched("seed=1")
 
     monkeypatch.setattr(reporting, "_pause", pause)
-    asked = ["report", *ONE, "seed=0,1", "--no-log", "--watch"]
-    assert main(asked) != 0
-    assert "--watch needs --partial" in capsys.readouterr().err
-    assert main([*asked, "--partial", "--every", "0"]) != 0
-    assert "--every 0: seconds" in capsys.readouterr().err
-    assert main([*asked, "--partial", "--every", "7"]) == 0
-    said = capsys.readouterr().err
+    said = cppo(f"{REPORT} seed=0,1 --no-log --watch --partial --every 7").err
     assert paused == [7.0]
     assert said.index("1 of 2 runs are results") < said.index("2 of 2 runs are results")
 
 
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
-    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reporting, "_pause", interrupted)
-    asked = ["report", *ONE, "seed=0,7", "--no-log", "--partial", "--watch", "--json"]
-    assert main(asked) == 0
-    assert json.loads(capsys.readouterr().out)["page"] == "reports/build/quickstart/index.html"
-
-
-def test_it_need_not_be_kept(trained: Path) -> None:
-    assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
-    assert schema.TAG_REPORT not in parent().data.tags
-    assert main(["report", *ONE, "seed=0"]) == 0
-    assert schema.TAG_REPORT in parent().data.tags
+    answer = cppo(f"{REPORT} seed=0,7 --no-log --partial --watch --json").answer
+    assert answer["page"] == "reports/build/quickstart/index.html"
 
 
 def test_a_store_that_does_not_take_it_costs_a_line(
-    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> int:
         raise UserError("tracking store x failed: gone")
 
     with monkeypatch.context() as patched:
         patched.setattr("cppo_lab.tracking.parents.keep_report", away)
-        assert main(["report", *ONE, "seed=0"]) == 0
-    said = capsys.readouterr()
+        said = cppo(f"{REPORT} seed=0")
     assert "report: reports/build/quickstart/index.html" in said.out
-    assert (
-        said.err.splitlines()[-1]
-        == "cppo: the report was not uploaded to MLflow: tracking store x failed: gone"
-    )
-    assert main(["report", *ONE, "seed=0"]) == 0  # made up for
+    last = "cppo: the report was not uploaded to MLflow: tracking store x failed: gone"
+    assert said.err.splitlines()[-1] == last
+    cppo(f"{REPORT} seed=0")  # made up for
     assert schema.TAG_REPORT in parent().data.tags
 
 
@@ -157,7 +142,7 @@ AT_ITS_OWN = {f"{name} w_min={x}": f"own w_min={x}" for name in ("own", "padded"
     ],
 )
 def test_a_baseline_of_several_values_is_matched_by_value(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
+    cppo: Command, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
 ) -> None:
     Path("spans.yaml").write_text(SPANS.replace("BASELINE", named))
     asked: list[ReportRequest] = []
@@ -168,5 +153,5 @@ def test_a_baseline_of_several_values_is_matched_by_value(
 
     monkeypatch.setattr(reporting, "_report_runs", made)
     Path(sqlite_file(tracking_uri()) or "").touch()  # the plan alone is asked
-    main(["report", "spans.yaml"])
+    cppo("report spans.yaml", code=2)
     assert [request.baseline for request in asked] == [expected]

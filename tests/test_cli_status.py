@@ -2,10 +2,7 @@
 
 import csv
 import io
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.monitor import status
@@ -24,19 +20,11 @@ from cppo_lab.runs.state import WORDS, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 
-ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "launcher=inline"]
-
-
-def rows(
-    capsys: pytest.CaptureFixture[str], *arguments: str, command: str = "status"
-) -> dict[str, dict[str, Any]]:
-    capsys.readouterr()
-    assert main([command, *arguments, "--json"]) == 0
-    return {row["run_id"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+SWEEP = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo"])
 
 
 def told(status: str, **more: Any) -> dict[str, Any]:
@@ -46,6 +34,10 @@ def told(status: str, **more: Any) -> dict[str, Any]:
 
 def run_id(number: int) -> str:
     return f"{number:012x}"
+
+
+def rows(cppo: Command, line: str = "status") -> dict[str, dict[str, Any]]:
+    return {row["run_id"]: row for row in cppo(f"{line} --json").answer["runs"]}
 
 
 @pytest.fixture
@@ -83,15 +75,13 @@ def slurm_says(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_folders_locks_and_lists_say(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = compose(ONE[1:-2]).run
+def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = compose([*TINY, "seed=0"]).run
     now = 1_800_000_000.0
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
     made(runs, 1, **told("done", step=40))
     made(runs, 2, **told("collapsed", reason="score fell\nat step 20"))
-    made(runs, 3, **told("failed", reason="RuntimeError: no memory left"))
+    made(runs, 3, **told("failed", reason='RuntimeError: "no memory", left'))
     going = told("running", started=now - 500, updated=now - 10, first_step=10, first_time=now - 110)
     running = made(runs, 4, **going)
     made(runs, 5, **going)  # of a process that is gone
@@ -100,53 +90,41 @@ def test_what_folders_locks_and_lists_say(
     (old / "config.json").write_text(spec.model_dump_json())
     (runs / "warm_starts").mkdir()
     with held(running), Queue(runs, [run_id(8)]):
-        found = rows(capsys)
-        assert main(["status", "--state", "running,failed"]) == 0
-        text = capsys.readouterr().out
-    told_of = {
-        number: (found[run_id(number)]["state"], found[run_id(number)]["reason"]) for number in range(1, 9)
+        seen = rows(cppo)
+        text = cppo("status --state running,failed").out
+    states = {
+        number: (seen[run_id(number)]["state"], seen[run_id(number)]["reason"]) for number in range(1, 9)
     }
-    assert told_of == {
+    assert states == {
         1: ("done", ""),
         2: ("collapsed", "score fell at step 20"),
-        3: ("failed", "RuntimeError: no memory left"),
+        3: ("failed", 'RuntimeError: "no memory", left'),
         4: ("running", ""),
         5: ("partial", f"interrupted: {WORDS[Cause.DIED]}"),
         6: ("partial", "interrupted: cancelled"),
         7: ("partial", "interrupted: by SIGTERM"),
         8: ("queued", ""),
     }
-    assert len(found) == 8
-    lives = found[run_id(4)]
+    assert len(seen) == 8
+    lives = seen[run_id(4)]
     # 10 steps in the 100 s up to the last word, 20 to go, 10 s since.
     assert lives["eta_seconds"] == pytest.approx(190)
     assert lives["gpu_hours"] == pytest.approx(8 * 1810 / 3600)
     assert lives["job"].endswith(f":{os.getpid()}")
-    assert found[run_id(1)]["hours"] == 0.5
-    assert (found[run_id(7)]["rule"], found[run_id(7)]["seed"], found[run_id(7)]["hours"]) == (
-        "cppo",
-        0,
-        None,
-    )
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == [run_id(3), run_id(4)]
-    assert lines[0].split()[3:] == [
-        "model",
-        "seed",
-        "state",
-        "step",
-        "last",
-        "best",
-        "ETA",
-        "GPU-hours",
-        "job",
-        "reason",
-    ]
-    assert lines[1].split()[4:7] == ["failed", "20/40", "25.0"]
+    assert seen[run_id(1)]["hours"] == 0.5
+    assert [seen[run_id(7)][key] for key in ("rule", "seed", "hours")] == ["cppo", 0, None]
+    head, *lines = text.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == [run_id(3), run_id(4)]
+    assert " ".join(head.split()[3:]) == "model seed state step last best ETA GPU-hours job reason"
+    assert lines[0].split()[4:7] == ["failed", "20/40", "25.0"]
     assert lines[-1].startswith("8 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial; 24.0")
+    [row] = csv.DictReader(io.StringIO(cppo("status --csv --state failed").out))
+    assert (row["run_id"], row["reason"], row["gpu_hours"]) == (run_id(3), seen[run_id(3)]["reason"], "4.0")
 
 
-def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_slurm_says(
+    runs: Path, slurm_says: Path, cppo: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(runs, 1, **told("running"))
     made(runs, 2, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
     made(runs, 6, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
@@ -167,59 +145,39 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     ]
     (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
     (slurm_says / "sacct.txt").write_text("70_4|NODE_FAIL\n70_5|CANCELLED by 1000\n")
-    found = rows(capsys)
-    told_of = {row["run_id"]: (row["state"], row["reason"], row["job"]) for row in found.values()}
-    assert told_of == {
-        run_id(0): ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
-        run_id(1): ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
-        run_id(2): (
-            "partial",
-            "interrupted: terminated by SIGTERM at step 20",
-            "70_2",
-        ),  # it spoke for itself
-        run_id(3): ("running", "starting", "70_3"),
-        run_id(4): ("missing", "Slurm job 70_4: NODE_FAIL", "70_4"),
-        run_id(5): ("missing", "Slurm job 70_5: CANCELLED", "70_5"),
-        run_id(6): ("running", "its job is ending; interrupted: by SIGTERM", "70_6"),
-        run_id(7): ("partial", "interrupted: cancelled", "70_7"),
-        run_id(9): ("queued", "is being submitted", ""),
+    spoken = "interrupted: terminated by SIGTERM at step 20"  # it spoke for itself
+    expected = {
+        0: ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
+        1: ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
+        2: ("partial", spoken, "70_2"),
+        3: ("running", "starting", "70_3"),
+        4: ("missing", "Slurm job 70_4: NODE_FAIL", "70_4"),
+        5: ("missing", "Slurm job 70_5: CANCELLED", "70_5"),
+        6: ("running", "its job is ending; interrupted: by SIGTERM", "70_6"),
+        7: ("partial", "interrupted: cancelled", "70_7"),
+        9: ("queued", "is being submitted", ""),
+    }
+    seen = rows(cppo)
+    assert {key: (row["state"], row["reason"], row["job"]) for key, row in seen.items()} == {
+        run_id(number): words for number, words in expected.items()
     }
     assert (slurm_says / "calls").read_text() == "asked\n"
 
     (slurm_says / "down").touch()
-    found = rows(capsys)
-    assert found[run_id(0)]["state"] == "queued"  # as far as anybody can say
-    seen = states(runs, [run_id(0), run_id(9)], look(runs, warn=True))  # `cppo plan` knows as much
-    assert [(one.state, one.reason) for one in seen.values()] == [
-        ("queued", found[run_id(0)]["reason"]),
+    row = rows(cppo)[run_id(0)]
+    assert row["state"] == "queued"  # as far as anybody can say
+    assert "Slurmctld(primary) at x is DOWN" in row["reason"]
+    planned = states(runs, [run_id(0), run_id(9)], look(runs, warn=True))  # `cppo plan` knows as much
+    assert [(state.state, state.reason) for state in planned.values()] == [
+        ("queued", row["reason"]),
         ("queued", "is being submitted"),
     ]
     assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
-    assert "Slurmctld(primary) at x is DOWN" in found[run_id(0)]["reason"]
     assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
 
 
-def test_no_store_is_asked(runs: Path, tiny_spec: RunSpec) -> None:
-    """Neither by commands that look, nor of runs without a folder; there may be none, or one that does not answer."""
-    made(runs, 1, **told("done"))
-    made(runs, 2, **told("running"))
-    recorder = Recorder(tiny_spec, {}, runs / tiny_spec.run_id)
-    recorder.fail("bad", "Traceback")
-    commands = [["status"], ["status", *ONE[:-2]], ["plan", *ONE[:-2]], ["watch", *ONE[:-2]]]
-    commands += [["logs", tiny_spec.run_id], ["show", tiny_spec.run_id], ["cancel", *ONE[:-2]]]
-    commands += [["diff", tiny_spec.run_id, tiny_spec.run_id]]
-    code = f"import sys\nfrom cppo_lab.cli import main\nexits = [main(one) for one in {commands}]\n"
-    code += (
-        "assert exits == [0, 0, 0, 4, 0, 0, 0, 0]\nassert not {'mlflow', 'sqlalchemy'} & sys.modules.keys()"
-    )
-    for store in ("sqlite:///mlflow.db", "http://127.0.0.1:9", "postgresql://127.0.0.1:9/none"):
-        environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert not (runs.parent / "mlflow.db").exists()
-
-
 def test_killed_while_it_recorded_its_end(
-    runs: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: Path, tiny_spec: RunSpec, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the spool's last word and the status: the spool knows, and `--repair` tells status and store."""
     folder = runs / tiny_spec.run_id
@@ -227,26 +185,24 @@ def test_killed_while_it_recorded_its_end(
     recorder = Recorder(tiny_spec, {}, folder, gpus=2)
     recorder.log(4, {"train/reward": 0.5})
     recorder._status(schema.RUNNING, 4)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_status", _raise)
+        patch.setattr(Recorder, "_status", killed)
         with pytest.raises(KeyboardInterrupt):
             recorder.finish(Outcome(schema.COLLAPSED, 4, "score fell"))
     assert read_status(folder)["status"] == "running"
-    for arguments in ([], ONE[:-2]):
-        found = rows(capsys, *arguments)[tiny_spec.run_id]
-        assert (found["state"], found["reason"]) == ("collapsed", "score fell")
-        assert found["gpu_hours"] is not None
-    assert main(["status", "--repair"]) == 0
-    assert f"{tiny_spec.run_id}: its folder now says that it is collapsed" in capsys.readouterr().err
+    for line in ("status", f"status {SWEEP}"):
+        row = rows(cppo, line)[tiny_spec.run_id]
+        assert (row["state"], row["reason"], row["gpu_hours"] is None) == ("collapsed", "score fell", False)
+    assert f"{tiny_spec.run_id}: its folder now says that it is collapsed" in cppo("status --repair").err
     assert read_status(folder)["status"] == "collapsed"
 
 
-def _raise(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_repair_ends_what_nobody_trains(
-    runs: Path, slurm_says: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
+    runs: Path, slurm_says: Path, tiny_spec: RunSpec, cppo: Command
 ) -> None:
     folder = runs / tiny_spec.run_id
     folder.mkdir()
@@ -255,50 +211,37 @@ def test_repair_ends_what_nobody_trains(
     with Ledger(runs) as ledger:
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
     (slurm_says / "squeue.txt").write_text(f"5|{os.getuid()}|TIMEOUT|TimeLimit|x\n")
-    assert rows(capsys)[tiny_spec.run_id]["reason"] == "Slurm job 5: TIMEOUT"
-    planned = rows(capsys, *ONE[:-2], command="plan")[tiny_spec.run_id]
-    assert (planned["state"], planned["reason"]) == ("partial", "Slurm job 5: TIMEOUT")  # the same words
+    for line in ("status", f"plan {SWEEP}"):  # the same words
+        row = rows(cppo, line)[tiny_spec.run_id]
+        assert (row["state"], row["reason"]) == ("partial", "Slurm job 5: TIMEOUT")
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # looking writes nothing
-    assert main(["status", *ONE[:-2], "--repair"]) == 0
-    said = capsys.readouterr()
-    assert f"{tiny_spec.run_id}: Slurm job 5 is over" in said.err
-    assert "its record in MLflow is repaired" in said.err
+    said = cppo(f"status {SWEEP} --repair").err
+    assert f"{tiny_spec.run_id}: Slurm job 5 is over" in said
+    assert "its record in MLflow is repaired" in said
     assert [run.info.status for run in mlflow_runs()] == ["KILLED"]
     with Ledger(runs) as ledger:
         assert [task.ended for task in ledger.tasks_of(tiny_spec.run_id)] == ["TIMEOUT"]
     assert read_status(folder)["status"] == "partial"
-    assert main(["status", "--repair"]) == 0
-    assert "nothing to repair" in capsys.readouterr().err
+    assert "nothing to repair" in cppo("status --repair").err
 
 
 def test_a_run_from_another_folder_and_runs_that_are_missing(
-    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
+    workspace: Path, tiny_spec: RunSpec, cppo: Command
 ) -> None:
-    assert main(["status"]) == 0
-    assert "there are no runs in" in capsys.readouterr().out
+    assert "there are no runs in" in cppo("status").out
     assert list(workspace.iterdir()) == []
     folder = workspace / "elsewhere" / tiny_spec.run_id
     folder.mkdir(parents=True)
     Recorder(tiny_spec, {}, folder).finish(Outcome(schema.DONE, 4))
     sent(folder)
-    both = rows(capsys, *ONE[:-2], "variant=cppo,grpo")
+    both = rows(cppo, f"status {SWEEP},grpo")
     assert [row["state"] for row in both.values()] == ["missing", "missing"]
     assert both[tiny_spec.run_id]["variants"] == {"quickstart": "cppo"}
     for command in ("status", "plan"):
-        assert main([command, *ONE[:-2], "variant=cppo,grpo"]) == 0
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert (
-            said.startswith("2 runs have no folder here: `cppo pull quickstart ")
-            and "asks the tracking store" in said
-        )
+        said = cppo(f"{command} {SWEEP},grpo").out.splitlines()[-1]
+        assert said.startswith("2 runs have no folder here: `cppo pull quickstart ")
+        assert "asks the tracking store" in said
     assert not (workspace / "runs").exists()
-
-
-def test_csv(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made(runs, 1, **told("failed", reason='said "no", and left'))
-    assert main(["status", "--csv"]) == 0
-    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (row["run_id"], row["reason"], row["gpu_hours"]) == (run_id(1), 'said "no", and left', "4.0")
 
 
 def test_time_is_counted_over_all_attempts(

@@ -25,39 +25,22 @@ def test_each_reading_has_28_runs_of_its_own(core: str) -> None:
     assert not set(authors) & set(plain)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "rule.position_span=own",
-        "rule.ratio_cap=inf",
-        "rule.log_ratio_clamp=inf",
-        "rule.delta_b_cap=2",
-        "rule.delta_b_cap=2.0",
-        "rule.delta_b_quantile=0.9",
-        "rule.delta_b_scale=1",
-        "recipe.position_span=own",
-        "recipe.ratio_cap=null",
-    ],
-)
-def test_the_papers_values_make_no_other_run(override: str) -> None:
-    assert compose([override]).run == compose([]).run
-    assert compose([override]).run_id == compose([]).run_id
+SAME = (
+    "rule.position_span=own", "rule.ratio_cap=inf", "rule.log_ratio_clamp=inf", "rule.delta_b_cap=2",
+    "rule.delta_b_cap=2.0", "rule.delta_b_quantile=0.9", "rule.delta_b_scale=1", "recipe.position_span=own",
+    "recipe.ratio_cap=null",
+)  # fmt: skip
+OTHERS = (
+    "rule.position_span=padded", "rule.ratio_cap=20", "rule.log_ratio_clamp=20", "rule.delta_b_cap=5",
+    "rule.delta_b_cap=inf", "rule.delta_b_quantile=0.8", "rule.delta_b_scale=0.5", "recipe.delta_b_cap=5",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        *("rule.position_span=padded", "rule.ratio_cap=20", "rule.log_ratio_clamp=20", "rule.delta_b_cap=5"),
-        *(
-            "rule.delta_b_cap=inf",
-            "rule.delta_b_quantile=0.8",
-            "rule.delta_b_scale=0.5",
-            "recipe.delta_b_cap=5",
-        ),
-    ],
-)
-def test_any_other_value_makes_another_run(override: str) -> None:
-    assert compose([override]).run_id != compose([]).run_id
+def test_the_papers_values_make_no_other_run_and_any_others_do() -> None:
+    plain = compose([])
+    assert [override for override in SAME if compose([override]).run != plain.run] == []
+    ids = {override: compose([override]).run_id for override in (*SAME, *OTHERS)}
+    assert [override for override in ids if ids[override] == plain.run_id] == list(SAME)
 
 
 def test_an_infinite_cap_survives_json() -> None:
@@ -77,46 +60,6 @@ def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
     own = {"name": "theirs", "path": "acme_rules:theirs", "delta_b_cap": 2.0}
     assert RuleSpec.model_validate(own).parameters() == {"delta_b_cap": 2.0}
     assert RuleSpec.model_validate(own | {"name": "cppo", "path": None}).parameters() == {}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["rule.position_span=wide"], "rule.position_span='wide': must be 'own' or 'padded'"),
-        (["rule.ratio_cap=0.5"], "rule.ratio_cap=0.5: must be in [1, inf)"),
-        (["rule.log_ratio_clamp=0"], "rule.log_ratio_clamp=0: must be"),
-        (["rule.delta_b_cap=0.9"], "rule.delta_b_cap=0.9: must be in [1, inf)"),
-        (["rule.delta_b_cap=.inf"], "(infinity is `inf` on the command line, `.inf` in YAML)"),
-        (["rule.delta_b_mode=fixed", "rule.delta_b_cap=0.9"], "rule.delta_b_cap=0.9: must be in [1, inf)"),
-        (["rule.delta_b_quantile=1.5"], "rule.delta_b_quantile=1.5: must be in [0, 1]"),
-        (["rule.delta_b_scale=-1"], "rule.delta_b_scale=-1: must be"),
-        (["rule.delta_b_scale=true"], "rule.delta_b_scale=True: must be a number"),
-        (["rule=grpo", "+rule.ratio_cap=20"], "rule 'grpo' has no constant 'ratio_cap'"),
-        (["rule=dppo", "+rule.position_span=padded"], "rule 'dppo' has no constant 'position_span'"),
-        (
-            ["rule=cppo_no_prefix_budget", "+rule.delta_b_cap=5"],
-            "rule 'cppo_no_prefix_budget' has no constant 'delta_b_cap'",
-        ),
-        (["recipe=author"], "unknown recipe 'author': did you mean 'authors'?"),
-    ],
-)
-def test_bad_values_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        compose(overrides)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rule.ratio_cap=20", "no variant of this sweep has the key 'rule.ratio_cap'"),
-        ("recipe.ratio_cap=20", "no run of this sweep depends on 'recipe.ratio_cap'"),
-        ("recipe.max_prompt_length=512", "no run of this sweep depends on 'recipe.max_prompt_length'"),
-    ],
-)
-def test_a_key_that_no_rule_of_the_sweep_uses_is_refused(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_plan(load_sweep("main"), ["variant=grpo", override])
 
 
 def test_what_the_authors_recipe_sets() -> None:

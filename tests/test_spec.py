@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -118,55 +119,6 @@ def test_verls_own_losses_belong_to_its_core(name: str) -> None:
         compose([f"rule={name}"])
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rule.options.dro_betta=1", "did you mean 'rule.options.dro_beta'?"),
-        ("+rule.options.dro_betta=1", "rule 'verl_dro' has no option 'dro_betta' (valid: dro_beta)"),
-        ("~rule.options.dro_beta", "rule.options.dro_beta=null: rule 'verl_dro' needs a value"),
-        ("rule.options.dro_beta=x", "rule.options.dro_beta='x'"),
-        ("+rule.delta=1", "rule 'verl_dro' has no constant 'delta' (valid: none)"),
-        ("rule.name=verl_gspo", "rule.options.clip_ratio_low=null: rule 'verl_gspo' needs a value"),
-    ],
-)
-def test_options_of_verls_own_losses_are_checked(override: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        compose(["rule=verl_dro", *TINY_VERL, override])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_rule_of_ours_has_no_options() -> None:
-    with pytest.raises(UserError, match=r"rule 'cppo' has no option 'x' \(valid: none\)"):
-        compose(["+rule.options.x=1"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["model=qwen3_8b_base"],
-            "model='qwen3_8b_base' is a published model, which core='mini' cannot train",
-        ),
-        (["core=verl", "model=qwen3_8b_base", "data=chain"], "choose data=dapo_math"),
-        (["core=verl", "data=dapo_math"], "published models train on mathematics"),
-        (
-            ["core=verl", "model=qwen3_8b_base", "layout.tokens_per_device=10239"],
-            "less than the longest sequence, 2048 + 8192 tokens: set layout.tokens_per_device=10240 or more",
-        ),
-        (["core=verl", "model=qwen3_8b_base", "divergence=exact_tv"], "choose divergence=topk_tv or topk_kl"),
-        (["core=verl", "model=qwen3_8b_base", "layout.sequence_parallel=3"], "must divide the 16 devices"),
-        (["core=verl", "model=tiny_qwen3", "rollout.staleness=1"], "set rollout.staleness=0"),
-    ],
-    ids=str,
-)
-def test_what_the_verl_core_refuses(overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        compose(overrides)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_sequence_parallelism_divides_the_longest_sequence() -> None:
     split = [
         "core=verl",
@@ -201,31 +153,12 @@ def test_specs_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": -1}, "seed=-1: must be in [0, 2147483648)"),
-        ({"optim": {"learning_rate": 1.0, "beta1": 1.0}}, "optim.beta1=1.0: must be in [0, 1)"),
         ({"core": "verls"}, "unknown core 'verls': did you mean 'verl'?"),
         ({"extra": 1}, "unknown key 'extra': valid: advantage, batch"),
         ({"rule": {"name": "cppo", "w_min": 0.0}}, "rule.w_min=0.0: must be in (0, 1]"),
-        ({"rule": {"name": "cppo", "wmin": 0.5}}, "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
-        ({"rule": {"name": "cppo", "delta": "0.1"}}, "rule.delta='0.1'"),
-        ({"batch": {"prompts": 32, "responses": 8, "minibatch_prompts": 5}}, "must divide prompts=32"),
-        (
-            {"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}},
-            "batch.responses=1: must be in [2, 1000000000]",
-        ),
-        (
-            {"rule": {"name": "trm_max", "delta_max": 0.05}},
-            "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
-        ),
-        (
-            {"divergence": {"estimator": "binary", "measure": "tv", "k": 20, "convention": "union"}},
-            "k and convention belong to estimator 'topk'",
-        ),
     ],
 )
-def test_messages_name_the_value_and_what_is_valid(change: dict[str, object], message: str) -> None:
+def test_what_a_file_says_of_a_run_is_checked(change: dict[str, object], message: str) -> None:
     values = json.loads(compose([]).run.model_dump_json()) | change
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         parse_run(values, "configuration")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)

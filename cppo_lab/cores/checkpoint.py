@@ -136,7 +136,9 @@ def check_whole(source: BinaryIO) -> None:
 
     Raises ValueError if the file is damaged or of another kind.
     """
-    if not zipfile.is_zipfile(source):
+    with _refusing():
+        is_zip = zipfile.is_zipfile(source)  # raises for one that says it spans several disks
+    if not is_zip:
         raise ValueError("it is damaged")
     with _refusing(), zipfile.ZipFile(source) as archive:
         members = archive.infolist()

@@ -150,7 +150,8 @@ def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
         inner = TAGS.get(name) or annotations.get(name)
         kinds = [
             candidate
-            for candidate in (inner, *get_args(inner))
+            for part in (inner, *get_args(inner))
+            for candidate in [getattr(part, "__origin__", part)]  # a mapping's values have validators of their own
             if isinstance(candidate, type) and issubclass(candidate, Spec)
         ]
         if not kinds:

@@ -211,8 +211,8 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
-    """Raises ValueError for variants or models that the sweep does not have, an outcome that its core does not compute,
-    or a trend over fewer than three models. What is wrong in the sweep itself is not looked at.
+    """Raises ValueError for variants, models or test seeds that the sweep does not have, an outcome that its core does
+    not compute, or a trend over fewer than three models. What is wrong in the sweep itself is not looked at.
     """
     models, variants = info.data.get("models"), info.data.get("variants")
     faults = []
@@ -238,6 +238,16 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
         for name in hypothesis.variants
         if variants is not None and name not in variants and name.split(" ")[0] not in variants
     ]
+    axes = info.data.get("axes")
+    if axes is not None and variants:
+        seeds = [seed for values in axes.get("seed", {}).values() for seed in values]
+        seeds += [keys["seed"] for keys in variants.values() if "seed" in keys]
+        seeds = seeds or [0]  # of conf/config.yaml
+        if missing := [seed for seed in hypothesis.test_seeds if seed not in seeds]:
+            faults.append(
+                f"test_seeds: no run has seed {', '.join(map(str, missing[:5]))}: name seeds of the sweep "
+                f"({', '.join(map(str, seeds[:10]))}{', ...' * (len(seeds) > 10)}), or extend axes.seed"
+            )
     if faults:
         raise ValueError(ALSO.join(faults))
     return hypothesis

@@ -52,6 +52,7 @@ GOOD = content("a")
 @given(data=damaged(GOOD))
 @example(data=GOOD[1:])
 @example(data=GOOD[:-1])
+@example(data=GOOD.replace(b"PK\x06\x07\0", b"PK\x06\x07\1"))  # a zip on several disks
 @example(
     data=bytes(
         byte ^ (place == GOOD.index(torch.arange(6.0).numpy().tobytes())) for place, byte in enumerate(GOOD)

@@ -31,34 +31,15 @@ SECRET = "hunter2-s3cret-9"
 URI = f"postgresql://ada:{SECRET}@127.0.0.1:1/mlflow"
 
 
+FORMS = (
+    "HF_TOKEN={}", "export WANDB_API_KEY={}", "MLFLOW_TRACKING_PASSWORD='{}'", "--password {}", "--token={}",
+    "postgresql://ada:{}@db/x", "https://{}@github.com/a", "https://h/?access_token={}", "db_password: {}",
+    '"api_key": "{}"', "Authorization: Bearer {}", "aws_secret_access_key = {}", "'client_secret': '{}'",
+)  # fmt: skip
+
+
 @fuzz(200)
-@given(
-    before=st.text("ab \n'\"{=:,", max_size=8),
-    form=st.sampled_from(
-        [
-            *(
-                "HF_TOKEN={}",
-                "export WANDB_API_KEY={}",
-                "MLFLOW_TRACKING_PASSWORD='{}'",
-                "--password {}",
-                "--token={}",
-            ),
-            *(
-                "postgresql://ada:{}@db/x",
-                "https://{}@github.com/a",
-                "https://h/?access_token={}",
-                "db_password: {}",
-            ),
-            *(
-                '"api_key": "{}"',
-                "Authorization: Bearer {}",
-                "aws_secret_access_key = {}",
-                "'client_secret': '{}'",
-            ),
-        ]
-    ),
-    after=st.sampled_from(["", " x", "\nx", ")"]),
-)
+@given(st.text("ab \n'\"{=:,", max_size=8), st.sampled_from(FORMS), st.sampled_from(["", " x", "\nx", ")"]))
 def test_settings_options_and_headers(before: str, form: str, after: str) -> None:
     text = f"{before} {form.format(SECRET)}{after}"
     assert SECRET not in redacted(text)
@@ -92,20 +73,6 @@ def test_a_long_text_takes_no_long_time(piece: str) -> None:
         signal.signal(signal.SIGVTALRM, before)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["plan", "quickstart", f"tracking.uri={URI}", "no.such=1"],
-        ["plan", "quickstart", f"tracking.uri=x{URI}"],
-        ["plan", f"./{SECRET}/{URI}.yaml"],
-    ],
-)
-def test_messages(workspace: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main(words) == 2
-    said = capsys.readouterr()
-    assert f":{SECRET}@" not in said.out + said.err
-
-
 def test_a_report_names_its_command_without_passwords(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,14 +92,15 @@ def test_a_run_keeps_no_secret_of_its_environment(
     workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in the names nor in the values of what surrounds it, nor in the words of what broke it."""
-    for name in (
+    named = (
         "HF_TOKEN",
         "AWS_SECRET_ACCESS_KEY",
         "MLFLOW_TRACKING_PASSWORD",
         "USER",
         "LOGNAME",
         SECRET.upper(),
-    ):
+    )
+    for name in named:
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv(address.VARIABLE, URI)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -142,12 +110,10 @@ def test_a_run_keeps_no_secret_of_its_environment(
     recorder.fail(
         f"OSError: {URI}", f"Traceback\nHF_TOKEN={SECRET}\n  connect('{URI}', api_key='{SECRET}')\n"
     )
-    kept = [path for path in (workspace / "runs").rglob("*") if path.is_file()]
-    assert kept
-    for path in kept:
-        content = path.read_text(errors="replace")
-        assert SECRET not in content, path
-        assert SECRET.upper() not in content, path
+    files = [path for path in (workspace / "runs").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert SECRET not in path.read_text(errors="replace").lower(), path
 
 
 def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(

@@ -1,19 +1,11 @@
-"""Overrides: what Hydra's grammar refuses, would take for something else, or follows out of conf/."""
+"""Overrides: what Hydra's grammar refuses, would take for something else, or follows out of conf/; what would reach
+sbatch, srun or a batch script, and processes of the local launcher.
+"""
+
+import shlex
+from collections.abc import Mapping
 
 from tests.hostile.case import Case
-
-
-def _plan(override: str, says: str, *others: str) -> Case:
-    return Case(["plan", "quickstart", override, *others], says)
-
-
-def _verl(override: str, says: str, *others: str) -> Case:
-    return Case(["plan", "quickstart", "core=verl", override, *others], says)
-
-
-def _launch(override: str, says: str) -> Case:
-    return Case(["launch", "quickstart", override], says)
-
 
 QUOTE = "a value with spaces or special characters needs quotes: "
 NAME = "must match ^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -21,253 +13,332 @@ RESOLVER = "${NAME:...} is not resolved: write the value itself"
 SEED = "must be a whole number in [0, 2147483648)"
 VARIANTS = "the variants of sweep quickstart set 'rule' themselves; choose among them with variant="
 ONE_VALUE = "takes one value for all runs; a comma within it needs quotes"
+WORD = "must match ^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$"
+LINE = "must match ^[^\\n\\r\\x00]*$"
 
-FORMS = [
-    _plan("a=", "unknown key 'a': valid: advantage, batch, core, data"),
-    _plan("=b", "override '=b' is not of the form key=value"),
-    _plan("=", "override '=' is not of the form key=value"),
-    _plan("", "override '' is not of the form key=value"),
-    _plan("seed", "override 'seed' is not of the form key=value"),
-    _plan("~rule", "override '~rule' is not of the form key=value"),
-    _plan("@x=1", "unknown key '': valid: core"),
-    _plan("+=1", "unknown key '': valid: core"),
-    _plan("seed==1", f"override 'seed==1' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan("seed=0,,1", f"override 'seed=0,,1' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan(
-        "seed=choice()",
+PLAN = {
+    "batch.prompts=2000000001": "configuration: batch.prompts=2000000001: must be in [1, 1000000000]",
+    "batch.responses=2000000001": "configuration: batch.responses=2000000001: must be in [2, 1000000000]",
+    "validation.samples=2000000001": "validation.samples=2000000001: must be in [1, 1000000000]",
+    "training.t_stop=2000000001": "training.t_stop=2000000001: must be in [1, 1000000000]",
+    "rule.position_span=wide": "rule.position_span='wide': must be 'own' or 'padded'",
+    "rule.ratio_cap=0.5": "rule.ratio_cap=0.5: must be in [1, inf)",
+    "rule.log_ratio_clamp=0": "rule.log_ratio_clamp=0: must be",
+    "rule.delta_b_cap=0.9": "rule.delta_b_cap=0.9: must be in [1, inf)",
+    "rule.delta_b_cap=.inf": "(infinity is `inf` on the command line, `.inf` in YAML)",
+    "rule.delta_b_quantile=1.5": "rule.delta_b_quantile=1.5: must be in [0, 1]",
+    "rule.delta_b_scale=-1": "rule.delta_b_scale=-1: must be",
+    "rule.delta_b_scale=true": "rule.delta_b_scale=True: must be a number",
+    "w_min=1": "unknown key 'w_min': did you mean 'rule.w_min' or 'trust_region.w_min'?",
+    "delta=1": "unknown key 'delta': did you mean 'rule.delta' or 'trust_region.delta'?",
+    "t_stop=1": "unknown key 't_stop': did you mean 'training.t_stop'?",
+    "partition=x": "unknown key 'partition': did you mean 'resources.partition'?",
+    "training.learning_rate=1": "did you mean 'optim.learning_rate' or 'model.warm_start.learning_rate'?",
+    "model=qwen3_8b": "unknown model 'qwen3_8b': did you mean 'qwen3_8b_base'?",
+    "model=mini": "unknown model 'mini': did you mean 'mini_base' or 'mini_long'?",
+    "paths.models='${oc.env:SECRET}'": "${NAME:...} is not resolved: write the value itself",
+    "paths.models=$\\{oc.env:SECRET\\}": "${NAME:...} is not resolved: write the value itself",
+    "paths.models=$\\{oc.env\\:SECRET\\}": "${NAME:...} is not resolved: write the value itself",
+    "+paths={models: ['${oc.env:SECRET}']}": "${NAME:...} is not resolved: write the value itself",
+    "a=": "unknown key 'a': valid: advantage, batch, core, data",
+    "=b": "override '=b' is not of the form key=value",
+    "=": "override '=' is not of the form key=value",
+    "": "override '' is not of the form key=value",
+    "seed": "override 'seed' is not of the form key=value",
+    "~rule": "override '~rule' is not of the form key=value",
+    "@x=1": "unknown key '': valid: core",
+    "+=1": "unknown key '': valid: core",
+    "seed==1": f"override 'seed==1' is not key=value as Hydra reads it (…): {QUOTE}",
+    "seed=0,,1": f"override 'seed=0,,1' is not key=value as Hydra reads it (…): {QUOTE}",
+    "seed=choice()":
         "override 'seed=choice()' is not key=value as Hydra reads it (…empty choice is not legal",
-    ),
-    _plan(
-        "seed=glob(*)", "override 'seed=glob(*)': seed takes one value here; a sweep takes several: seed=1,2"
-    ),
-    _plan(
-        "seed=interval(0,1)",
-        "override 'seed=interval(0,1)': seed takes one value here; a sweep takes several",
-    ),
-    _plan(
-        "seed=range(0,1000000000)",
+    "seed=glob(*)": "override 'seed=glob(*)': seed takes one value here; a sweep takes several: seed=1,2",
+    "seed=interval(0,1)": "override 'seed=interval(0,1)': seed takes one value here; a sweep takes several",
+    "seed=range(0,1000000000)":
         "override 'seed=range(0,1000000000)': lists more than 100,000 values: list fewer",
-    ),
-    _plan("seed=" + "9" * 5000, f"override 'seed=999…999' is not key=value …: {QUOTE}"),
-    _plan("data.name=" + "[" * 1000, QUOTE),
-    _plan("data.name='a", f'override "data.name=\'a" is not key=value as Hydra reads it (…): {QUOTE}'),
-    _plan('data.name="a', f"override 'data.name=\"a' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan("data.name=(a", f"override 'data.name=(a' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan("data.name={", f"override 'data.name={{' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan(
-        "data.name=$(touch x)",
+    "seed=" + "9" * 5000: f"override 'seed=999…999' is not key=value …: {QUOTE}",
+    "data.name=" + "[" * 1000: QUOTE,
+    "data.name='a": f"""override "data.name='a" is not key=value as Hydra reads it (…): {QUOTE}""",
+    'data.name="a': f"""override 'data.name="a' is not key=value as Hydra reads it (…): {QUOTE}""",
+    "data.name=(a": f"override 'data.name=(a' is not key=value as Hydra reads it (…): {QUOTE}",
+    "data.name={": f"override 'data.name={{' is not key=value as Hydra reads it (…): {QUOTE}",
+    "data.name=$(touch x)":
         f"override 'data.name=$(touch x)' is not key=value as Hydra reads it (…): {QUOTE}",
-    ),
-    _plan(
-        "data.name=`touch x`",
-        f"override 'data.name=`touch x`' is not key=value as Hydra reads it (…): {QUOTE}",
-    ),
-    _plan("data.name=a\nb", f"override 'data.name=a\\nb' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan("data.name=\x00", f"override 'data.name=\\x00' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan("data.name='\udc80'", "configuration: a value is not UTF-8 text: …: type it again"),
-    _plan("data.name='\x1b[2J'", f"configuration: data.name='\\x1b[2J': {NAME}"),
-    _plan("data.name='a\nb'", f"configuration: data.name='a\\nb': {NAME}"),
-    _plan("data.name='a b'", f"configuration: data.name='a b': {NAME}"),
-    _plan("data.name='../up'", f"configuration: data.name='../up': {NAME}"),
-    _plan("data.name=" + "x" * 100_000, f"configuration: data.name='xxx…xxx': {NAME}"),
-    _plan("seed=0", "override 'seed=1': 'seed=0' appears too: give seed once", "seed=1"),
-]
-
-REFERENCES = [
-    _plan("rule.w_min=${oc.env:HOME}", f"override 'rule.w_min=${{oc.env:HOME}}': {RESOLVER}"),
-    _plan("data.name=${oc.decode:1}", f"override 'data.name=${{oc.decode:1}}': {RESOLVER}"),
-    _plan("data.name=${hydra:run.dir}", f"override 'data.name=${{hydra:run.dir}}': {RESOLVER}"),
-    _plan("data.name=${now:%Y}", f"override 'data.name=${{now:%Y}}': {RESOLVER}"),
-    _plan("data.name=${eval:1+1}", f"override 'data.name=${{eval:1+1}}': {RESOLVER}"),
-    _plan("data.name=x${seed}${oc.env:HOME}", RESOLVER),
-    _plan("paths.data=${oc.env:HOME}", f"override 'paths.data=${{oc.env:HOME}}': {RESOLVER}"),
-    _plan("tracking.uri=${oc.env:SECRET}", f"override 'tracking.uri=${{oc.env:SECRET}}': {RESOLVER}"),
-    _plan("data.name=${", f"override 'data.name=${{' is not key=value as Hydra reads it (…): {QUOTE}"),
-    _plan(
-        "training.t_stop=${nothing}",
+    "data.name=`touch x`": f"override 'data.name=`touch x`' is not key=value as Hydra reads it (…): {QUOTE}",
+    "data.name=a\nb": f"override 'data.name=a\\nb' is not key=value as Hydra reads it (…): {QUOTE}",
+    "data.name=\x00": f"override 'data.name=\\x00' is not key=value as Hydra reads it (…): {QUOTE}",
+    "data.name='\udc80'": "configuration: a value is not UTF-8 text: …: type it again",
+    "data.name='\x1b[2J'": f"configuration: data.name='\\x1b[2J': {NAME}",
+    "data.name='a\nb'": f"configuration: data.name='a\\nb': {NAME}",
+    "data.name='a b'": f"configuration: data.name='a b': {NAME}",
+    "data.name='../up'": f"configuration: data.name='../up': {NAME}",
+    "data.name=" + "x" * 100000: f"configuration: data.name='xxx…xxx': {NAME}",
+    "rule.w_min=${oc.env:HOME}": f"override 'rule.w_min=${{oc.env:HOME}}': {RESOLVER}",
+    "data.name=${oc.decode:1}": f"override 'data.name=${{oc.decode:1}}': {RESOLVER}",
+    "data.name=${hydra:run.dir}": f"override 'data.name=${{hydra:run.dir}}': {RESOLVER}",
+    "data.name=${now:%Y}": f"override 'data.name=${{now:%Y}}': {RESOLVER}",
+    "data.name=${eval:1+1}": f"override 'data.name=${{eval:1+1}}': {RESOLVER}",
+    "data.name=x${seed}${oc.env:HOME}": RESOLVER,
+    "paths.data=${oc.env:HOME}": f"override 'paths.data=${{oc.env:HOME}}': {RESOLVER}",
+    "tracking.uri=${oc.env:SECRET}": f"override 'tracking.uri=${{oc.env:SECRET}}': {RESOLVER}",
+    "data.name=${": f"override 'data.name=${{' is not key=value as Hydra reads it (…): {QUOTE}",
+    "training.t_stop=${nothing}":
         "Interpolation key 'nothing' not found: `cppo show SWEEP` prints the valid keys",
-    ),
-    _plan("training.t_stop=${training.t_stop}", "Recursive interpolation detected"),
-]
-
-OUT_OF_CONF = [
-    _plan("model=/etc/passwd", "unknown model '/etc/passwd': valid: exact_early"),
-    _plan("model=../rule/cppo", "unknown model '../rule/cppo': valid: exact_early"),
-    _plan("data=../../../../etc/passwd", "unknown data '../../../../etc/passwd': valid: addition"),
-    _plan("divergence=../rule/cppo", "unknown divergence '../rule/cppo': valid: binary_kl"),
-    _plan("launcher=../core/verl", "unknown launcher '../core/verl': valid: inline, local, slurm"),
-    _plan(
-        "+rule@x=../../conf/config",
-        "override '+rule@x=../../conf/config': rule takes one option (valid: cispo",
-    ),
-    _plan("rule@x=cppo", "override 'rule@x=cppo': rule takes one option (valid: cispo"),
-    _plan("+rule=cppo", "override '+rule=cppo': rule takes one option (valid: cispo"),
-    _plan("~rule=cppo", "override '~rule=cppo': rule takes one option (valid: cispo"),
-    _plan("model@a=mini_base", "override 'model@a=mini_base': model takes one option (valid: exact_early"),
-    _plan("hydra=x", "unknown key 'hydra': valid: core"),
-    _plan("hydra.run.dir=/tmp/x", "unknown key 'hydra.run.dir': valid: core"),
-    _plan("+hydra.run.dir=/tmp/x", "unknown key 'hydra.run.dir': valid: core"),
-    _plan("hydra/launcher=x", "unknown key 'hydra/launcher': did you mean 'launcher'?"),
-    _plan("+hydra/job_logging=none", "unknown key 'hydra/job_logging': valid: core"),
-]
-
-GROUPS = [
-    _plan("rule=cpo", f"override 'rule=cpo': {VARIANTS}"),
-    _plan("rule=", f"override 'rule=': {VARIANTS}"),
-    _plan("rule={a: b}", f"override 'rule={{a: b}}': {VARIANTS}"),
-    _plan("rule=null", f"override 'rule=null': {VARIANTS}"),
-    _plan(
-        "divergence=topk", "unknown divergence 'topk': did you mean 'topk_kl' or 'topk_tv'? valid: binary_kl"
-    ),
-    _plan("launcher=ssh", "unknown launcher 'ssh': valid: inline, local, slurm"),
-    _plan("launcher=local,slurm", f"override 'launcher=local,slurm': launcher {ONE_VALUE}"),
-    _plan("tracking=null", "unknown tracking 'None': valid: mlflow"),
-    _plan("core=tpu", "unknown core 'tpu': valid: exact, mini, verl"),
-    _plan("core=", "unknown core '': valid: exact, mini, verl"),
-    _plan(
-        "core=mini,verl", "unknown core 'mini,verl': did you mean 'mini' or 'verl'? valid: exact, mini, verl"
-    ),
-    _plan("layout=moon", "unknown layout 'moon': valid: cpu"),
-    _plan("model=", "unknown model '': valid: exact_early"),
-    _plan("model=mini_base,", "unknown model '': valid: exact_early"),
-    _plan(
-        "model=qwen3_8b_base",
+    "training.t_stop=${training.t_stop}": "Recursive interpolation detected",
+    "model=/etc/passwd": "unknown model '/etc/passwd': valid: exact_early",
+    "model=../rule/cppo": "unknown model '../rule/cppo': valid: exact_early",
+    "data=../../../../etc/passwd": "unknown data '../../../../etc/passwd': valid: addition",
+    "divergence=../rule/cppo": "unknown divergence '../rule/cppo': valid: binary_kl",
+    "launcher=../core/verl": "unknown launcher '../core/verl': valid: inline, local, slurm",
+    "+rule@x=../../conf/config": "override '+rule@x=../../conf/config': rule takes one option (valid: cispo",
+    "rule@x=cppo": "override 'rule@x=cppo': rule takes one option (valid: cispo",
+    "+rule=cppo": "override '+rule=cppo': rule takes one option (valid: cispo",
+    "~rule=cppo": "override '~rule=cppo': rule takes one option (valid: cispo",
+    "model@a=mini_base": "override 'model@a=mini_base': model takes one option (valid: exact_early",
+    "hydra=x": "unknown key 'hydra': valid: core",
+    "hydra.run.dir=/tmp/x": "unknown key 'hydra.run.dir': valid: core",
+    "+hydra.run.dir=/tmp/x": "unknown key 'hydra.run.dir': valid: core",
+    "hydra/launcher=x": "unknown key 'hydra/launcher': did you mean 'launcher'?",
+    "+hydra/job_logging=none": "unknown key 'hydra/job_logging': valid: core",
+    "rule=cpo": f"override 'rule=cpo': {VARIANTS}",
+    "rule=": f"override 'rule=': {VARIANTS}",
+    "rule={a: b}": f"override 'rule={{a: b}}': {VARIANTS}",
+    "rule=null": f"override 'rule=null': {VARIANTS}",
+    "divergence=topk": "unknown divergence 'topk': did you mean 'topk_kl' or 'topk_tv'? valid: binary_kl",
+    "launcher=ssh": "unknown launcher 'ssh': valid: inline, local, slurm",
+    "launcher=local,slurm": f"override 'launcher=local,slurm': launcher {ONE_VALUE}",
+    "tracking=null": "unknown tracking 'None': valid: mlflow",
+    "core=tpu": "unknown core 'tpu': valid: exact, mini, verl",
+    "core=": "unknown core '': valid: exact, mini, verl",
+    "core=mini,verl": "unknown core 'mini,verl': did you mean 'mini' or 'verl'? valid: exact, mini, verl",
+    "layout=moon": "unknown layout 'moon': valid: cpu",
+    "model=": "unknown model '': valid: exact_early",
+    "model=mini_base,": "unknown model '': valid: exact_early",
+    "model=qwen3_8b_base":
         "model='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl",
-    ),
-    _plan("variant=", "unknown variant of sweep quickstart '': valid: cppo, dppo, grpo"),
-    _plan(
-        "variant=CPPO",
+    "variant=": "unknown variant of sweep quickstart '': valid: cppo, dppo, grpo",
+    "variant=CPPO":
         "unknown variant of sweep quickstart 'CPPO': did you mean 'cppo'? valid: cppo, dppo, grpo",
-    ),
-    _plan(
-        "variant=cppo;touch x", "unknown variant of sweep quickstart 'cppo;touch x': valid: cppo, dppo, grpo"
-    ),
-    _launch("variant=ccpo", "unknown variant of sweep quickstart 'ccpo': did you mean 'cppo'?"),
-    _launch("rule.name=cpo", "unknown rule 'cpo': did you mean 'cppo'?"),
-    _plan("batch=8", "configuration: batch=8: must be a mapping: KEY: VALUE"),
-    _plan("batch=null", "configuration: batch=None: must be a mapping: KEY: VALUE"),
-    _plan(
-        "model.architecture=small", "configuration: model.architecture='small': must be a mapping: KEY: VALUE"
-    ),
-]
-
-KEYS = [
-    _plan("+nosuch.key=1", "configuration: unknown key 'nosuch': valid: advantage"),
-    _plan("++nosuch.key=1", "configuration: unknown key 'nosuch': valid: advantage"),
-    _plan("+rule.new=1", "configuration: unknown key 'rule.new': did you mean 'rule.name'?"),
-    _plan("optim.lr=1", "unknown key 'optim.lr': …valid: optim.beta1"),
-    _launch("rule.wmin=0.5", "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
-    _plan("rule.gate=inverse", "unknown key 'rule.gate': did you mean 'rule.name'?"),
-    _plan("rule.options.x=1", "unknown key 'rule.options.x': did you mean 'rule.options'? valid: advantage"),
-    _plan("trust_region.nothing=1", "no run of this sweep depends on 'trust_region.nothing'; remove it"),
-    _plan("paths.nothing=1", "unknown key 'paths.nothing': did you mean 'paths.data'?"),
-    _plan("tracking.url=x", "unknown key 'tracking.url': did you mean 'tracking.uri'?"),
-    _plan("launcher.worker=2", "unknown key 'launcher.worker': did you mean 'launcher.workers'?"),
-    _plan("launcher.requeues=3", "unknown key 'launcher.requeues': …valid: launcher.name, launcher.threads"),
-]
-
-VALUES = [
-    _plan("seed=", f"configuration: seed='': {SEED}"),
-    _plan("seed=-1", "configuration: seed=-1: must be in [0, 2147483648)"),
-    _plan("seed=1.5", f"configuration: seed=1.5: {SEED}"),
-    _plan("seed=nan", f"configuration: seed=nan: {SEED}"),
-    _plan("seed=1e400", f"configuration: seed=inf: {SEED}"),
-    _plan("seed=true", f"configuration: seed=True: {SEED}"),
-    _plan("seed='0'", f"configuration: seed='0': {SEED}"),
-    _plan("seed=0x10", f"configuration: seed='0x10': {SEED}"),
-    _plan("seed=[0,1]", "override 'seed=[0,1]': seed takes plain values here, not lists: seed=1,2"),
-    _plan("seed={a: 1}", "override 'seed={a: 1}': seed takes plain values here: seed=1,2"),
-    _plan(
-        "seed=99999999999999999999", "configuration: seed=99999999999999999999: must be in [0, 2147483648)"
-    ),
-    _plan("batch.prompts=-8", "configuration: batch.prompts=-8: must be in [1, 1000000000]"),
-    _plan("batch.prompts=8.0", "configuration: batch.prompts=8.0: must be a whole number in [1, 1000000000]"),
-    _plan(
-        "batch.prompts=eight",
-        "configuration: batch.prompts='eight': must be a whole number in [1, 1000000000]",
-    ),
-    _plan("batch.prompts=[8]", "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]"),
-    _plan("batch.minibatch_prompts=7", "batch: minibatch_prompts=7 must divide prompts=16 (valid: [1, 2"),
-    _plan("batch.responses=1", "configuration: batch.responses=1: must be in [2, 1000000000]"),
-    _plan(
-        "optim.learning_rate=nan",
-        "configuration: optim.learning_rate=nan: must be a finite number in (0, inf)",
-    ),
-    _plan(
-        "optim.learning_rate=-inf",
+    "variant=cppo;touch x": "unknown variant of sweep quickstart 'cppo;touch x': valid: cppo, dppo, grpo",
+    "batch=8": "configuration: batch=8: must be a mapping: KEY: VALUE",
+    "batch=null": "configuration: batch=None: must be a mapping: KEY: VALUE",
+    "model.architecture=small": "configuration: model.architecture='small': must be a mapping: KEY: VALUE",
+    "+nosuch.key=1": "configuration: unknown key 'nosuch': valid: advantage",
+    "++nosuch.key=1": "configuration: unknown key 'nosuch': valid: advantage",
+    "+rule.new=1": "configuration: unknown key 'rule.new': did you mean 'rule.name'?",
+    "optim.lr=1": "unknown key 'optim.lr': …valid: optim.beta1",
+    "rule.gate=inverse": "unknown key 'rule.gate': did you mean 'rule.name'?",
+    "rule.options.x=1": "unknown key 'rule.options.x': did you mean 'rule.options'? valid: advantage",
+    "trust_region.nothing=1": "no run of this sweep depends on 'trust_region.nothing'; remove it",
+    "paths.nothing=1": "unknown key 'paths.nothing': did you mean 'paths.data'?",
+    "tracking.url=x": "unknown key 'tracking.url': did you mean 'tracking.uri'?",
+    "launcher.worker=2": "unknown key 'launcher.worker': did you mean 'launcher.workers'?",
+    "launcher.requeues=3": "unknown key 'launcher.requeues': …valid: launcher.name, launcher.threads",
+    "seed=": f"configuration: seed='': {SEED}",
+    "seed=-1": "configuration: seed=-1: must be in [0, 2147483648)",
+    "seed=1.5": f"configuration: seed=1.5: {SEED}",
+    "seed=nan": f"configuration: seed=nan: {SEED}",
+    "seed=1e400": f"configuration: seed=inf: {SEED}",
+    "seed=true": f"configuration: seed=True: {SEED}",
+    "seed='0'": f"configuration: seed='0': {SEED}",
+    "seed=0x10": f"configuration: seed='0x10': {SEED}",
+    "seed=[0,1]": "override 'seed=[0,1]': seed takes plain values here, not lists: seed=1,2",
+    "seed={a: 1}": "override 'seed={a: 1}': seed takes plain values here: seed=1,2",
+    "seed=99999999999999999999": "configuration: seed=99999999999999999999: must be in [0, 2147483648)",
+    "batch.prompts=-8": "configuration: batch.prompts=-8: must be in [1, 1000000000]",
+    "batch.prompts=8.0": "configuration: batch.prompts=8.0: must be a whole number in [1, 1000000000]",
+    "batch.prompts=eight": "configuration: batch.prompts='eight': must be a whole number in [1, 1000000000]",
+    "batch.prompts=[8]": "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]",
+    "batch.minibatch_prompts=7": "batch: minibatch_prompts=7 must divide prompts=16 (valid: [1, 2",
+    "batch.responses=1": "configuration: batch.responses=1: must be in [2, 1000000000]",
+    "optim.learning_rate=nan": "configuration: optim.learning_rate=nan: must be a finite number in (0, inf)",
+    "optim.learning_rate=-inf":
         "configuration: optim.learning_rate=-inf: must be a finite number in (0, inf)",
-    ),
-    _plan("optim.beta1=1", "configuration: optim.beta1=1: must be in [0, 1)"),
-    _plan("optim.weight_decay=-0.1", "configuration: optim.weight_decay=-0.1: must be in [0, inf)"),
-    _plan("training.t_stop=-5", "configuration: training.t_stop=-5: must be in [1, 1000000000]"),
-    _plan(
-        "training.t_stop=13",
+    "optim.beta1=1": "configuration: optim.beta1=1: must be in [0, 1)",
+    "optim.weight_decay=-0.1": "configuration: optim.weight_decay=-0.1: must be in [0, inf)",
+    "training.t_stop=-5": "configuration: training.t_stop=-5: must be in [1, 1000000000]",
+    "training.t_stop=13":
         "training.t_stop=13 must lie on the validation grid: make it a multiple of validation.every=5",
-    ),
-    _plan("training.aggregation=sum", "configuration: training.aggregation='sum': must be 'token-mean', "),
-    _plan("training.collapse_share=2", "configuration: training.collapse_share=2: must be in [0, 1]"),
-    _plan(
-        "rollout.precision=float16",
+    "training.aggregation=sum": "configuration: training.aggregation='sum': must be 'token-mean', ",
+    "training.collapse_share=2": "configuration: training.collapse_share=2: must be in [0, 1]",
+    "rollout.precision=float16":
         "configuration: rollout.precision='float16': must be 'float32' or 'bfloat16'",
-    ),
-    _plan("rollout.max_response_length=5", "raise max_response_length to 13 or more, or lower operations"),
-    _plan("rollout.top_p=0", "configuration: rollout.top_p=0: must be in (0, 1]"),
-    _plan("rollout.top_p=0.9", "rollout.top_p=0.9: core=mini evaluates …set rollout.top_p=1.0"),
-    _plan("validation.every=0", "configuration: validation.every=0: must be in [1, 1000000000]"),
-    _plan("advantage.normalize_std=1", "configuration: advantage.normalize_std=1: must be true or false"),
-    _plan("model.architecture.heads=3", "heads=3 must be a multiple of kv_heads=2"),
-    _plan("model.architecture.head_dim=3", "head_dim=3 must be even"),
-    _plan("data.benchmarks=[]", "benchmarks=[] must be one or more distinct names"),
-    _plan("data.benchmarks=[mean]", "'mean' names the mean over them; choose another"),
-    _plan("data.benchmarks=['a/b']", f"configuration: data.benchmarks.0='a/b': {NAME}"),
-    _plan(
-        "data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: \"data.benchmarks=['x']\""
-    ),
-    _plan("data.operations=128", "configuration: data.operations=128: must be in [1, 127]"),
-    _plan("divergence.k=1000000", "set divergence.k=206 or less"),
-    _plan("divergence.estimator=binary", "k and convention belong to estimator 'topk', and only to it"),
-    _plan(
-        "divergence.measure=l2", "configuration: divergence.measure='l2': must be 'tv', 'kl', 'k2' or 'k3'"
-    ),
-    _launch("rule.w_min=0", "rule.w_min=0: must be in (0, 1]"),
-    _launch("rule.w_min=1.01", "rule.w_min=1.01: must be in (0, 1]"),
-    _launch("rule.delta=0", "rule.delta=0: must be in (0, inf)"),
-    _launch("rule.delta=-1", "rule.delta=-1: must be in (0, inf)"),
-    _plan("rule.delta=nan", "configuration: rule.delta=nan: must be a finite number in (0, inf)"),
-    _plan(
-        "rule.delta_b_mode=sometimes",
+    "rollout.max_response_length=5": "raise max_response_length to 13 or more, or lower operations",
+    "rollout.top_p=0": "configuration: rollout.top_p=0: must be in (0, 1]",
+    "rollout.top_p=0.9": "rollout.top_p=0.9: core=mini evaluates …set rollout.top_p=1.0",
+    "validation.every=0": "configuration: validation.every=0: must be in [1, 1000000000]",
+    "advantage.normalize_std=1": "configuration: advantage.normalize_std=1: must be true or false",
+    "model.architecture.heads=3": "heads=3 must be a multiple of kv_heads=2",
+    "model.architecture.head_dim=3": "head_dim=3 must be even",
+    "data.benchmarks=[]": "benchmarks=[] must be one or more distinct names",
+    "data.benchmarks=[mean]": "'mean' names the mean over them; choose another",
+    "data.benchmarks=['a/b']": f"configuration: data.benchmarks.0='a/b': {NAME}",
+    "data.benchmarks=x": "configuration: data.benchmarks='x': must be a list: \"data.benchmarks=['x']\"",
+    "data.operations=128": "configuration: data.operations=128: must be in [1, 127]",
+    "divergence.k=1000000": "set divergence.k=206 or less",
+    "divergence.estimator=binary": "k and convention belong to estimator 'topk', and only to it",
+    "divergence.measure=l2": "configuration: divergence.measure='l2': must be 'tv', 'kl', 'k2' or 'k3'",
+    "rule.delta=nan": "configuration: rule.delta=nan: must be a finite number in (0, inf)",
+    "rule.delta_b_mode=sometimes":
         "configuration: rule.delta_b_mode='sometimes': must be 'fixed' or 'adaptive'",
-    ),
-    _plan("trust_region.delta=x", "configuration: rule.delta='x': must be a number in (0, inf)"),
-    _plan("paths.data=1,2", f"override 'paths.data=1,2': paths.data {ONE_VALUE}"),
-    _plan("paths.data=null", "paths: data=None: must be text: quote it"),
-    _plan("tracking.uri=5", "tracking: uri=5: must be text: quote it"),
-    _plan("tracking.uri=a,b", f"override 'tracking.uri=a,b': tracking.uri {ONE_VALUE}"),
-]
+    "trust_region.delta=x": "configuration: rule.delta='x': must be a number in (0, inf)",
+    "paths.data=1,2": f"override 'paths.data=1,2': paths.data {ONE_VALUE}",
+    "paths.data=null": "paths: data=None: must be text: quote it",
+    "tracking.uri=5": "tracking: uri=5: must be text: quote it",
+    "tracking.uri=a,b": f"override 'tracking.uri=a,b': tracking.uri {ONE_VALUE}",
+}  # fmt: skip
 
-VERL = [
-    _verl("rollout.staleness=1", "rollout.staleness=1: …set rollout.staleness=0, or core=mini"),
-    _verl("layout.nodes=0", "layout: nodes=0: must be in [1, 1000000000]"),
-    _verl("layout.strategy=ddp", "layout: strategy='ddp': must be 'fsdp2' or 'megatron'"),
-    _verl("layout.device=tpu", "layout: device='tpu': must be 'cuda' or 'cpu'"),
-    _verl(
-        "layout.tokens_per_device=10",
+LAUNCH = {
+    "variant=ccpo": "unknown variant of sweep quickstart 'ccpo': did you mean 'cppo'?",
+    "rule.name=cpo": "unknown rule 'cpo': did you mean 'cppo'?",
+    "rule.wmin=0.5": "unknown key 'rule.wmin': did you mean 'rule.w_min'?",
+    "rule.w_min=0": "rule.w_min=0: must be in (0, 1]",
+    "rule.w_min=1.01": "rule.w_min=1.01: must be in (0, 1]",
+    "rule.delta=0": "rule.delta=0: must be in (0, inf)",
+    "rule.delta=-1": "rule.delta=-1: must be in (0, inf)",
+}
+
+VERL = {
+    "rollout.staleness=1": "rollout.staleness=1: …set rollout.staleness=0, or core=mini",
+    "layout.nodes=0": "layout: nodes=0: must be in [1, 1000000000]",
+    "layout.strategy=ddp": "layout: strategy='ddp': must be 'fsdp2' or 'megatron'",
+    "layout.device=tpu": "layout: device='tpu': must be 'cuda' or 'cpu'",
+    "layout.tokens_per_device=10":
         "set layout.tokens_per_device=18 or more, or raise layout.sequence_parallel",
-    ),
-    _verl("layout.sequence_parallel=3", "sequence_parallel=3 must divide the 1 devices of the layout"),
-    _verl(
-        "layout.device=cuda", "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm"
-    ),
-    _verl("layout.rollout_memory=2", "layout: rollout_memory=2: must be in [0, 1]"),
-    _verl("layout.verl=5", "layout: verl=5: must be a mapping: KEY: VALUE"),
-    _verl(
-        "+layout.verl={data.seed: 1}", "layout.verl sets data.seed=1. …: drop it, or set the run's own field"
-    ),
-    _verl("rollout.top_p=0.95", "rollout.top_p=0.95: core=verl evaluates …set rollout.top_p=1.0"),
-    _verl("rollout.top_p=0.9999999999", "rollout.top_p=0.9999999999: …set rollout.top_p=1.0"),
-    _verl("rollout.temperature=0.001", "rollout.temperature=0.001: …set rollout.temperature=0.01 or more"),
-    _verl("layout.megatron={}", "layout: megatron.tensor is missing: add it"),
-    _verl("divergence=exact_tv", "choose divergence=topk_tv or topk_kl", "model=qwen3_8b_base"),
-]
+    "layout.sequence_parallel=3": "sequence_parallel=3 must divide the 1 devices of the layout",
+    "layout.device=cuda": "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm",
+    "layout.rollout_memory=2": "layout: rollout_memory=2: must be in [0, 1]",
+    "layout.verl=5": "layout: verl=5: must be a mapping: KEY: VALUE",
+    "+layout.verl={data.seed: 1}": "layout.verl sets data.seed=1. …: drop it, or set the run's own field",
+    "rollout.top_p=0.95": "rollout.top_p=0.95: core=verl evaluates …set rollout.top_p=1.0",
+    "rollout.top_p=0.9999999999": "rollout.top_p=0.9999999999: …set rollout.top_p=1.0",
+    "rollout.temperature=0.001": "rollout.temperature=0.001: …set rollout.temperature=0.01 or more",
+    "layout.megatron={}": "layout: megatron.tensor is missing: add it",
+}  # fmt: skip
 
-CASES = [*FORMS, *REFERENCES, *OUT_OF_CONF, *GROUPS, *KEYS, *VALUES, *VERL]
+LOCAL = {
+    "launcher.workers=0": "launcher: workers=0: must be in [1, 1000000000]",
+    "launcher.workers=-1": "launcher: workers=-1: must be in [1, 1000000000]",
+    "launcher.workers=two": "launcher: workers='two': must be a whole number in [1, 1000000000]",
+    "launcher.workers=1.5": "launcher: workers=1.5: must be a whole number in [1, 1000000000]",
+    "launcher.threads=0": "launcher: threads=0: must be in [1, 1000000000]",
+    "launcher.threads=null": "launcher: threads=None: must be a whole number in [1, 1000000000]",
+    "launcher.name=ssh": "launcher: name='ssh': must be 'inline', 'local' or 'slurm'",
+    "launcher={name: local}": "override 'launcher={name: local}': launcher takes one option (valid: inline",
+    "launcher.container.runtime=pyxis": "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+    "+launcher.container.runtime=pyxis":
+        "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+    "+launcher.container={image: x}": "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+}  # fmt: skip
+
+SLURM = {
+    "+launcher.sbatch.comm=x": "sbatch.comm='x' must not be set here: write the whole word, sbatch.comment",
+    "+launcher.sbatch.job-name='$(touch x)'":
+        "sbatch.job-name='$(touch x)' must not be set here: it is that of the sweep and the run",
+    "+launcher.sbatch.wrap='touch x'":
+        "sbatch.wrap='touch x' must not be set here: a run is what is submitted",
+    "+launcher.sbatch.outp=x": "sbatch.outp='x' must not be set here: see `cppo logs`",
+    "+launcher.sbatch.time=5": "sbatch.time=5 must not be set here: set resources.hours",
+    "+launcher.sbatch.reservation='a\n#SBATCH --wrap=touch x'":
+        "sbatch.reservation='a\\n#SBATCH --wrap=touch x': must be text on one line or",
+    "+launcher.sbatch.licenses='a\rb'": "sbatch.licenses='a\\rb': must be text on one line or",
+    "+launcher.sbatch.Reservation=x": "sbatch.Reservation='Reservation': must match ^[a-z][a-z0-9-]*$",
+    "+launcher.sbatch.exclusive=[1]": "sbatch.exclusive=[1]: must be text on one line or a whole number",
+    "+launcher.sbatch.begin=nan": "sbatch.begin=nan: must be text on one line or a whole number",
+    "launcher.sbatch=[1]": "launcher.sbatch=[1]",
+    "launcher.setup=['a\nb']": f"launcher: setup.0='a\\nb': {LINE}",
+    "launcher.setup=x": "launcher: setup='x': must be a list: \"launcher.setup=['x']\"",
+    "launcher.setup=[1]": "launcher: setup.0=1: must be text: quote it",
+    "launcher.srun=['--export=A\nB']": f"launcher: srun.0='--export=A\\nB': {LINE}",
+    "launcher.srun=--mpi": "launcher: srun='--mpi': must be a list: \"launcher.srun=['--mpi']\"",
+    "launcher.python='a\nb'": f"launcher: python='a\\nb': {LINE}",
+    "launcher.python=[a]": "launcher: python=['a']: must be text: quote it",
+    "launcher.container.image=x.sqsh":
+        "image='x.sqsh' has no use without a runtime: set launcher.container.runt",
+    "launcher.container=x": "launcher: container='x': must be a mapping: KEY: VALUE",
+    "launcher.requeues=-1": "launcher: requeues=-1: must be in [0, 1000]",
+    "launcher.requeues=x": "launcher: requeues='x': must be a whole number in [0, 1000]",
+    "launcher.grace_seconds=5": "launcher: grace_seconds=5: must be in [10, 3600]",
+    "launcher.grace_seconds=4000": "launcher: grace_seconds=4000: must be in [10, 3600]",
+    "launcher.grace=5": "unknown key 'launcher.grace': …valid: launcher.grace_seconds",
+    "resources.partition='gpu;touch x'": f"resources: partition='gpu;touch x': {WORD}",
+    "resources.partition='gpu\n#SBATCH --wrap=x'": f"resources: partition='gpu\\n#SBATCH --wrap=x': {WORD}",
+    "resources.partition='gpu\n'": f"resources: partition='gpu\\n': {WORD}",
+    "resources.partition='a\"b'": f"""resources: partition='a"b': {WORD}""",
+    "resources.partition=-x": f"resources: partition='-x': {WORD}",
+    "resources.partition=": f"resources: partition='': {WORD}",
+    "resources.account='$(touch x)'": f"resources: account='$(touch x)': {WORD}",
+    "resources.qos='`touch x`'": f"resources: qos='`touch x`': {WORD}",
+    "resources.constraint='a b'": "resources: constraint='a b': must match ^[A-Za-z0-9",
+    "resources.memory_gb=nan": "resources: memory_gb=nan: must be a finite number in [0, inf)",
+    "resources.memory_gb=-1": "resources: memory_gb=-1: must be in [0, inf)",
+    "resources.memory_gb=false": "resources: memory_gb=False: must be a number",
+    "resources.gpu_type=a100:2": "resources: gpu_type='a100:2': must match ^[A-Za-z0-9]",
+    "resources.cpus=-1": "resources: cpus=-1: must be in [1, 1000000000]",
+    "resources.hours=20000": "resources: hours=20000: must be in (0, 10000]",
+    "resources.hours=inf": "resources: hours=inf: must be in (0, 10000]",
+    "resources.hours=1,2": "override 'resources.hours=1,2': resources.hours takes one value for all runs",
+    "resources.hours=0.01":
+        "resources.hours=0.01 is a limit of 1 min, …set resources.hours higher or launcher.grace",
+}  # fmt: skip
+
+CONTAINER = {
+    "launcher.container.runtime=docker": "runtime='docker': must be 'pyxis' or 'apptainer'",
+    "launcher.container.image=null": "with image=None: set launcher.container.image",
+    "launcher.container.image=' '": "with image=' ': set launcher.container.image",
+    "launcher.container.image='a\nb'": f"image='a\\nb': {LINE}",
+    "launcher.container.image='--bind=/'": "image='--bind=/' would be read as an option: write ./--bind",
+    "launcher.container.mount=[]": "unknown key 'launcher.container.mount': …launcher.container.mounts",
+    "+launcher.container.user=x": "unknown key 'container.user': …valid: container.environment",
+    "launcher.container.mounts=/a:/b":
+        "mounts='/a:/b': must be a list: \"launcher.container.mounts=['/a:/b']\"",
+    "launcher.container.mounts=['/a']": "mounts: '/a' is not two paths …write SOURCE:TARGET or",
+    "launcher.container.mounts=['/a:/b:rx']": "mounts: '/a:/b:rx' is not two paths",
+    "launcher.container.mounts=['a:/b']": "'a' is not an absolute path: write SOURCE:TARGET",
+    "launcher.container.mounts=['/a/../c:/b']": "'/a/../c' is not an absolute path",
+    "launcher.container.mounts=['/a:/']": "mounts: '/a:/' would hide the whole image",
+    "launcher.container.mounts=['/a,/x:/b']": "mounts: '/a,/x' has ',' in it, which container runtimes",
+    "launcher.container.mounts=['/a$(touch x):/b']": "'/a$(touch x)' has '$' in it, which container",
+    "launcher.container.mounts=['/a\n:/b']": f"mounts.0='/a\\n:/b': {LINE}",
+    "launcher.container.mounts=['/a:/c','/b:/c/']": "mounts: two have the target /c: remove one",
+    "launcher.container.environment=['A B']": "environment: 'A B': write NAME, or NAME=VALUE",
+    "launcher.container.environment=['=x']": "environment: '=x': write NAME, or NAME=VALUE",
+    "launcher.container.environment=['A=b\nc']": f"environment.0='A=b\\nc': {LINE}",
+    "launcher.container.environment=[A,'A=1']": "environment: A appears twice: remove one",
+    "launcher.container.environment=['SLURM_JOB_ID=1']": "SLURM_JOB_ID is set by Slurm and the launcher",
+}  # fmt: skip
+
+OPTIONS_OF_A_LOSS = {
+    "rule.options.dro_betta=1": "did you mean 'rule.options.dro_beta'?",
+    "+rule.options.dro_betta=1": "rule 'verl_dro' has no option 'dro_betta' (valid: dro_beta)",
+    "~rule.options.dro_beta": "rule.options.dro_beta=null: rule 'verl_dro' needs a value",
+    "rule.options.dro_beta=x": "rule.options.dro_beta='x'",
+    "+rule.delta=1": "rule 'verl_dro' has no constant 'delta' (valid: none)",
+    "rule.name=verl_gspo": "rule.options.clip_ratio_low=null: rule 'verl_gspo' needs a value",
+}
+
+
+def overridden(table: Mapping[str, str], *words: str) -> list[Case]:
+    """Each override behind the words of a command, without those that set the same key."""
+    return [
+        Case(
+            shlex.join(
+                [*(word for word in words if not override.startswith(word.partition("=")[0] + "=")), override]
+            ),
+            says,
+        )
+        for override, says in table.items()
+    ]
+
+
+ONE = ("plan", "quickstart", "variant=grpo", "seed=0")
+IMAGE = ("launcher.container.runtime=pyxis", "launcher.container.image=lab.sqsh")
+CASES = [
+    *overridden(PLAN, "plan", "quickstart"),
+    *overridden(LAUNCH, "launch", "quickstart"),
+    *overridden(VERL, "plan", "quickstart", "core=verl"),
+    *overridden(OPTIONS_OF_A_LOSS, "doctor", "core=verl", "model=tiny_qwen3", "rule=verl_dro"),
+    *overridden(LOCAL, *ONE),
+    *overridden(SLURM, *ONE, "launcher=slurm"),
+    *overridden(CONTAINER, *ONE, "launcher=slurm", *IMAGE),
+]

@@ -24,7 +24,7 @@ def _with(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]
 
 def _case(name: str, change: Callable[[bytes], bytes], said: str) -> Case:
     says = f"the paper's curves in reports/paper/{name} are damaged ({said}…): {REMEDY}"
-    return Case(["reference", "import"], says, make=_with(name, change))
+    return Case("reference import", says, make=_with(name, change))
 
 
 def _first_value(by: bytes) -> Callable[[bytes], bytes]:

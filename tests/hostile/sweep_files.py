@@ -1,8 +1,12 @@
-"""Sweep files that are no file, no text, no YAML, or YAML that means more than it says."""
+"""Files of sweeps, studies and searches: no text, no YAML, YAML that means more than it says; keys, names, values,
+conditions and resources that cannot be.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from cppo_lab.sweep.groups import groups
 from tests.hostile.case import Case, Content
 
 NAME = "mine.yaml"
@@ -18,40 +22,6 @@ MERGES = "x:\n  a: &a {k0: 1, k1: 1, k2: 1, k3: 1, k4: 1, k5: 1, k6: 1, k7: 1, k
     f"  {one}: &{one} {{<<: [{','.join([f'*{before}'] * 9)}]}}\n"
     for before, one in zip("abcdefgh", "bcdefghi", strict=True)
 )
-
-
-def file(content: Content, says: str) -> Case:
-    return Case(["plan", f"./{NAME}"], f"{says}", {NAME: content})
-
-
-def sweep(added: str, says: str) -> Case:
-    return file(SWEEP + added, f"sweep ./{NAME}{says}")
-
-
-def title(value: str, says: str) -> Case:
-    return file(f"title: {value}\n{NO_TITLE}", f"sweep ./{NAME}{says}")
-
-
-def _loop(folder: Path) -> None:
-    (folder / NAME).symlink_to(NAME)
-
-
-def _dangling(folder: Path) -> None:
-    (folder / NAME).symlink_to("gone.yaml")
-
-
-def _pipe(folder: Path) -> None:
-    os.mkfifo(folder / NAME)
-
-
-def _endless(folder: Path) -> None:
-    (folder / NAME).symlink_to("/dev/zero")
-
-
-def _folder(folder: Path) -> None:
-    (folder / NAME).mkdir()
-
-
 NO_MAPPING = f"sweep ./{NAME}: a sweep file is a mapping with title, question, models, variants, axes"
 DEEP = "more than 32 levels deep: remove the alias to its own parent, or the extra brackets"
 AMBIGUOUS = (
@@ -59,110 +29,476 @@ AMBIGUOUS = (
     "is text"
 )
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
-
-NO_SWEEPS = [
-    file("", NO_MAPPING),
-    file("---\n", NO_MAPPING),
-    file("null", NO_MAPPING),
-    file("[1,2]", NO_MAPPING),
-    file("just text", NO_MAPPING),
-    file("42", NO_MAPPING),
-    file("# only a comment\n", NO_MAPPING),
-    Case(["plan", NAME], f"sweep file {NAME} cannot be read: …: name a readable file", make=_loop),
-    Case(["plan", NAME], f"sweep file {NAME} does not exist (shipped sweeps: …main", make=_dangling),
-    Case(["plan", NAME], f"sweep file {NAME} is no regular file: copy its text into one", make=_pipe),
-    Case(["plan", NAME], f"sweep file {NAME} is no regular file: copy its text into one", make=_endless),
-    Case(["plan", NAME], f"sweep file {NAME} is a folder: name a file in it", make=_folder),
-    Case(["plan", "a.txt/x.yaml"], "sweep file a.txt/x.yaml cannot be read: Not a directory", {"a.txt": ""}),
-]
-
-ENCODINGS = [
-    file(SWEEP.encode("utf-16"), f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8"),
-    file(SWEEP.encode("utf-16-le"), "unacceptable character #x0000"),
-    file(SWEEP.encode("utf-32"), f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8"),
-    file("title: Größe\n".encode("latin-1"), f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8"),
-    file(b"\xef\xbb\xbf" + SWEEP.encode() + b"modells: 1\n", "unknown key 'modells': did you mean 'models'?"),
-    file(b"\x7fELF" + bytes(range(256)), f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8"),
-    file(b"PK\x03\x04" + bytes(50), f"sweep ./{NAME}: not valid YAML: unacceptable character #x0003"),
-    file(SWEEP.encode() + b"\x00", "not valid YAML: unacceptable character #x0000"),
-    file(SWEEP + "note: \x07\n", "not valid YAML: unacceptable character #x0007"),
-    file("#" + "x" * 1_000_000, "has more than 1,000,000 bytes: no sweep needs as many"),
-    title('"\\e[2J"', ": title: '\\x1b[2J' has the character '\\x1b': remove it"),
-    title('"\\0"', ": title: '\\x00' has the character '\\x00': remove it"),
-    title('"\\ud800"', ": title: '\\ud800' has the character '\\ud800': remove it"),
-    sweep('"\\e[2J": 1\n', ": \\x1b[2J: '\\x1b[2J' has the character '\\x1b': remove it"),
-]
-
-YAML = [
-    title(
-        "!!python/object/apply:os.system ['touch x']",
-        " line 1, column 8: …os.system' is not read …: remove it",
-    ),
-    title(
-        "!!python/object:os.path {}", " line 1, column 8: …python/object:os.path' is not read …: remove it"
-    ),
-    title("!!python/name:os.system", " line 1, column 8: …python/name:os.system' is not read …: remove it"),
-    title("!!python/module:os", " line 1, column 8: …python/module:os' is not read …: remove it"),
-    title("!!python/tuple [1]", " line 1, column 8: …python/tuple' is not read …: remove it"),
-    file("!!python/object/new:subprocess.Popen [[touch, x]]\n", " line 1, column 1: …Popen' is not read"),
-    title(
-        "!custom x",
-        " line 1, column 8: not valid YAML: the tag '!custom' is not read from a sweep file: remove it",
-    ),
-    title("!!binary aGVsbG8=", f": title=b'hello' is a bytes: {PLAIN}: quote it"),
-    title("!!set {a}", f": title={{'a'}} is a set: {PLAIN}: quote it"),
-    title("2026-01-01", f": title=datetime.date(2026, 1, 1) is a date: {PLAIN}: quote it"),
-    title("2026-13-45", " line 1, column 8: not valid YAML: '2026-13-45' is no timestamp: quote it"),
-    title("!!timestamp x", " line 1, column 8: not valid YAML: 'x' is no timestamp: quote it"),
-    title("!!bool x", " line 1, column 8: not valid YAML: 'x' is no bool: quote it"),
-    title("!!int x", " line 1, column 8: not valid YAML: 'x' is no int: quote it"),
-    title("!!float x", " line 1, column 8: not valid YAML: 'x' is no float: quote it"),
-    title("9" * 5000, " line 1, column 8: not valid YAML: '999… is no int: quote it"),
-    title("9" * 4000, ": title: a whole number of 13,288 bits: no key takes one so large"),
-    title(
-        "0x" + "f" * 5000,
-        " line 1, column 8: not valid YAML: '0xfff…... is a number that programs read differently",
-    ),
-    sweep(
-        f"axes: {{seed: [{'1:' * 3000}1]}}\n", f" line 6, column 15: not valid YAML: '1:1:1…... {AMBIGUOUS}"
-    ),
-    sweep("axes: {seed: [010]}\n", f" line 6, column 15: not valid YAML: '010' {AMBIGUOUS}"),
-    sweep("axes: {seed: [!!int 010]}\n", " line 6, column 15: not valid YAML: '010' is no int: quote it"),
-    sweep("resources: [{hours: 1:30}]\n", f" line 6, column 21: not valid YAML: '1:30' {AMBIGUOUS}"),
-    sweep("axes: {seed: [on]}\n", ": axes.seed='on': must be a whole number in"),
-    sweep(BILLION, f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out"),
-    sweep(MERGES, " line …, column 10: not valid YAML: << merges more than 100,000 keys: write out"),
-    sweep("axes: &a {seed: *a}\n", f": axes.seed.seed.…: {DEEP}"),
-    file("&r\ntitle: T\nquestion: *r\n", f": question.question.…: {DEEP}"),
-    file("title: T\nquestion: &l [*l]\n", f": question.0.0.…: {DEEP}"),
-    file("[" * 2000, f"sweep ./{NAME}: {DEEP}"),
-    file("{a: " * 1000, f"sweep ./{NAME}: {DEEP}"),
-    sweep("axes: {seed: *nowhere}\n", " line 6, column 14: not valid YAML: found undefined alias 'nowhere'"),
-    file(
-        f"<<: 5\n{SWEEP}",
+KEYS = (
+    "valid: axes, baseline, beside, exclude, feeds, hypotheses, models, name, pairing, question, resources, title, "
+    "variants"
+)
+LIST_OF_NAMES = "must be a list of one or more names, or such a list for each core"
+LIST_OF_VALUES = "must be a list of one or more plain values, or such a list for each core"
+SEED = "must be in [0, 2147483648)"
+WORD = "must match ^[A-Za-z0-9]"
+RULES = ", ".join(groups()["rule"])
+LAYOUTS = ", ".join(groups()["layout"])
+CPPO = (
+    "valid: rule.delta, rule.delta_b, rule.delta_b_cap, rule.delta_b_mode, rule.delta_b_quantile, rule.delta_b_scale, "
+    "rule.log_ratio_clamp, rule.name, rule.position_span, rule.ratio_cap, rule.w_min"
+)
+FILES = {
+    "title: T\nquestion: a\u202eb\n": ": question: 'a\\u202eb' has the character '\\u202e': remove it",
+    f"{HEAD}sweeps: [maine]":
+        "study ./mine.yaml: sweeps.0: unknown sweep 'maine': did you mean 'main'? valid: ",
+    f"{HEAD}sweeps: [quickstart]\naxes: {{rule: [cppo]}}":
+        "sweep quickstart in study ./mine.yaml: variants.grpo.rule: variant 'grpo' sets 'rule', which is an "
+        "axis too: ",
+    f"{HEAD}sweeps: [quickstart]\naxes: {{seed: [-1]}}":
+        "sweep quickstart in study ./mine.yaml: axes.seed=-1: must be in [0, 2147483648)",
+    f"{HEAD}models: [qwen3_8b_base]\nvariants: {{cppo: {{rule: cppo}}}}\n":
+        ": models='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl, or "
+        "choose a model of its own",
+    f"{HEAD}models: [mini_base]\nvariants: {{a: {{rule: cppo}}}}\nexclude: [{{variant: [a]}}]\n":
+        ": exclude removes every run: remove an entry of it",
+    "": NO_MAPPING,
+    "---\n": NO_MAPPING,
+    "null": NO_MAPPING,
+    "[1,2]": NO_MAPPING,
+    "just text": NO_MAPPING,
+    "42": NO_MAPPING,
+    "# only a comment\n": NO_MAPPING,
+    SWEEP.encode("utf-16"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
+    SWEEP.encode("utf-16-le"): "unacceptable character #x0000",
+    SWEEP.encode("utf-32"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
+    "title: Größe\n".encode("latin-1"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
+    b"\xef\xbb\xbf" + SWEEP.encode() + b"modells: 1\n": "unknown key 'modells': did you mean 'models'?",
+    b"\x7fELF" + bytes(range(256)): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
+    b"PK\x03\x04" + bytes(50): f"sweep ./{NAME}: not valid YAML: unacceptable character #x0003",
+    SWEEP.encode() + b"\x00": "not valid YAML: unacceptable character #x0000",
+    SWEEP + "note: \x07\n": "not valid YAML: unacceptable character #x0007",
+    "#" + "x" * 1000000: "has more than 1,000,000 bytes: no sweep needs as many",
+    "!!python/object/new:subprocess.Popen [[touch, x]]\n": " line 1, column 1: …Popen' is not read",
+    "&r\ntitle: T\nquestion: *r\n": f": question.question.…: {DEEP}",
+    "title: T\nquestion: &l [*l]\n": f": question.0.0.…: {DEEP}",
+    "[" * 2000: f"sweep ./{NAME}: {DEEP}",
+    "{a: " * 1000: f"sweep ./{NAME}: {DEEP}",
+    f"<<: 5\n{SWEEP}":
         " line 1, column 5: not valid YAML: expected a mapping or list of mappings for merging",
-    ),
-    file(f"? [a, b]\n: 1\n{SWEEP}", " line 1, column 3: not valid YAML: found unhashable key"),
-    file(f"1: x\n{SWEEP}", ": 1: the key 1 is not text: quote it"),
-    file(f"null: x\n{SWEEP}", ": None: the key None is not text: quote it"),
-    file(f"true: x\n{SWEEP}", ": True: the key True is not text: quote it"),
-    file(f"yes: x\n{SWEEP}", "unknown key 'yes'"),
-    file("title: [unclosed\n", " line 2, column 1: not valid YAML: expected ',' or ']'"),
-    file("title: 'unclosed\n", " line 2, column 1: not valid YAML: found unexpected end of stream"),
-    file("title: T\n\tquestion: Q\n", " line 2, column 1: not valid YAML: found character '\\t'"),
-    file(f"%YAML 9.9\n---\n{SWEEP}", " line 1, column 1: not valid YAML: found incompatible YAML document"),
-    file(f"{SWEEP}---\n{SWEEP}", " line 6, column 1: not valid YAML: but found another document"),
-    file("a: b: c\n", " line 1, column 5: not valid YAML: mapping values are not allowed here"),
-    title("@x", " line 1, column 8: not valid YAML: found character '@'"),
-    title("`touch x`", " line 1, column 8: not valid YAML: found character '`'"),
-    sweep(
-        "axes: {seed: [0]}\naxes: {seed: [1]}\n",
-        " line 7, column 1: key 'axes' appears twice: remove one",
-    ),
-    file(
-        f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n",
+    f"? [a, b]\n: 1\n{SWEEP}": " line 1, column 3: not valid YAML: found unhashable key",
+    f"1: x\n{SWEEP}": ": 1: the key 1 is not text: quote it",
+    f"null: x\n{SWEEP}": ": None: the key None is not text: quote it",
+    f"true: x\n{SWEEP}": ": True: the key True is not text: quote it",
+    f"yes: x\n{SWEEP}": "unknown key 'yes'",
+    "title: [unclosed\n": " line 2, column 1: not valid YAML: expected ',' or ']'",
+    "title: 'unclosed\n": " line 2, column 1: not valid YAML: found unexpected end of stream",
+    "title: T\n\tquestion: Q\n": " line 2, column 1: not valid YAML: found character '\\t'",
+    f"%YAML 9.9\n---\n{SWEEP}": " line 1, column 1: not valid YAML: found incompatible YAML document",
+    f"{SWEEP}---\n{SWEEP}": " line 6, column 1: not valid YAML: but found another document",
+    "a: b: c\n": " line 1, column 5: not valid YAML: mapping values are not allowed here",
+    f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n":
         "line 4, column 28: key 'variants.a.rule' appears twice: remove one",
-    ),
-]
+    "question: Q\nmodels: [mini_base]\n": ": title is missing: add it",
+    HEAD: ": models is missing: add it",
+    f"{HEAD}models: mini_base\n": f": models='mini_base': {LIST_OF_NAMES}",
+    f"{HEAD}models: []\n": f": models=[]: {LIST_OF_NAMES}",
+    f"{HEAD}models: [1]\n": f": models=[1]: {LIST_OF_NAMES}",
+    f"{HEAD}models: {{}}\n": f": models: {LIST_OF_NAMES}",
+    f"{HEAD}models: null\n": f": models=None: {LIST_OF_NAMES}",
+    f"{HEAD}models: [mini_bas]\n": ": models='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'?",
+    f"{HEAD}models: [mini_base, mini_base]\n": ": 'mini_base' appears twice: remove one",
+    f"{HEAD}models: {{mimi: [mini_base]}}\n":
+        ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
+    f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n": " has no models for core=mini (valid: verl)",
+    f"{HEAD}models: [../../etc/passwd]\n": ": models='../../etc/passwd': unknown model …valid: exact_early",
+    f"{HEAD}models: ['mini_base;touch x']\n":
+        ": unknown model 'mini_base;touch x': did you mean 'mini_base'?",
+    f"{HEAD}models: ['']\n": ": models='': unknown model '': valid: exact_early",
+    f"name: ../../etc/x\n{SWEEP}": f": name='../../etc/x': {WORD}",
+    f"name: -rf\n{SWEEP}": f": name='-rf': {WORD}",
+    f"name: 'a b'\n{SWEEP}": f": name='a b': {WORD}",
+    f"name: $(touch x)\n{SWEEP}": f": name='$(touch x)': {WORD}",
+    f'name: "a\\nb"\n{SWEEP}': f": name='a\\nb': {WORD}",
+    f'name: "a\\n"\n{SWEEP}': f": name='a\\n': {WORD}",
+    f"name: 5\n{SWEEP}": ": name=5: must be text: quote it",
+    f"{HEAD}sweeps: []\n": ": sweeps=[]: must not be empty",
+    f"{HEAD}sweeps: main\n": ": sweeps='main': must be a list: [...]",
+    f"{HEAD}sweeps: [1]\n": ": sweeps.0=1: must be text: quote it",
+    f"{HEAD}sweeps: [nowhere]\n": f"study ./{NAME}: sweeps.0: unknown sweep 'nowhere': valid: ",
+    f"{HEAD}sweeps: [./{NAME}]\n": f"study ./{NAME}: sweeps.0: mine is a study itself; name its sweeps",
+    f"{HEAD}sweeps: [tune_cppo]\n": f"study ./{NAME}: sweeps.0: tune_cppo is a search; name sweeps",
+    f"{HEAD}sweeps: [main, main]\n": "sweeps=['main', 'main'] must have distinct names",
+    f"{HEAD}sweeps: [../gone.yaml]\n": "sweeps.0: sweep file ../gone.yaml does not exist",
+    f"{HEAD}sweeps: [main]\nmodels: [mini_base]\n": ": unknown key 'models': valid: axes, feeds, name",
+    f"{HEAD}sweeps: [quickstart]\naxes: {{sead: [1]}}\n":
+        ": axes.sead=1: unknown key 'sead': did you mean 'seed'?",
+}  # fmt: skip
 
-CASES = [*NO_SWEEPS, *ENCODINGS, *YAML]
+ADDED = {
+    "axes: {rule.w_min: [0.5, 2]}\n": ": axes.rule.w_min=2: must be in (0, 1]",
+    "axes: {divergence.k: [8, 20]}\n":
+        ": axes.divergence.k=20: the rollout policy has log-probabilities of 16 tokens, the whole "
+        "vocabulary; set divergence.k=16 or less",
+    "axes: {rule.wmin: [0.5]}\n":
+        f": axes.rule.wmin: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
+    "axes: {launcher.threads: [1]}\n":
+        ": axes.launcher.threads: 'launcher.threads' belongs on the command line, not in a sweep file",
+    "axes: {layout: [cpu]}\n": ": axes.layout: 'layout' is no axis: use resources:",
+    "axes: {seed: [0, 1]}\nexclude: [{seed: [1, 2]}]\n": ": exclude.0.seed=2: unknown seed '2': valid: 0, 1",
+    "resources: [{for: {model: mini_bas}, hours: 3}]\n":
+        ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: mini_base",
+    '"\\e[2J": 1\n': ": \\x1b[2J: '\\x1b[2J' has the character '\\x1b': remove it",
+    f"axes: {{seed: [{'1:' * 3000}1]}}\n": f" line 6, column 15: not valid YAML: '1:1:1…... {AMBIGUOUS}",
+    "axes: {seed: [010]}\n": f" line 6, column 15: not valid YAML: '010' {AMBIGUOUS}",
+    "axes: {seed: [!!int 010]}\n": " line 6, column 15: not valid YAML: '010' is no int: quote it",
+    "resources: [{hours: 1:30}]\n": f" line 6, column 21: not valid YAML: '1:30' {AMBIGUOUS}",
+    "axes: {seed: [on]}\n": ": axes.seed='on': must be a whole number in",
+    BILLION: f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out",
+    MERGES: " line …, column 10: not valid YAML: << merges more than 100,000 keys: write out",
+    "axes: &a {seed: *a}\n": f": axes.seed.seed.…: {DEEP}",
+    "axes: {seed: *nowhere}\n": " line 6, column 14: not valid YAML: found undefined alias 'nowhere'",
+    "axes: {seed: [0]}\naxes: {seed: [1]}\n": " line 7, column 1: key 'axes' appears twice: remove one",
+    "modells: [x]\n": f": unknown key 'modells': did you mean 'models'? {KEYS}",
+    "Title: x\n": f": unknown key 'Title': did you mean 'title'? {KEYS}",
+    "'${oc.env:HOME}': x\n": f": unknown key '${{oc.env:HOME}}': {KEYS}",
+    "feeds: [Table]\n": ": feeds.0='Table': must be a table or figure of the paper, such as Table 1",
+    "feeds: Table 1\n": ": feeds='Table 1': must be a list: [...]",
+    "axes: [seed]\n": ": axes=['seed']: must be a mapping: KEY: VALUE",
+    "axes: {seed: 0}\n": f": axes.seed=0: {LIST_OF_VALUES}",
+    "axes: {seed: []}\n": f": axes.seed=[]: {LIST_OF_VALUES}",
+    "axes: {seed: [[0]]}\n": f": axes.seed=[[0]]: {LIST_OF_VALUES}",
+    "axes: {seed: [1, 1.0]}\n": ": axes.seed=[1, 1.0]: 1.0 appears twice: remove one",
+    "axes: {seed: [-1]}\n": f": axes.seed=-1: {SEED}",
+    "axes: {seed: [0.5]}\n": ": axes.seed=0.5: must be a whole number in [0, 2147483648)",
+    "axes: {seed: ['0']}\n": ": axes.seed='0': must be a whole number in [0, 2147483648)",
+    "axes: {seed: [2147483648]}\n": f": axes.seed=2147483648: {SEED}",
+    "axes: {seed: [null]}\n": ": axes.seed=None: must be a whole number",
+    "axes: {seed: {tpu: [0]}}\n": ": axes.seed: unknown core 'tpu': valid: exact, mini, verl",
+    "axes: {seed: {verl: [0]}}\n": " has no axes.seed for core=mini (valid: verl)",
+    "axes: {sead: [0]}\n":
+        ": axes.sead=0: unknown key 'sead': did you mean 'seed'? valid: advantage, batch, core, data, "
+        "divergence, launcher, layout, model, "
+        "optim, paths, recipe, resources, rollout, rule, seed, tracking, training, trust_region, validation",
+    "axes: {model: [mini_base]}\n": ": axes.model: 'model' is no axis: use models:",
+    "axes: {variant: [cppo]}\n": ": axes.variant: 'variant' is no axis: use variants:",
+    "axes: {rule: [dppo]}\n": ": variants.cppo.rule: variant 'cppo' sets 'rule', which is an axis too",
+    "axes: {training.t_stop: [7]}\n":
+        ": axes.training.t_stop=7 must lie on the validation grid: make it a multiple",
+    "axes: {batch.prompts: [0]}\n": ": axes.batch.prompts=0: must be in [1, 1000000000]",
+    "axes: {batch.prompts: [1e3]}\n":
+        ": axes.batch.prompts=1000.0: must be a whole number in [1, 1000000000]",
+    "axes: {optim.learning_rate: [1e-3x]}\n":
+        ": axes.optim.learning_rate='1e-3x': must be a number in (0, inf)",
+    "axes: {optim.learning_rate: [1e400]}\n": ": axes.optim.learning_rate=inf: must be a finite number",
+    f"axes: {{seed: {list(range(1500))}, data.validation_seed: {list(range(1500))}}}\n":
+        ": declares 2,250,000 runs, more than 1,000,000: declare fewer",
+    "exclude: {variant: cppo}\n": ": exclude={'variant': 'cppo'}: must be a list: [...]",
+    "exclude: [{}]\n":
+        ": exclude.0: must name at least one of variant, model, core, or a key of variants and axes",
+    "exclude: [{varient: cppo}]\n":
+        ": exclude.0.varient: unknown condition 'varient': did you mean 'variant'? valid: core, model, rule, "
+        "variant",
+    "exclude: [{variant: ccpo}]\n":
+        ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'? valid: cppo",
+    "exclude: [{variant: cppo}]\n": ": exclude removes every run: remove an entry of it",
+    "exclude: [cppo]\n": ": exclude.0='cppo': must be a mapping: KEY: VALUE",
+    "exclude: [{core: tpu}]\n": ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl",
+    "exclude: [{variant: {a: b}}]\n": ": exclude.0.variant: must be a plain value or a list of one or more",
+    "resources: {hours: 1}\n": ": resources={'hours': 1}: must be a list: [...]",
+    "resources: [{hours: 0}]\n": ": resources.0.hours=0: must be in (0, 10000]",
+    "resources: [{hours: .nan}]\n": ": resources.0.hours=nan: must be in (0, 10000]",
+    "resources: [{hours: '2:00'}]\n": ": resources.0.hours='2:00': must be a number in (0, 10000]",
+    "resources: [{hour: 2}]\n":
+        ": unknown key 'resources.0.hour': did you mean 'resources.0.hours'? valid: resources.0.account, "
+        "resources.0.constraint, "
+        "resources.0.cpus, resources.0.for, resources.0.gpu_type, resources.0.gpus, resources.0.hours, "
+        "resources.0.layout, resources.0.memory_gb, resources.0.nodes, resources.0.partition, resources.0.qos",
+    "resources: [{partition: 'gpu; touch x'}]\n": f": resources.0.partition='gpu; touch x': {WORD}",
+    'resources: [{partition: "g\\n#SBATCH --wrap=x"}]\n':
+        ": resources.0.partition='g\\n#SBATCH --wrap=x': must",
+    "resources: [{account: $(touch x)}]\n": f": resources.0.account='$(touch x)': {WORD}",
+    "resources: [{qos: '`touch x`'}]\n": f": resources.0.qos='`touch x`': {WORD}",
+    'resources: [{constraint: "a\'b"}]\n': ': resources.0.constraint="a\'b": must match ^[A-Za-z0-9',
+    "resources: [{cpus: 2.5}]\n": ": resources.0.cpus=2.5: must be a whole number in [1, 1000000000]",
+    "resources: [{memory_gb: -1}]\n": ": resources.0.memory_gb=-1: must be in [0, inf)",
+    "resources: [{layout: five_nodes}]\n":
+        ": resources.0.layout='five_nodes': unknown layout 'five_nodes': did you mean 'four_nodes'? valid: "
+        f"{LAYOUTS}",
+    "resources: [{for: {variant: x}, hours: 1}]\n":
+        ": resources.0.for.variant='x': unknown variant 'x': valid: cppo",
+}  # fmt: skip
+
+TITLES = {
+    '"\\u202e"': ": title: '\\u202e' has the character '\\u202e': remove it",
+    '"\\u2066"': ": title: '\\u2066' has the character '\\u2066': remove it",
+    '"\\u200f"': ": title: '\\u200f' has the character '\\u200f': remove it",
+    '"\\u061c"': ": title: '\\u061c' has the character '\\u061c': remove it",
+    '"\\e[2J"': ": title: '\\x1b[2J' has the character '\\x1b': remove it",
+    '"\\0"': ": title: '\\x00' has the character '\\x00': remove it",
+    '"\\ud800"': ": title: '\\ud800' has the character '\\ud800': remove it",
+    "!!python/object/apply:os.system ['touch x']": " line 1, column 8: …os.system' is not read …: remove it",
+    "!!python/object:os.path {}": " line 1, column 8: …python/object:os.path' is not read …: remove it",
+    "!!python/name:os.system": " line 1, column 8: …python/name:os.system' is not read …: remove it",
+    "!!python/module:os": " line 1, column 8: …python/module:os' is not read …: remove it",
+    "!!python/tuple [1]": " line 1, column 8: …python/tuple' is not read …: remove it",
+    "!custom x":
+        " line 1, column 8: not valid YAML: the tag '!custom' is not read from a sweep file: remove it",
+    "!!binary aGVsbG8=": f": title=b'hello' is a bytes: {PLAIN}: quote it",
+    "!!set {a}": f": title={{'a'}} is a set: {PLAIN}: quote it",
+    "2026-01-01": f": title=datetime.date(2026, 1, 1) is a date: {PLAIN}: quote it",
+    "2026-13-45": " line 1, column 8: not valid YAML: '2026-13-45' is no timestamp: quote it",
+    "!!timestamp x": " line 1, column 8: not valid YAML: 'x' is no timestamp: quote it",
+    "!!bool x": " line 1, column 8: not valid YAML: 'x' is no bool: quote it",
+    "!!int x": " line 1, column 8: not valid YAML: 'x' is no int: quote it",
+    "!!float x": " line 1, column 8: not valid YAML: 'x' is no float: quote it",
+    "9" * 5000: " line 1, column 8: not valid YAML: '999… is no int: quote it",
+    "9" * 4000: ": title: a whole number of 13,288 bits: no key takes one so large",
+    "0x"
+    + "f" * 5000: " line 1, column 8: not valid YAML: '0xfff…... is a number that programs read differently",
+    "@x": " line 1, column 8: not valid YAML: found character '@'",
+    "`touch x`": " line 1, column 8: not valid YAML: found character '`'",
+    "3": ": title=3: must be text: quote it",
+    "[a]": ": title=['a']: must be text: quote it",
+    "${oc.env:HOME}": ": title='${oc.env:HOME}': a sweep file holds plain values",
+}  # fmt: skip
+
+VARIANTS = {
+    "{a\u202eb: {rule: cppo}}": "variants.a\\u202eb: 'a\\u202eb' has the character '\\u202e': remove it",
+    "{a: {rule: cppo, rule.wmin: 0.5}}":
+        f"variants.a.rule.wmin=0.5: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
+    "{a: {rule: cppo, training.t_stop: abc}}":
+        "variants.a.training.t_stop='abc': must be a whole number in [1, 1000000000]",
+    "{a: {rule: cppo, batch.minibatch_prompts: 5}}":
+        "variants.a.batch.minibatch_prompts=5: batch: minibatch_prompts=5 must divide prompts=32 (valid: [1, "
+        "2, 4, 8, 16, 32])",
+    "{a: {rule: trm_max, divergence: topk_tv}}":
+        "variants.a.divergence='topk_tv': divergence.measure='tv' with rule 'trm_max': its thresholds are on "
+        "KL(mu to pi); choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
+    "{a: {rule: cppo, rule.delta: -1, rule.w_min: 2}}":
+        "variants.a.rule.delta=-1: must be in (0, inf); also: rule.w_min=2: must be in (0, 1]",
+    "{a: {rule: grpo}}\naxes: {trust_region.delta: [0.5, 0.6]}":
+        "axes.trust_region.delta: no run of the sweep depends on 'trust_region.delta': remove it",
+    "{a: {rule: cppo, seed: 3}}\naxes: {seed: [0]}":
+        "variants.a.seed: variant 'a' sets 'seed', which is an axis too: keep one of them",
+    "{a: {rule: cppo}, b: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8]}\nexclude: [{rule: dppo, rule.w_min: 0.6}]":
+        "exclude.0={rule: dppo, rule.w_min: 0.6}: no run of the sweep has all of these: remove the entry, or "
+        "a condition of it",
+    "[cppo]": "variants=['cppo']: must be a mapping: KEY: VALUE",
+    "{}": "variants={}: must not be empty",
+    "{cppo: cppo}": "variants.cppo='cppo': must be a mapping: KEY: VALUE",
+    "{'a,b': {rule: cppo}}":
+        "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",
+    "{'': {rule: cppo}}": "variants.='': must be a name without commas",
+    '{"a\\nb": {rule: cppo}}': "variants.a\\nb='a\\nb': must consist of printable characters",
+    "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cppo'? valid: {RULES}",
+    "{a: {rule: ../rule/cppo}}": "variants.a.rule='../rule/cppo': unknown rule '../rule/cppo'",
+    "{a: {rule: [cppo, dppo]}}":
+        "variants.a.rule=['cppo', 'dppo']: must be a plain value: several are an axis",
+    "{a: {rule: '${oc.env:HOME}'}}": "variants.a.rule='${oc.env:HOME}': a sweep file holds plain values",
+    "{a: {rule.w_min: '0.5'}}": "variants.a.rule.w_min='0.5': must be a number in (0, 1]",
+    "{a: {rule.w_min: true}}": "variants.a.rule.w_min=True: must be a number in (0, 1]",
+    "{a: {rule.w_min: yes}}": "variants.a.rule.w_min='yes': must be a number in (0, 1]",
+    "{a: {rule.w_min: .nan}}": "variants.a.rule.w_min=nan: must be in (0, 1]",
+    "{a: {rule.delta: .inf}}": "variants.a.rule.delta=inf: must be a finite number in (0, inf)",
+    "{a: {rule.delta: -1}}": "variants.a.rule.delta=-1: must be in (0, inf)",
+    "{a: {core: verl}}": "variants.a.core: choose it on the command line: core=verl",
+    "{a: {model: mini_base}}": "variants.a.model: variant 'a' sets 'model', which is an axis too: keep one",
+    "{a: {launcher.workers: 2}}":
+        "variants.a.launcher.workers: 'launcher.workers' belongs on the command line",
+    "{a: {tracking.uri: x}}": "variants.a.tracking.uri: 'tracking.uri' belongs on the command line",
+    "{a: {paths.data: /etc}}": "variants.a.paths.data: 'paths.data' belongs on the command line",
+    "{a: {resources.hours: 2}}": "variants.a.resources.hours: use resources:",
+    "{a: {rule: cppo}, b: {rule: cppo}}":
+        "variants 'a' and 'b' compose to the same run de6dbad0155a: remove one, or the override that makes "
+        "them equal",
+    "{a: {+x.y: 1}}": "variants.a.+x.y=1: unknown key 'x': valid: advantage",
+    "{a: {rule@x: cppo}}": "variants.a.rule@x='cppo': override 'rule@x=cppo': rule takes one option",
+    "{a: {hydra.run.dir: /x}}": "variants.a.hydra.run.dir='/x': unknown key 'hydra.run.dir'",
+    "{a: {'b=c': 1}}": "variants.a.b=c=1: override 'b=c=1' is not key=value as Hydra reads it",
+}  # fmt: skip
+
+# With core=verl.
+VERL = {
+    "variants: {a: {rule: cppo, divergence: exact_tv}}":
+        ": variants.a.divergence='exact_tv': divergence.estimator='exact' would carry mu's whole vocabulary "
+        "for every token: choose divergence=topk_tv or topk_kl",
+    "variants: {a: {rule: cppo, rollout.staleness: 1}}":
+        ": variants.a.rollout.staleness=1: verl's synchronous trainer samples from the current policy; set "
+        "rollout.staleness=0, or core=mini",
+    "resources: [{hours: 3}, {gpus: 3}]":
+        ": resources.1.gpus=3: layout='two_nodes' has 6 data-parallel ranks, which cannot share a minibatch "
+        "of 32 prompts x 8 responses equally: choose a layout whose ranks divide 256",
+    "variants: {a: {rule: cppo, divergence.k: 200000}}":
+        ": variants.a.divergence.k=200000: the rollout policy has log-probabilities of 151936 tokens, the "
+        "whole vocabulary; set divergence.k=151936 or less",
+}  # fmt: skip
+
+# Files with several mistakes: each is said, once.
+SEVERAL = {
+    # hypotheses, and what a run's configuration says
+    "variants: {a: {rule: cppo, rule.w_min: 2}, b: {rule: dppo}}\nhypotheses:\n"
+    "  h: {claim: C, better: [a], than: [z], test_seeds: [0]}\n"
+    "  g: {claim: C, better: [y, x], than: [b], test_seeds: [0]}\n"
+    "  f: {claim: C, better: [a], than: [b], test_seeds: []}\n":
+        "hypotheses.h: variant 'z' is not in variants (valid: a, b); also: hypotheses.g: variant 'y' is not in "
+        "variants (valid: a, b); also: variant 'x' is not in variants (valid: a, b); also: hypotheses.f.test_seeds=[]: "
+        "must not be empty; also: variants.a.rule.w_min=2: must be in (0, 1]",
+    # a key, a baseline, conditions and an axis
+    "titel: T\nvariants: {a: {rule: cppo}, b: {rule: dppo}}\nbaseline: c\n"
+    "exclude: [{variant: aa}, {modell: x}]\nresources: [{for: {seed: 1}, hours: 1}]\naxes: {seeds: [1]}\n":
+        "unknown key 'titel': did you mean 'title'?…; also: unknown baseline 'c': valid: a, b; also: "
+        "exclude.0.variant='aa'…; also: exclude.1.modell: unknown condition 'modell': did you mean 'model'?…; also: "
+        "resources.0.for.seed: unknown condition 'seed'…; also: axes.seeds=1: unknown key 'seeds': did you "
+        "mean 'seed'?",
+    # keys that belong elsewhere, and one that a variant misspells twice
+    "variants: {a: {rule: cppo, core: mini, optim.lr: 1, rule.wmin: 1}}\n"
+    "axes: {layout: [cpu], launcher.workers: [1], resources.hours: [1]}\n":
+        "axes.layout: 'layout' is no axis…; also: axes.launcher.workers: 'launcher.workers' belongs on the command "
+        "line…; also: axes.resources.hours: use resources:; also: variants.a.core: choose it on the command line…; "
+        "also: variants.a.optim.lr=1: unknown key 'optim.lr': did you mean 'optim.learning_rate'…; also: "
+        "variants.a.rule.wmin=1: unknown key 'rule.wmin': did you mean 'rule.w_min'",
+    # hypotheses that no run tests
+    "variants: {a: {rule: cppo}, b: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8]}\nhypotheses:\n"
+    "  h: {claim: C, better: [a], than: [b], test_seeds: [0]}\n"
+    "  g: {claim: C, better: [a w_min=0.6], than: [b w_min=0.6], test_seeds: [0], after: h}\n":
+        "hypotheses.h: the file's axes are part of the names of variants: 'a' is 'a w_min=0.6' or 'a w_min=0.8': name "
+        "that…; also: hypotheses.g: no run is of variant 'b w_min=0.6'",
+}  # fmt: skip
+# The hypothesis `above` about `cppo` and `dppo` with seeds 0, 1 and 2.
+HYPOTHESES = {
+    "claim: C, better: [cppo], than: [grpo], test_seeds: [1, 2]":
+        "variant 'grpo' is not in variants (valid: cppo, dppo)",
+    "claim: C, better: [cppo], than: [cppo], test_seeds: [1, 2]": "'cppo' is in `better` and in `than`",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], selection_seeds: [2]":
+        "seed 2 is in test_seeds and in selection_seeds",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: other":
+        "after='other' is no hypothesis (valid: above)",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: above": "leads back to it",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: []": "test_seeds=[]: must not be empty",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2, 1]": "test_seeds: 1 stands there twice",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 7]":
+        "test_seeds: no run has seed 7: name seeds of the sweep (0, 1, 2), or extend axes.seed",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], outcome: luck": "outcome='luck'",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 0":
+        "hypotheses.above.smallest=0: must be in (0, inf)",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], margin: 1.0":
+        "unknown key 'hypotheses.above.margin': …valid: hypotheses.above.after,",
+    "claim: C, better: [cppo, cppo], than: [dppo], test_seeds: [1, 2]": "better: 'cppo' stands there twice",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 101": "at most 100",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend":
+        "models=trend needs three models or more",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, within: 1.0":
+        "models=trend is for scores, without `within`",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, outcome: error":
+        "outcome=error_slope is the trend of an error",
+}  # fmt: skip
+
+HUB = f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n"
+COMPARED = f"{MODELS}variants: {{cppo: {{rule: cppo}}, dppo: {{rule: dppo}}}}\naxes: {{seed: [0, 1, 2]}}\n"
+SEARCH_HEAD = "title: T\nquestion: Q?\nmodels: [mini_small_base]\nsettings: {rule: cppo}\n"
+BOUNDS = "{low: 0.4, high: 1.0}"
+PARAMETER = f"rule.w_min: {BOUNDS}"
+SEARCH = f"{SEARCH_HEAD}search:\n  trials: 4\n  parameters:\n    {PARAMETER}\n  objectives: [final_score]\n"
+BOUNDED = {
+    "{low: 1.0, high: 0.4}": ": low=1.0 must be less than high=0.4: exchange them",
+    "{low: 0.4}": ": high is missing: add it",
+    "{low: 0.4, high: .inf}": " at inf: configuration: rule.w_min=inf: must be in (0, 1]",
+    "{low: 0.4, high: 2.0}": " at 2.0: configuration: rule.w_min=2.0: must be in (0, 1]",
+    "{low: 0.4, high: 1.0, step: 0}": ": step=0 must be above 0 and divide high - low = 1.0 - 0.4 evenly",
+    "{low: 0.4, high: 1.0, step: -0.1}": ": step=-0.1 must be above 0 and divide high - low",
+    "{low: 0.4, high: 1.0, step: .nan}": ": step=nan must be above 0 and divide high - low",
+    "{low: 0.4, high: 1.0, step: 1e-300}": ": step=1e-300 must be above 0 and divide high - low",
+    "{low: 0.4, high: 1.0, step: 0.25}": ": step=0.25 must be above 0 and divide high - low",
+    "{low: 0.0, high: 1.0, log: true}":
+        ": log=True with low=0.0: a logarithmic scale begins above 0; raise low",
+    "{low: 0.4, high: 1.0, log: true, step: 0.1}": ": log=True with step=0.1: …remove one of the two",
+    "{low: '0.4', high: 1.0}": ": low='0.4': must be a whole number or a number",
+    "{lo: 0.4, high: 1.0}": ": unknown key 'lo': did you mean 'log' or 'low'? valid: high, log, low, step",
+    "[0.4, 1.0]": "=[0.4, 1.0]: must be a mapping: KEY: VALUE",
+    "{choices: []}": ": choices=[]: must have 2 items or more",
+    "{choices: [0.5]}": ": choices=[0.5]: must have 2 items or more",
+    "{choices: [0.5, 0.5]}": ": choices=[0.5, 0.5]: a value appears twice; remove one",
+    "{choices: [0.5, a]}": " at 'a': configuration: rule.w_min='a': must be a number in (0, 1]",
+    "{choices: [[1], 2]}": ": choices.0=[1]: must be text or a whole number or a number or true or false",
+    "{mini: 5}": ".mini=5 must be {low: ..., high: ...} or {choices: [...]}",
+    "{verl: {low: 0.4, high: 1.0}}": " has no bounds for core=mini (valid: verl): add mini: {...}",
+}  # fmt: skip
+
+IN_A_SEARCH = [
+    ("trials: 4", "trials: 0", "search.trials=0: must be in [1, 100000]"),
+    ("trials: 4", "trials: 99999999999", "search.trials=99999999999: must be in [1, 100000]"),
+    ("trials: 4", "trials: many", "search.trials='many': must be a whole number in [1, 100000]"),
+    ("low: 0.4", "low: .nan", "configuration: rule.w_min=nan: must be in (0, 1]"),
+    ("rule.w_min:", "rule.w_mim:", "unknown key 'rule.w_mim': did you mean 'rule.w_min'?"),
+    (PARAMETER, "seed: {choices: [0, 1]}", "search.parameters.seed: this key cannot be tuned; remove it"),
+    (
+        PARAMETER,
+        "launcher.workers: {choices: [1, 2]}",
+        "launcher.workers: this key cannot be tuned; remove it",
+    ),
+    (PARAMETER, "training.t_stop: {choices: [40, 60]}", "could not be compared; remove 'training.t_stop'"),
+    (PARAMETER, "'a=b': {low: 0.1, high: 0.2}", "override 'a=b=0.1' is not key=value as Hydra reads it"),
+    ("[final_score]", "[]", "search.objectives=[]: must not be empty"),
+    ("[final_score]", "[score]", "search.objectives.0='score': must be 'final_score', 'best_score'"),
+    ("[final_score]", "[final_score, final_score]", "one appears twice; remove it"),
+    ("[mini_small_base]", "[mini_base, mini_small_base]", "must be a list of exactly one name, …one model"),
+    ("[mini_small_base]", "[nope]", "unknown model 'nope': valid: exact_early"),
+    (
+        "{rule: cppo}",
+        "{rule: cppo, seed: 0}",
+        "settings.seed=0: use models and seeds, or seed= on the command",
+    ),
+    (
+        "{rule: cppo}",
+        "{rule: cppo, rule.w_min: 0.5}",
+        "settings.rule.w_min=0.5 is tuned by …: keep one of them",
+    ),
+    ("{rule: cppo}", "{rule: cppo, tracking.uri: x}", "settings.tracking.uri belongs on the command line"),
+    ("{rule: cppo}", "{rule: nope}", "unknown rule 'nope': valid: cispo"),
+    ("search:\n", "search: 5\nx:\n", "unknown key 'x': valid: feeds, models, name"),
+]
+AFTER_A_SEARCH = {
+    "  sampler: {name: grid}\n": "search.sampler.name='grid': must be 'tpe', 'nsga2' or 'random'",
+    "  sampler: {startup: 1}\n": "search.sampler.startup=1: must be in [2, inf)",
+    "  pruner: {name: percentile}\n":
+        "search.pruner.name='percentile': must be 'median', 'hyperband' or 'none'",
+    "seeds: []\n": "seeds=[]: must not be empty",
+    "seeds: [0, 0]\n": "seeds=[0, 0]: one appears twice; remove it",
+    "seeds: [-1]\n": "seeds.0=-1: must be greater than or equal to 0",
+    "seeds: 0\n": "seeds=0: must be a list: [...]",
+}  # fmt: skip
+
+
+def read(text: Content, says: str, *words: str) -> Case:
+    return Case(f"plan ./{NAME} {' '.join(words)}", says, {NAME: text})
+
+
+NOT_READ: dict[str, Callable[[Path], object]] = {
+    f"sweep file {NAME} cannot be read: …: name a readable file": lambda path: path.symlink_to(NAME),
+    f"sweep file {NAME} does not exist (shipped sweeps: …main": lambda path: path.symlink_to("gone.yaml"),
+    f"sweep file {NAME} is no regular file: copy its text into one": os.mkfifo,
+    f"sweep file {NAME} is no regular file: copy its text": lambda path: path.symlink_to("/dev/zero"),
+    f"sweep file {NAME} is a folder: name a file in it": Path.mkdir,
+}
+
+
+def _at(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: make(folder / NAME)
+
+
+CASES = [
+    *(Case(f"plan {NAME}", says, make=_at(make)) for says, make in NOT_READ.items()),
+    Case("plan a.txt/x.yaml", "sweep file a.txt/x.yaml cannot be read: Not a directory", {"a.txt": ""}),
+    *(read(text, says) for text, says in FILES.items()),
+    *(read(SWEEP + text, f"sweep ./{NAME}{says}") for text, says in ADDED.items()),
+    *(read(f"title: {text}\n{NO_TITLE}", f"sweep ./{NAME}{says}") for text, says in TITLES.items()),
+    *(read(f"{MODELS}variants: {text}\n", f"sweep ./{NAME}: {says}") for text, says in VARIANTS.items()),
+    *(
+        read(f"title: T\nmodels: [mini_base]\n{text}", f"sweep ./{NAME}: {says}")
+        for text, says in SEVERAL.items()
+    ),
+    *(read(f"{HUB}{text}\n", f"sweep ./{NAME}{says}", "core=verl") for text, says in VERL.items()),
+    *(read(f"{COMPARED}hypotheses: {{above: {{{text}}}}}\n", says) for text, says in HYPOTHESES.items()),
+    *(
+        read(SEARCH.replace(BOUNDS, text), f"search ./{NAME}: search.parameters.rule.w_min{says}")
+        for text, says in BOUNDED.items()
+    ),
+    *(read(SEARCH.replace(old, new), says) for old, new, says in IN_A_SEARCH),
+    *(read(SEARCH + text, f"search ./{NAME}: {says}") for text, says in AFTER_A_SEARCH.items()),
+]

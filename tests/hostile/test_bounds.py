@@ -1,22 +1,16 @@
 """Values that are allowed by their type and would cost hours, give one run two ids, or mislead a reader."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from pydantic import ValidationError
 
-from cppo_lab.errors import UserError
 from cppo_lab.maths.clips import grpo
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec.run import BatchSpec, RuleSpec, _divisors
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import Sweep, load_sweep
 from tests.conftest import TINY
-
-QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"
 
 
 @pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 360])
@@ -29,12 +23,6 @@ def test_a_large_count_lists_its_divisors_at_once(number: int) -> None:
     """By trial up to its root: the loop up to the number itself took minutes."""
     with pytest.raises(ValidationError, match="minibatch_prompts=7 must divide"):
         BatchSpec(prompts=number, responses=2, minibatch_prompts=7)
-
-
-@pytest.mark.parametrize("key", ["batch.prompts", "batch.responses", "validation.samples", "training.t_stop"])
-def test_a_count_has_a_bound(key: str) -> None:
-    with pytest.raises(UserError, match=rf"{key}.*2000000001|2000000001.*{key}"):
-        compose([*TINY, f"{key}=2000000001"])
 
 
 @pytest.mark.parametrize(
@@ -52,24 +40,3 @@ def test_a_dual_clip_has_a_value(value: float) -> None:
     tokens = Tokens(*[torch.zeros(1, 2)] * 3, torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="dual_clip"):
         grpo(tokens, clip_low=0.2, clip_high=0.2, dual_clip=value)
-
-
-@pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\n", "\x1b"])
-def test_the_name_of_a_variant_is_printable(sign: str) -> None:
-    with pytest.raises(ValidationError, match="printable characters"):
-        Sweep.model_validate(
-            {
-                "name": "x", "title": "t", "question": "q?", "models": ["mini_base"],
-                "variants": {f"a{sign}b": {"rule": "cppo"}}, "axes": {"seed": [0]},
-            }
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\u061c", "\x1b"])
-@pytest.mark.parametrize("key", ["title", "question"])
-def test_no_text_of_a_sweep_turns_the_direction_of_the_page(tmp_path: Path, sign: str, key: str) -> None:
-    text = yaml.safe_load((QUICKSTART).read_text())
-    file = tmp_path / "one.yaml"
-    file.write_text(yaml.safe_dump(text | {"name": "one", key: f"a{sign}b"}))
-    with pytest.raises(UserError, match=rf"{key}: .* has the character .*remove it"):
-        load_sweep(str(file))

@@ -80,7 +80,7 @@ def test_whole_numbers_are_drawn_where_the_configuration_has_them(workspace: Pat
     assert not tuning.is_whole("rule.w_min")
 
 
-# What tests/hostile/searches.py does not have.
+# What tests/hostile/sweep_files.py does not have.
 BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "several objectives with a pruner": (
         {},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.estimate import estimate
+from cppo_lab.estimate import TimeEstimate, estimate
 from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
@@ -47,28 +47,24 @@ def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recor
     return recorder
 
 
-def test_without_past_runs_the_estimate_stands() -> None:
-    composed = compose(LARGE)
-    cost, found = cost_of(composed.run, composed.layout, []), estimate(composed.run, composed.layout)
+def gpu_estimate(composed: Composed) -> TimeEstimate:
+    cost = estimate(composed.run, composed.layout)
     assert cost is not None
-    assert found is not None
-    assert (cost.basis, cost.basis_text, cost.measured_runs) == (ESTIMATE, "estimate", 0)
-    assert cost.gpu_hours == pytest.approx(found.time.gpu_hours)
+    return cost.time
 
 
 @pytest.mark.parametrize(
-    ("factors", "factor"), [([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([1.0], 1.0), ([2.0, 4.0], 3.0)]
+    ("factors", "factor"), [([], 1.0), ([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([1.0], 1.0), ([2.0, 4.0], 3.0)]
 )
 def test_the_steps_of_an_estimate_are_scaled_and_nothing_else(factors: list[float], factor: float) -> None:
     composed = compose(LARGE)
-    found = estimate(composed.run, composed.layout)
-    assert found is not None
-    cost = cost_of(composed.run, composed.layout, [value * found.time.step for value in factors])
+    time = gpu_estimate(composed)
+    cost = cost_of(composed.run, composed.layout, [value * time.step for value in factors])
     assert cost is not None
-    steps = composed.run.training.t_stop * (found.time.rollout + found.time.update + found.time.overhead)
-    assert cost.hours * 3600 == pytest.approx(found.time.total - steps + factor * steps)
-    assert cost.gpu_hours == pytest.approx(cost.hours * found.time.devices)
-    assert (cost.basis, cost.measured_runs) == (MEASURED, len(factors))
+    steps = composed.run.training.t_stop * (time.rollout + time.update + time.overhead)
+    assert cost.hours * 3600 == pytest.approx(time.total - steps + factor * steps)
+    assert cost.gpu_hours == pytest.approx(cost.hours * time.devices)
+    assert (cost.basis, cost.measured_runs) == (MEASURED if factors else ESTIMATE, len(factors))
 
 
 def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
@@ -92,12 +88,6 @@ def test_past_runs_are_read_once_for_each_kind() -> None:
     assert asked == [("mini_base", "8"), ("mini_base", "16")]
 
 
-def test_a_missing_folder_has_measured_nothing(workspace: Path) -> None:
-    run = planned(compose(TINY))
-    assert past_costs([run]) == {run.run_id: None}
-    assert list(workspace.iterdir()) == []
-
-
 OTHER_KINDS = [
     ["model.architecture.width=64"],
     ["batch.responses=8"],
@@ -110,7 +100,7 @@ OTHER_KINDS = [
 def test_runs_of_another_kind_do_not_count(workspace: Path, change: list[str]) -> None:
     past_run(workspace, compose([*TINY, *change]), [100.0] * 3)
     run = planned(compose(TINY))
-    assert past_costs([run])[run.run_id] is None
+    assert past_costs([run]) == {run.run_id: None}
     past_run(workspace, compose([*TINY, "rule.delta=0.1", "seed=7"]), [9.0, 2.0, 1.0])  # of the same kind
     cost = past_costs([run])[run.run_id]
     assert cost is not None
@@ -130,46 +120,21 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path)
 def test_another_layout_is_another_kind(workspace: Path) -> None:
     here, there = compose(LARGE), compose([*LARGE, "layout=one_node"])
     assert layout_tag(here.layout) != layout_tag(compose([*LARGE, "layout.tokens_per_device=65536"]).layout)
-    found = estimate(there.run, there.layout)
-    assert found is not None
-    past_run(workspace, there, [2 * found.time.step] * 3)
-    [cost] = past_costs([planned(here)]).values()
-    assert cost is not None
-    assert cost.basis == ESTIMATE
-    [cost] = past_costs([planned(there)]).values()
-    assert cost is not None
-    assert (cost.basis_text, cost.measured_runs) == ("measured (1 run)", 1)
+    past_run(workspace, there, [2 * gpu_estimate(there).step] * 3)
+    for composed, basis in ((here, "estimate"), (there, "measured (1 run)")):
+        [cost] = past_costs([planned(composed)]).values()
+        assert cost is not None and cost.basis_text == basis
+        attempt = Attempt(composed.run, workspace, layout=composed.layout)
+        assert schema.TAG_LAYOUT in _tags(attempt)
+    assert schema.TAG_LAYOUT not in _tags(Attempt(compose(TINY).run, workspace, layout=compose(TINY).layout))
 
 
-def test_what_is_still_to_come_stands_beside_the_total() -> None:
-    runs = [planned(compose([*LARGE, f"seed={seed}"])) for seed in range(4)]
-    found = costs(runs, lambda *_: [])
-    sums = sum_costs(found, lambda run_id: run_id == runs[0].run_id)
-    assert sums[0].gpu_hours is not None
-    assert sums[0].gpu_hours_left == pytest.approx(0.75 * sums[0].gpu_hours)
-    text = cost_summary(runs, found, sums)
-    assert "good to a factor of 2 either way" in text
-    assert f"{sums[0].gpu_hours_left:.0f} remaining (3 of them)" in text
-
-
-def test_uncertainty_is_said_of_estimates_only(tiny_spec: RunSpec) -> None:
-    run = planned(compose([*LARGE]))
-    found = costs([run], lambda *_: [[100.0]])
-    text = cost_summary([run], found, sum_costs(found, lambda _: False))
-    assert text.startswith("Measured cost: ")
-    assert "either way" not in text
+def test_what_is_left_out_of_measured_costs_is_said() -> None:
     small = planned(compose(TINY))
-    found = costs([small], lambda *_: [[3600.0]])
-    text = cost_summary([small], found, sum_costs(found, lambda _: False))
+    by_id = costs([small], lambda *_: [[3600.0]])
+    text = cost_summary([small], by_id, sum_costs(by_id, lambda _: False))
     assert "4 hours of one process for 1 run" in text
     assert "without validations, warm start and start-up" in text
-
-
-def test_the_tag_is_of_verls_runs_only(workspace: Path) -> None:
-    for arguments, tagged in ((LARGE, True), (TINY, False)):
-        composed = compose(arguments)
-        attempt = Attempt(composed.run, workspace, layout=composed.layout)
-        assert (schema.TAG_LAYOUT in _tags(attempt)) == tagged
 
 
 def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:

@@ -1,8 +1,5 @@
 """Every sweep that names models of the exact core composes on it, and what it cannot train is said."""
 
-import pytest
-
-from cppo_lab.errors import UserError
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
@@ -21,12 +18,3 @@ def test_binary_and_top_k_differ_on_the_wide_process() -> None:
     spec = compose(["core=exact", "model=exact_wide"]).run
     assert isinstance(spec, ExactRun)
     assert spec.divergence.k is not None and 2 < spec.divergence.k < spec.data.vocabulary == 64
-
-
-def test_models_of_other_cores_are_refused() -> None:
-    with pytest.raises(UserError, match="cannot train"):
-        compose(["core=exact", "model=qwen3_8b_base", "data=dapo_math"])
-    with pytest.raises(UserError, match="model"):
-        compose(["core=exact", "model=mini_base"])
-    with pytest.raises(UserError, match="model"):
-        compose(["core=mini", "model=exact_early"])

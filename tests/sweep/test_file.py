@@ -42,64 +42,27 @@ def test_axes_alone_make_runs(workspace: Path) -> None:
 
 
 NUMBERS = {  # as YAML 1.2 reads them, which PyYAML does not
-    **{
-        "1e3": 1e3,
-        "1E3": 1e3,
-        "1.5e3": 1.5e3,
-        "1.5E+3": 1.5e3,
-        "1e-6": 1e-6,
-        "1.e3": 1e3,
-        ".5": 0.5,
-        "-.5e1": -5.0,
-    },
-    **{
-        "5.": 5.0,
-        "+3": 3,
-        "-0": 0,
-        "0": 0,
-        "1000": 1000,
-        "1e08": 1e8,
-        "!!float 1": 1.0,
-        "+.inf": inf,
-        "-.INF": -inf,
-    },
-}
+    "1e3": 1e3, "1E3": 1e3, "1.5e3": 1.5e3, "1.5E+3": 1.5e3, "1e-6": 1e-6, "1.e3": 1e3, ".5": 0.5, "-.5e1": -5.0,
+    "5.": 5.0, "+3": 3, "-0": 0, "0": 0, "1000": 1000, "1e08": 1e8, "!!float 1": 1.0, "+.inf": inf, "-.INF": -inf,
+}  # fmt: skip
 TEXTS = (
-    "on",
-    "off",
-    "yes",
-    "No",
-    "y",
-    "n",
-    "tRue",
-    "=",
-    "12:75",
-    "1.2.3",
-    "inf",
-    "e3",
-    "0o8",
-    "-",
-    ".",
-    "'010'",
-)
+    "on", "off", "yes", "No", "y", "n", "tRue", "=", "12:75", "1.2.3", "inf", "e3", "0o8", "-", ".", "'010'",
+)  # fmt: skip
 OTHERS = {"true": True, "FALSE": False, "~": None, "Null": None, "": None}
 AMBIGUOUS = (
-    *("010", "-010", "08", "007", "00", "0o10", "0x10", "0b11", "1_000", "1_", "1:30", "1:30:00", "1:30.5"),
-    *("010.5", "01e3", "1_0.5", "0.5_0", "1e1_0"),
-)
+    "010", "-010", "08", "007", "00", "0o10", "0x10", "0b11", "1_000", "1_", "1:30", "1:30:00", "1:30.5", "010.5",
+    "01e3", "1_0.5", "0.5_0", "1e1_0",
+)  # fmt: skip
 
 
 def read(value: str) -> object:
     return mapping(f"a: [{value}]", "x")["a"][0]
 
 
-@pytest.mark.parametrize("value", NUMBERS)
-def test_numbers_of_yaml_1_2(value: str) -> None:
-    assert (read(value), type(read(value))) == (NUMBERS[value], type(NUMBERS[value]))
-    assert read(f"'{value}'") == value
-
-
-def test_words_of_yaml_1_1_are_text() -> None:
+def test_numbers_of_yaml_1_2_and_words_of_yaml_1_1() -> None:
+    for value, number in NUMBERS.items():
+        assert (read(value), type(read(value))) == (number, type(number)), value
+        assert read(f"'{value}'") == value
     assert [read(value) for value in TEXTS] == [value.strip("'") for value in TEXTS]
     assert [read(f"{value} ") for value in list(OTHERS)[:-1]] == list(OTHERS.values())[:-1]
     assert mapping("a:", "x") == {"a": None}
@@ -107,10 +70,9 @@ def test_words_of_yaml_1_1_are_text() -> None:
 
 @pytest.mark.parametrize("value", AMBIGUOUS)
 def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
+    refused = rf"sweep x line 1, column \d+: .*'{re.escape(value)}' is a number that .* quote"
     for text in (f"a: {value}", f"a: [{value}]", f"a: {{b: {value}}}", f"{value}: a"):
-        with pytest.raises(
-            UserError, match=rf"sweep x line 1, column \d+: .*'{re.escape(value)}' is a number that .* quote"
-        ):
+        with pytest.raises(UserError, match=refused):
             mapping(text, "x")
     assert read(f"'{value}'") == value
 
@@ -132,11 +94,6 @@ def test_every_file_is_read_alike(text: str, workspace: Path) -> None:
         load_sweep("mine.yaml")
 
 
-def test_an_axis_of_exponents_is_one_of_numbers(workspace: Path) -> None:
-    plan = planned("axes: {optim.learning_rate: [1.5e-3, 2e-3], seed: [0]}")
-    assert {run.spec.optim.learning_rate for run in plan.runs} == {0.0015, 0.002}
-
-
 def test_only_models_and_a_seed(workspace: Path) -> None:
     plan = planned("axes: {seed: [3]}")
     assert labels(plan) == ["mine"]
@@ -156,8 +113,9 @@ def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
 
 
 def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them(workspace: Path) -> None:
-    text = "variants: {cppo: {rule: cppo}, own: {rule: cppo, rule.delta: 0.3}, grpo: {rule: grpo}}\n"
+    text = "variants: {cppo: {rule: cppo}, own: {rule: cppo, rule.delta: 0.3}, grpo: {rule: grpo, data.name: '1e5'}}\n"
     plan = planned(text + "axes: {trust_region.delta: [0.05, 0.1]}")
+    assert plan.runs[3].spec.data.name == "1e5"  # text that looks like a number
     assert labels(plan) == ["cppo delta=0.05", "cppo delta=0.1", "own", "grpo"]
     assert [run.spec.rule.delta for run in plan.runs][:4] == [0.05, 0.1, 0.3, None]
 
@@ -166,21 +124,16 @@ def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them(workspace: 
     ("axes", "expected"),
     [
         ("{rule: [cppo, dppo], rule.delta_b: [0.01]}", ["cppo delta_b=0.01", "dppo"]),
-        ("{rule: [dppo], rule.delta: [0.1], trust_region.delta: [1]}", ["dppo rule.delta=0.1"]),
         ("{validation.temperature: [1], rollout.temperature: [1, 2]}",
          ["validation.temperature=1 rollout.temperature=1", "validation.temperature=1 rollout.temperature=2"]),
-        ("{optim.learning_rate: [1e-4, 0.00012345678, 1.0]}",
-         ["learning_rate=0.0001", "learning_rate=0.00012345678", "learning_rate=1"]),
+        ("{optim.learning_rate: [1e-4, 1.5e-3, 0.00012345678, 1.0]}",
+         ["learning_rate=0.0001", "learning_rate=0.0015", "learning_rate=0.00012345678", "learning_rate=1"]),
         ("{advantage.normalize_std: [true, false]}", ["normalize_std=true", "normalize_std=false"]),
         ("{data: [chain_short], divergence: [binary_tv, exact_tv]}",
          ["chain_short binary_tv", "chain_short exact_tv"]),
     ],
 )  # fmt: skip
 def test_labels(workspace: Path, axes: str, expected: list[str]) -> None:
-    if "trust_region" in axes:  # rule.delta takes nothing from it any more
-        with pytest.raises(UserError, match=r"axes.trust_region.delta: no run of the sweep depends on"):
-            planned(f"axes: {axes}")
-        return
     plan = planned(f"axes: {axes}")
     assert labels(plan) == expected
     assert len({run.run_id for run in plan.runs}) == len(plan.runs) == 2 * len(expected)
@@ -279,12 +232,6 @@ def test_values_for_each_core(workspace: Path) -> None:
     ]
 
 
-def test_text_that_looks_like_something_else_stays_text(workspace: Path) -> None:
-    text = "variants: {a: {rule: cppo, optim.learning_rate: 1e-4, data.name: '1e5'}}"
-    run = planned(text).runs[0].spec
-    assert (run.optim.learning_rate, run.data.name) == (1e-4, "1e5")
-
-
 def test_paths_in_a_study_are_beside_it(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace / "deep" / "er"
     folder.mkdir(parents=True)
@@ -296,11 +243,6 @@ def test_paths_in_a_study_are_beside_it(workspace: Path, monkeypatch: pytest.Mon
     plan = make_plan(load_sweep("deep/er/all.yaml"))
     assert [sweep.name for sweep in plan.sweeps] == ["one", "two", "quickstart"]
     assert (len(plan.runs), plan.places) == (2 * (2 + 2 + 3), 2 * (2 + 4 + 3))
-
-
-def test_the_papers_study_in_places() -> None:
-    plan = make_plan(load_sweep("study"), ["seed=0"])
-    assert (len(plan.runs), plan.places) == (37, 49)
 
 
 def test_the_grid_of_sensitivity() -> None:

@@ -1,13 +1,11 @@
 """A run by the beginning of its id, wherever it is known; and what two runs differ in."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
@@ -18,7 +16,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.plan import Found, find_recorded_run, find_run, is_run_id
 from cppo_lab.sweep.table import difference_text, differences
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY
+from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
 from tests.recorded import sent
 
@@ -44,11 +42,24 @@ def find(text: str, *sweeps: str) -> Found:
     return find_run(text, Path("runs").resolve(), sweeps)
 
 
+OURS = (
+    "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
+)
+
+
+def made(*names: str) -> None:
+    """Folders with a configuration."""
+    for name in names:
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+
 def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpec) -> None:
     folder = recorded(tiny_spec, workspace)
-    found = find_recorded_run(tiny_spec.run_id[:6], folder.parent)
-    assert (found.run_id, "config.json in " in found.source) == (tiny_spec.run_id, True)
-    assert parse_run(found.config, "found").run_id == tiny_spec.run_id
+    run = find_recorded_run(tiny_spec.run_id[:6], folder.parent)
+    assert (run.run_id, "config.json in " in run.source) == (tiny_spec.run_id, True)
+    assert parse_run(run.config, "found").run_id == tiny_spec.run_id
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"has not been started: .* `cppo pull SWEEP` gives it one"):
         find_recorded_run(tiny_spec.run_id, folder.parent)
@@ -57,142 +68,83 @@ def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpe
 
 
 def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
-    mini, verl = (compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run
-                  for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")))  # fmt: skip
-    assert find(mini.run_id).source == "sweep quickstart, core=mini"
-    found = find(verl.run_id[:8])
-    assert found.source == "sweep quickstart, core=verl"
-    assert found.planned is not None
+    for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")):
+        run_id = compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run_id
+        for beginning in (run_id, run_id[:8]):
+            run = find(beginning)
+            assert run.source == f"sweep quickstart, core={core}" and run.planned is not None
     assert list(workspace.iterdir()) == []
 
 
-def test_in_a_sweep_of_ones_own(workspace: Path) -> None:
-    Path("mine.yaml").write_text(
-        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
-    )
-    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
+def test_in_sweeps_and_studies_that_are_named(workspace: Path) -> None:
+    Path("mine.yaml").write_text(OURS)
+    Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
+    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run_id
     with pytest.raises(UserError, match="--in SWEEP"):
         find(run_id)
-    assert find(run_id[:5], "mine.yaml").source == "sweep mine.yaml, core=mini"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("abc", "run 'abc' is not a prefix of a run's id: give 4 to 12 hexadecimal digits"),
-        ("xyzw", "is not a prefix of a run's id"),
-        ("' OR 1", "is not a prefix of a run's id"),
-        ("abcd1234abcd1", "is not a prefix of a run's id"),
-        ("0000", "unknown run '0000': no folder in "),
-        ("5555", "run '5555' is a prefix of 2 ids: 5555aaaaaaaa, 5555bbbbbbbb: give more digits"),
-    ],
-)
-def test_one_clear_line(workspace: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
-    for name in ("5555aaaaaaaa", "5555bbbbbbbb"):
-        folder = Path("runs") / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    assert main(["diff", text, "5555a"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    with pytest.raises(UserError, match=r"unknown run 'abcd'.*--in SWEEP"):
+        find("abcd", "tune_cppo")  # a search declares no runs of its own
+    for name in ("mine.yaml", "all.yaml"):  # of a study, with the cores that all its sweeps have
+        assert find(run_id[:5], name).source == f"sweep {name}, core=mini"
+    plan_module._declared.cache_clear()
+    Path("mine.yaml").write_text(OURS.replace("0.61", "7"))
+    with pytest.raises(UserError, match=r"rule\.w_min=7: must be in \(0, 1\]"):
+        find("abcd", "mine.yaml")
+    with pytest.raises(UserError, match=r"mine\.yaml"):  # with no core are there runs
+        find(run_id, "all.yaml")
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000, '"' + "x" * 1_000_001 + '"', "\udcff"])
 def test_files_that_hold_no_configuration_are_passed_over(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
-    assert read_config(path) is None
-    assert read_config(tmp_path / "none") is None
-    assert read_config(tmp_path) is None
+    assert read_config(path) is read_config(tmp_path / "none") is read_config(tmp_path) is None
 
 
 def test_differences_by_key(tiny_spec: RunSpec) -> None:
     grpo = compose([*TINY, "rule=grpo", "seed=3"]).run
     left, right = (Found(spec.run_id, "here", spec.model_dump(mode="json")) for spec in (tiny_spec, grpo))
-    found = differences(left, right)
-    assert found["seed"] == (0, 3)
-    assert found["rule.name"] == ("cppo", "grpo")
-    assert found["rule.delta_b"] == (tiny_spec.rule.delta_b, None)
-    assert found["rule.clip_low"] == (None, 0.2)
-    assert not any(key.startswith(("model", "data", "batch")) for key in found)
+    changed = differences(left, right)
+    assert changed["seed"] == (0, 3)
+    assert changed["rule.name"] == ("cppo", "grpo")
+    assert changed["rule.delta_b"] == (tiny_spec.rule.delta_b, None)
+    assert changed["rule.clip_low"] == (None, 0.2)
+    assert not any(key.startswith(("model", "data", "batch")) for key in changed)
     lines = difference_text(left, right).splitlines()
     assert lines[0].split() == [tiny_spec.run_id, grpo.run_id]
     assert ["rule.clip_low", "-", "0.2"] in [line.split() for line in lines]
     assert f"{left.run_id} (here) is the same run as" in difference_text(left, left)
-
-
-def test_a_hostile_value_does_not_steer_the_terminal() -> None:
+    # A hostile value does not steer the terminal.
     left, right = (Found(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
     assert "\x1b" not in difference_text(left, right)
     assert difference_text(left, right).count("\n") == 4
 
 
-def test_diff_and_show_on_the_command_line(
-    workspace: Path, capsys: pytest.CaptureFixture[str], tiny_spec: RunSpec
-) -> None:
-    recorded(tiny_spec, workspace)
+def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_spec: RunSpec) -> None:
     other = compose([*TINY, "seed=1"]).run
-    recorded(other, workspace)
-    assert main(["diff", tiny_spec.run_id[:7], other.run_id[:7], "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    for spec in (tiny_spec, other):
+        recorded(spec, workspace)
+    values = cppo(f"diff {tiny_spec.run_id[:7]} {other.run_id[:7]} --json").answer
     assert values["differences"] == {"seed": [0, 1]}
     assert [run["run_id"] for run in values["runs"]] == [tiny_spec.run_id, other.run_id]
     assert values["identical"] is False
-    assert main(["show", other.run_id[:7]]) == 0
-    text = capsys.readouterr().out
+    text = cppo(f"show {other.run_id[:7]}").out
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
-    assert main(["show", compose(["model=mini_quick", "rule=grpo", "seed=1"]).run.run_id]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["sweeps"] == {"quickstart": "grpo"}
-    assert main(["show", other.run_id, "seed=3"]) == 2
-    assert f"cppo show SWEEP --run {other.run_id}" in capsys.readouterr().err
+    planned = compose(["model=mini_quick", "rule=grpo", "seed=1"]).run_id
+    assert yaml.safe_load(cppo(f"show {planned}").out)["sweeps"] == {"quickstart": "grpo"}
+    assert f"cppo show SWEEP --run {other.run_id}" in cppo(f"show {other.run_id} seed=3", code=2).err
 
 
-def test_a_file_or_sweep_comes_before_an_id(workspace: Path) -> None:
-    assert is_run_id("abcd")
-    assert not is_run_id("quickstart")
+def test_what_is_an_id(workspace: Path) -> None:
+    assert is_run_id("abcd") and not is_run_id("quickstart")
     Path("abcd").write_text("")
-    assert not is_run_id("abcd")
+    assert not is_run_id("abcd")  # a file comes before an id
+    made("5555aaaaaaaa", "5555aaaaaaaa.old", "5555")
+    assert find("5555").run_id == "5555aaaaaaaa"
 
 
 def test_the_shipped_sweeps_are_searched_with_the_largest_first() -> None:
     names = by_size()
     assert set(names[:2]) == {"study", "main"}
     assert "quickstart" in names[2:] and names[2:] == sorted(names[2:])
-
-
-def test_a_folder_whose_name_is_no_id_is_passed_over(workspace: Path) -> None:
-    for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
-        folder = Path("runs") / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    assert find("5555").run_id == "5555aaaaaaaa"
-
-
-def test_the_fault_of_a_sweep_that_is_named_is_said(workspace: Path) -> None:
-    Path("mine.yaml").write_text(
-        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 7}}\n"
-    )
-    with pytest.raises(UserError, match=r"rule\.w_min=7: must be in \(0, 1\]"):
-        find("abcd", "mine.yaml")
-
-
-def test_a_search_declares_no_runs_of_its_own(workspace: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown run 'abcd'.*--in SWEEP"):
-        find("abcd", "tune_cppo")
-
-
-def test_a_study_is_searched_with_the_cores_that_all_its_sweeps_have(workspace: Path) -> None:
-    Path("mine.yaml").write_text(
-        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
-    )
-    Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
-    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
-    assert find(run_id, "all.yaml").source == "sweep all.yaml, core=mini"
-    plan_module._declared.cache_clear()
-    Path("mine.yaml").write_text(
-        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 7}}\n"
-    )
-    with pytest.raises(UserError, match=r"mine\.yaml"):  # with no core are there runs
-        find(run_id, "all.yaml")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.cores import phases
 from cppo_lab.errors import UserError
 from cppo_lab.preflight import _Part, shortened
@@ -185,11 +184,6 @@ def test_a_job_that_no_launcher_goes_on_with_says_why(main_plan: Plan, tmp_path:
     found = read(job.folder)
     assert found is not None
     assert found.error == "out of time"
-
-
-def test_the_embedded_core_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["preflight", "quickstart"]) == 2
-    assert "core=mini needs no preflight" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
