@@ -151,7 +151,9 @@ def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
         kinds = [
             candidate
             for part in (inner, *get_args(inner))
-            for candidate in [getattr(part, "__origin__", part)]  # a mapping's values have validators of their own
+            for candidate in [
+                getattr(part, "__origin__", part)
+            ]  # a mapping's values have validators of their own
             if isinstance(candidate, type) and issubclass(candidate, Spec)
         ]
         if not kinds:
