@@ -1,6 +1,7 @@
-"""The one exception whose text is meant for the user."""
+"""The one exception whose text is meant for the user; and what else is said on standard error."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
@@ -127,3 +128,8 @@ def unknown(
     near = [name for name in near if name in names] or [written[name] for name in near]
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return UserError(f"unknown {kind} {str(value)!r}: {hint}valid: {', '.join(names) or 'none'}")
+
+
+def say(line: object) -> None:
+    """A line on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)

@@ -206,7 +206,6 @@ TAG_COLOUR = "mlflow.runColor"  # of MLflow: of a run's curves in its page
 TAG_NOTE = "mlflow.note.content"  # of MLflow: the description of a run or experiment, in Markdown
 
 # Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
-TAG_ENV_PREFIX = "cppo.env."
 TAG_HOST = "cppo.env.host"
 TAG_PYTHON = "cppo.env.python"
 TAG_PLATFORM = "cppo.env.platform"

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 
 from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
 from cppo_lab.cli.parser import UsageError, parse
-from cppo_lab.errors import ALSO, StoreAway, UserError, message
-from cppo_lab.files import redacted
-from cppo_lab.sweep.paths import share_with_group
+from cppo_lab.errors import ALSO, StoreAway, UserError, message, say
+from cppo_lab.files import redacted, share_with_group
 
 REMEDIES = {
     errno.EISDIR: "move the folder away: there should be a file",
@@ -100,7 +99,7 @@ def _run(options: argparse.Namespace) -> tuple[int, str | None]:
     except OSError as error:  # a folder that cannot be written, a full disk
         return Exit.USAGE, _refuse(_of_the_system(error))
     except KeyboardInterrupt:
-        print(f"cppo: {INTERRUPTED}", file=sys.stderr)
+        say(f"cppo: {INTERRUPTED}")
         return Exit.INTERRUPTED, INTERRUPTED
     return code, None
 
@@ -118,5 +117,5 @@ def _refuse(text: str) -> str:
     line = redacted(message(text))
     passing("")
     shown = line.replace(ALSO, "\n  also: ") if sys.stderr.isatty() else line  # for a reader, a line each
-    print(f"cppo: error: {shown}", file=sys.stderr)
+    say(f"cppo: error: {shown}")
     return line

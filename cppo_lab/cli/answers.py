@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab.cli.answer import Exit, answer, known_store
 from cppo_lab.cli.parser import RUN, CommandParser
 from cppo_lab.errors import UserError, printable
+from cppo_lab.files import runs_folder
 from cppo_lab.plugins import entry_points
-from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -35,11 +35,9 @@ def samples(options: argparse.Namespace) -> int:
     if options.problem and not any(sample.problem.startswith(options.problem) for sample in texts.samples):
         ids = ", ".join(dict.fromkeys(sample.problem for sample in texts.samples))
         raise UserError(f"--problem {options.problem!r}: step {step} has answers to {ids or 'no problem'}")
-    if options.json:
-        values = [vars(sample) for sample in chosen]
-        answer(options, {"run": run.run_id, "step": step, "left_out": texts.left_out, "samples": values})
-    else:
-        print("\n".join(_as_lines(run.run_id, texts, chosen)))
+    samples = [vars(sample) for sample in chosen]
+    values = {"run": run.run_id, "step": step, "left_out": texts.left_out, "samples": samples}
+    answer(options, values, "\n".join(_as_lines(run.run_id, texts, chosen)))
     return Exit.DONE
 
 
@@ -87,10 +85,8 @@ def replay(options: argparse.Namespace) -> int:
         tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
     compared = compare(tokens, result)
-    if options.json:
-        answer(options, {"run": run.run_id, **as_values(tokens, result, compared)})
-    else:
-        print("\n".join([f"run {run.run_id}", *as_lines(tokens, result, compared)]))
+    values = {"run": run.run_id, **as_values(tokens, result, compared)}
+    answer(options, values, "\n".join([f"run {run.run_id}", *as_lines(tokens, result, compared)]))
     return Exit.DONE
 
 

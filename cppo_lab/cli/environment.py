@@ -1,14 +1,14 @@
 """`cppo data` and `cppo doctor`: what runs need around them."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
-from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.errors import say
+from cppo_lab.files import runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -20,11 +20,8 @@ def data_prepare(options: argparse.Namespace) -> int:
     from cppo_lab.data.manifest import summary
     from cppo_lab.data.prepare import prepare
 
-    records = prepare(options.source, options.out, lambda text: print(text, file=sys.stderr, flush=True))
-    if options.json:
-        answer(options, _file_values(options.out, records))
-    else:
-        print(summary(records))
+    records = prepare(options.source, options.out, say)
+    answer(options, _file_values(options.out, records), summary(records))
     return Exit.DONE
 
 
@@ -33,10 +30,7 @@ def data_check(options: argparse.Namespace) -> int:
     from cppo_lab.data.manifest import check_folder, summary
 
     records = check_folder(options.folder)
-    if options.json:
-        answer(options, _file_values(options.folder, records))
-    else:
-        print(summary(records))
+    answer(options, _file_values(options.folder, records), summary(records))
     return Exit.DONE
 
 

@@ -1,13 +1,13 @@
 """`cppo export`: what a run has learned, as a folder that transformers loads; what a sweep has logged, as tables."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
-from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.errors import say
+from cppo_lab.files import runs_folder
 
 FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
 
@@ -30,10 +30,7 @@ def model(options: argparse.Namespace) -> int:
     if run.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)
-    if options.json:
-        answer(options, {"run_id": run_id, "folder": str(place)})
-    else:
-        print(place)
+    answer(options, {"run_id": run_id, "folder": str(place)}, place)
     return Exit.DONE
 
 
@@ -61,15 +58,12 @@ def metrics(options: argparse.Namespace) -> int:
         about=about,
     )
     rows = write(tables, options.format, place, options.force, _say)
-    if options.json:
-        answer(options, {"folder": str(place), "format": options.format, **about, "rows": rows})
-    else:
-        print(place)
+    answer(options, {"folder": str(place), "format": options.format, **about, "rows": rows}, place)
     return Exit.DONE
 
 
 def _say(text: str) -> None:
-    print(f"cppo: {text}", file=sys.stderr, flush=True)
+    say(f"cppo: {text}")
 
 
 def export_arguments(command: CommandParser) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, coloured, counter, known_store, width
 from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_listing, add_runs, add_sweep, parse_states
-from cppo_lab.errors import UserError
-from cppo_lab.files import redacted
-from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.errors import UserError, say
+from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
 _EVERY_RUN = f"{SWEEP} (default: every known run)"
@@ -36,7 +35,7 @@ def status(options: argparse.Namespace) -> int:
 
         run_ids = [run.run_id for run in run_statuses()]
         for line in repair(runs_folder(), run_ids, uri) or ["nothing to repair"]:
-            print(line, file=sys.stderr)
+            say(line)
     runs = run_statuses()
     shown = status.ordered(runs, options.sort and options.sort.replace("-", "_"))
     shown = [run for run in shown if not states or run.state in states]
@@ -72,8 +71,7 @@ def watch(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = watch.watch(run_statuses, options.every, out, coloured())
-    if options.json:
-        answer(options, status.as_values(runs, runs))
+    answer(options, status.as_values(runs, runs))
     if command is not None:
         watch.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
     if any(run.state == schema.FAILED for run in runs):
@@ -123,7 +121,7 @@ def sync(options: argparse.Namespace) -> int:
                 return Exit.DONE
             for folder in unsent_folders:
                 print(folder.name)
-            print(f"{len(unsent_folders)} runs have metrics to upload to {redacted(uri)}", file=sys.stderr)
+            say(f"{len(unsent_folders)} runs have metrics to upload to {redacted(uri)}")
             return Exit.DONE
         if first:
             tell_of_lost(forget_lost(folders, uri))
@@ -135,7 +133,7 @@ def sync(options: argparse.Namespace) -> int:
             if not options.watch:
                 raise
             if str(error) != last_fault:  # an outage is one line, not one every few seconds
-                print(f"cppo: {error}; trying again", file=sys.stderr, flush=True)
+                say(f"cppo: {error}; trying again")
             last_fault = str(error)
             time.sleep(SYNC_SECONDS)
             continue
@@ -160,22 +158,20 @@ def cancel(options: argparse.Namespace) -> int:
     runs = _look(_planned(options)[0])() if options.sweep else _these(options.run)
     chosen = candidates(runs, options.queued)
     names = {run.run_id: f"{run.run_id} {run.title}" for run in runs}
-    if options.dry_run and options.json:
-        values = [{"run_id": run.run_id, "text": "would be cancelled", "done": False} for run in chosen]
-        answer(options, {"runs": values, "dry_run": True})
-    elif options.dry_run:
-        for run in chosen:
-            print(f"{names[run.run_id]}: {run.state}{f', {run.job}' if run.job else ''}: would be cancelled")
     if options.dry_run:
+        text = "would be cancelled"
+        values = [{"run_id": run.run_id, "text": text, "done": False} for run in chosen]
+        lines = [
+            f"{names[run.run_id]}: {run.state}{f', {run.job}' if run.job else ''}: {text}" for run in chosen
+        ]
+        answer(options, {"runs": values, "dry_run": True}, "\n".join(lines) if lines else None)
         return Exit.DONE
     done = cancel(runs_folder(), chosen, options.queued) if chosen else []
-    if options.json:
-        answer(options, {"runs": [vars(line) for line in done], "dry_run": False})
-    else:
-        for line in done:
-            print(f"{names[line.run_id]}: {line.text}")
-        count = sum(line.done for line in done)
-        print(f"{count} of {len(runs)} runs cancelled" if done else "nothing to cancel")
+    lines = [f"{names[line.run_id]}: {line.text}" for line in done]
+    lines.append(
+        f"{sum(line.done for line in done)} of {len(runs)} runs cancelled" if done else "nothing to cancel"
+    )
+    answer(options, {"runs": [vars(line) for line in done], "dry_run": False}, "\n".join(lines))
     return Exit.DONE if all(line.done for line in done) else Exit.NO
 
 
@@ -183,7 +179,7 @@ def retry(options: argparse.Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
 
-    from cppo_lab.cli.training import answer_nothing_to_train, plan_states, planned, run_of, train
+    from cppo_lab.cli.training import answer_launch, plan_states, planned, run_of, train
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -206,7 +202,7 @@ def retry(options: argparse.Namespace) -> int:
                 )
     if not chosen:
         if options.json:
-            answer_nothing_to_train(plan, states, options)
+            answer_launch(plan, states, options)
         else:
             print(f"no run of {plan.name} has failed")
         return Exit.DONE

@@ -24,13 +24,12 @@ def list_names(options: argparse.Namespace) -> int:
             f"cppo list {options.what} takes no overrides; cppo list keys {options.overrides[0]} does"
         )
     rows = _ROWS[options.what](options)
-    if options.json:
-        answer(options, {options.what: rows})
-        return Exit.DONE
     names = [str(next(iter(row.values()))) for row in rows]
     indent = max(map(len, names), default=0)
-    for name, row in zip(names, rows, strict=True):
-        print(f"{name:<{indent}}  {_shown(row)}"[: width()].rstrip())
+    lines = (
+        f"{name:<{indent}}  {_shown(row)}"[: width()].rstrip() for name, row in zip(names, rows, strict=True)
+    )
+    answer(options, {options.what: rows}, "\n".join(lines))
     return Exit.DONE
 
 
@@ -91,10 +90,8 @@ def new(options: argparse.Namespace) -> int:
             file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
     except FileExistsError:
         raise UserError(f"{path} exists: edit it, or give the new sweep another name") from None
-    if options.json:
-        answer(options, {"sweep": name, "file": str(path)})
-    else:
-        print(f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}")
+    text = f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}"
+    answer(options, {"sweep": name, "file": str(path)}, text)
     return Exit.DONE
 
 
@@ -103,10 +100,7 @@ def completion(options: argparse.Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
     script = shellcode(["cppo"], shell=options.shell)
-    if options.json:
-        answer(options, {"shell": options.shell, "script": script})
-    else:
-        print(script)
+    answer(options, {"shell": options.shell, "script": script}, script)
     return Exit.DONE
 
 

@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import gc
-import sys
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -14,12 +12,12 @@ from cppo_lab.cli.answer import Exit, answer, passing
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.searching import load_any
 from cppo_lab.cli.training import planned
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
@@ -27,41 +25,22 @@ if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.file import Search, Sweep
     from cppo_lab.sweep.plan import Plan
-    from cppo_lab.tracking.parents import Registration, SweepText
+    from cppo_lab.tracking.parents import SweepText
 
     Request = ReportRequest | StudyRequest
     Asked = tuple[Request, SweepText]
 
 BUILT = Path("reports/build")  # where reports are written by default
-OBJECTS_BETWEEN = 100_000  # more new objects than freed ones between two collections; Python's number is 700
 
 
 def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
-    with _rare_collection():
-        if options.watch:
-            return _watch(options)
-        return _answer(options, _report_once(options))
-
-
-@contextlib.contextmanager
-def _rare_collection() -> "Iterator[None]":
-    """Look for unused cycles of objects rarely: a report makes millions of objects, nearly all of which it keeps or
-    drops at once, and looking through them takes an eighth of its time.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(OBJECTS_BETWEEN, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+    return _watch(options) if options.watch else _answer(options, _report_once(options))
 
 
 def _answer(options: argparse.Namespace, page: Path) -> Exit:
     """For --json, where the report is."""
-    if options.json:
-        values = {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)}
-        answer(options, values)
+    answer(options, {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)})
     return Exit.DONE
 
 
@@ -84,17 +63,17 @@ def _watch(options: argparse.Namespace) -> int:
                 runs = read_record(page.parent).runs.values()
                 missing = sum(run["state"] in gaps for run in runs)
                 if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs are results"):
-                    print(last_line, file=sys.stderr, flush=True)
+                    say(last_line)
                 if not missing:
                     break
             except NothingScored as error:
                 passing("")
-                print(f"cppo: {error}", file=sys.stderr, flush=True)
+                say(f"cppo: {error}")
             except UserError as error:
                 if page is None:
                     raise
                 passing("")
-                print(f"cppo: {error}", file=sys.stderr, flush=True)
+                say(f"cppo: {error}")
             _pause(options.every)
     return Exit.DONE if page is None else _answer(options, page)
 
@@ -184,7 +163,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     try:
         keep_report(request.uri, request.experiment, log)
     except UserError as error:
-        print(f"cppo: the report was not uploaded to MLflow: {error}", file=sys.stderr)
+        say(f"cppo: the report was not uploaded to MLflow: {error}")
     return page
 
 
@@ -253,69 +232,44 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
 
     Raises UserError if the store cannot be read.
     """
-    from cppo_lab.reports.registration import Hypotheses, Registered
-    from cppo_lab.tracking.parents import deleted_starts, find_registrations, read_statement
+    from cppo_lab.tracking.parents import deleted_starts
     from cppo_lab.tracking.read import reading
 
-    stated = {}
     with reading(uri) as client:
         deleted = deleted_starts(client, experiment) if any(sweep.hypotheses for sweep in plan.sweeps) else {}
-        for sweep in plan.sweeps:
-            registrations = find_registrations(client, experiment, sweep.name)
-            if sweep.hypotheses:
-                digest = plan.statement(sweep)[1]
-                then = {
-                    registration: read_statement(client, registration)
-                    for registration in registrations
-                    if registration.digest != digest
-                }
-                stated[sweep.name] = _hypotheses(plan, sweep, registrations, then, deleted)
-            else:
-                registered = tuple(
-                    Registered(registration.digest, registration.time_ms, registration.code)
-                    for registration in registrations
-                )
-                stated[sweep.name] = Hypotheses(registered=registered)
-    return stated
+        return {sweep.name: _hypotheses(plan, sweep, client, experiment, deleted) for sweep in plan.sweeps}
 
 
 def _hypotheses(
-    plan: "Plan",
-    sweep: "Sweep",
-    registrations: "Sequence[Registration]",
-    then: "Mapping[Registration, str | None]",
-    deleted: "Mapping[str, int]",
+    plan: "Plan", sweep: "Sweep", client: Any, experiment: str, deleted: "Mapping[str, int]"
 ) -> "Hypotheses":
-    """The hypotheses of a sweep as claims, with its `registrations`.
-
-    `then`: what was registered by those of another statement, None where the store does not have it. `deleted`: when
+    """The hypotheses of a sweep as claims, with what MLflow's `client` has of their registrations. `deleted`: when
     deleted runs began.
     """
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.runs.machine import code_version
     from cppo_lab.sweep.claims import claims_of, registered_pairing
     from cppo_lab.sweep.file import differences
+    from cppo_lab.tracking.parents import find_registrations, read_statement
 
+    registrations = find_registrations(client, experiment, sweep.name)
+    registered = [
+        Registered(registration.digest, registration.time_ms, registration.code)
+        for registration in registrations
+    ]
+    if not sweep.hypotheses:
+        return Hypotheses(registered=tuple(registered))
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
-    registered = []
-    for registration in registrations:
-        other = then.get(registration)
-        registered.append(
-            Registered(
-                registration.digest,
-                registration.time_ms,
-                registration.code,
-                settings_differ=registration.digest == digest
-                and not registration.covers(digest, declared.settings),
-                changes=() if other is None else differences(other, text),
-            )
-        )
-    pairing = registered_pairing(
-        plan,
-        sweep,
-        [registration for registration in registrations if registration.covers(digest, declared.settings)],
-    )
+    in_force = [
+        registration for registration in registrations if registration.covers(digest, declared.settings)
+    ]
+    for i, registration in enumerate(registrations):
+        if registration.digest == digest:
+            registered[i] = replace(registered[i], settings_differ=registration not in in_force)
+        elif (before := read_statement(client, registration)) is not None:
+            registered[i] = replace(registered[i], changes=differences(before, text))
+    pairing = registered_pairing(plan, sweep, in_force)
     claims = claims_of(sweep, plan.is_study, declared.places)
     return Hypotheses(
         claims=tuple(claim if claim.of_errors else replace(claim, pairing=pairing) for claim in claims),
@@ -376,10 +330,7 @@ def compare(options: argparse.Namespace) -> int:
 
     before, after = (saved.read_record(_report_folder(name)) for name in (options.before, options.after))
     comparison = saved.compare(before, after, (options.before, options.after))
-    if options.json:
-        answer(options, comparison)
-    else:
-        print("\n".join(saved.compare_lines(comparison)))
+    answer(options, comparison, "\n".join(saved.compare_lines(comparison)))
     return Exit.DONE if comparison["same"] else Exit.NO
 
 
@@ -403,7 +354,7 @@ def reference_import(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.reference import import_reference, nest_reference
 
     uri = address.tracking_uri()
-    added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))
+    added = import_reference(uri, say)
     shipped = [load_sweep(name) for name in shipped_sweeps()]
     nest_reference(
         uri,
@@ -413,10 +364,8 @@ def reference_import(options: argparse.Namespace) -> int:
             if isinstance(sweep, Sweep)
         },
     )
-    if options.json:
-        answer(options, {"store": redacted(uri), "added": added})
-    else:
-        print(f"experiment `paper` in {redacted(uri)}: {added} runs added")
+    text = f"experiment `paper` in {redacted(uri)}: {added} runs added"
+    answer(options, {"store": redacted(uri), "added": added}, text)
     return Exit.DONE
 
 

@@ -8,9 +8,7 @@ from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.errors import UserError, together
-from cppo_lab.files import redacted
-from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.tune import tune as carry_out
+    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.ui import where_to_look
 

@@ -3,18 +3,14 @@
 import argparse
 import contextlib
 import shlex
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, coloured, known_store, passing, width
 from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within, parse_states
-from cppo_lab.cli.searching import load_any, plan_search
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import StoreAway, UserError
-from cppo_lab.files import redacted
-from cppo_lab.signals import interrupt_on_termination
-from cppo_lab.sweep.paths import require_folder, runs_folder
+from cppo_lab.errors import StoreAway, UserError, say
+from cppo_lab.files import redacted, require_folder, runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -44,6 +40,7 @@ def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep; without a name, the sweeps."""
     if options.sweep is None:
         return _list_sweeps(options)
+    from cppo_lab.cli.searching import load_any, plan_search
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
@@ -92,13 +89,12 @@ def _power(
 
     powers = power.power_of(plan, question)
     differences = [] if powers else power.shown_differences(plan, question)
-    if options.json:
+    if powers:
         values = power.power_values(plan, powers, question, costs)
-        answer(options, values if powers else power.shown_values(plan, differences, question))
-    elif powers:
-        print(power.power_text(plan, powers, question, costs, width()))
+        answer(options, values, power.power_text(plan, powers, question, costs, width()))
     else:
-        print(power.shown_text(differences, question, width()))
+        values = power.shown_values(plan, differences, question)
+        answer(options, values, power.shown_text(differences, question, width()))
     return Exit.DONE
 
 
@@ -169,10 +165,7 @@ def show(options: argparse.Namespace) -> int:
             sections[plan.core] = trainer_config(run.spec, run.layout, plan.paths, runs_folder())
         documents.append(run_yaml(run, sections))
         values.append({"source": f"sweep {plan.name}", **sections})
-    if options.json:
-        answer(options, {"runs": values})
-    else:
-        print("---\n".join(documents), end="")
+    answer(options, {"runs": values}, "---\n".join(documents).removesuffix("\n"))
     return Exit.DONE
 
 
@@ -196,10 +189,8 @@ def _show_run(options: argparse.Namespace) -> int:
             f"instead: cppo show SWEEP --run {options.sweep}"
         )
     run = _find(options.sweep, options)
-    if options.json:
-        answer(options, {"runs": [{"source": run.source, **sections_of(run)}]})
-    else:
-        print(describe_found(run), end="")
+    values = {"runs": [{"source": run.source, **sections_of(run)}]}
+    answer(options, values, describe_found(run).removesuffix("\n"))
     return Exit.DONE
 
 
@@ -208,10 +199,7 @@ def diff(options: argparse.Namespace) -> int:
     from cppo_lab.sweep import table
 
     left, right = _find(options.left, options), _find(options.right, options)
-    if options.json:
-        answer(options, table.difference_values(left, right))
-    else:
-        print(table.difference_text(left, right))
+    answer(options, table.difference_values(left, right), table.difference_text(left, right))
     return Exit.DONE
 
 
@@ -238,12 +226,10 @@ def pull(options: argparse.Namespace) -> int:
         raise StoreAway(ahead.silence)
     write_stubs(plan, uri, ahead)
     new = [run_id for run_id in ahead.elsewhere if run_id in ahead.unknown]
-    if options.json:
-        values = {"asked": list(ahead.unknown), "pulled": new, "removed": list(ahead.gone)}
-        answer(options, {"sweep": plan.name, "core": plan.core, "store": redacted(uri), **values})
-    else:
-        asked = f"{len(ahead.unknown)} run{'' if len(ahead.unknown) == 1 else 's'}"
-        print(f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}")
+    values = {"sweep": plan.name, "core": plan.core, "store": redacted(uri), "asked": list(ahead.unknown)}
+    asked = f"{len(ahead.unknown)} run{'' if len(ahead.unknown) == 1 else 's'}"
+    text = f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}"
+    answer(options, values | {"pulled": new, "removed": list(ahead.gone)}, text)
     return Exit.DONE
 
 
@@ -251,6 +237,7 @@ def preflight(options: argparse.Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
     from cppo_lab.doctor import require_plan
     from cppo_lab.launch.launchers import launcher_of
+    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep import preflight as short
 
     plan, uri = planned(options)
@@ -264,12 +251,10 @@ def preflight(options: argparse.Namespace) -> int:
         require_plan(plan, uri)
         interrupt_on_termination()
         count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
-        print(f"{plan.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
+        say(f"{plan.name}: {count}, of {len(kinds)} kinds of runs")
         short.measure(todo, plan, runs)
-    if options.json:
-        answer(options, {"sweep": plan.name, "core": plan.core, "kinds": list(map(short.as_values, kinds))})
-    else:
-        print("\n\n".join(short.report(kind) for kind in kinds))
+    values = {"sweep": plan.name, "core": plan.core, "kinds": list(map(short.as_values, kinds))}
+    answer(options, values, "\n\n".join(short.report(kind) for kind in kinds))
     launcher = launcher_of(plan.launcher.name)
     if launcher.queue and todo:
         if not options.json:
@@ -290,6 +275,7 @@ def train(
     """
     from cppo_lab.doctor import require_plan
     from cppo_lab.runs.folder import read_status
+    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import run_table, score_table
@@ -303,14 +289,10 @@ def train(
     passing("reading the tracking store")
     without_store = getattr(options, "without_store", False)
     done = launch(plan, uri, getattr(options, "replace", False), retry, finished, without_store)
-    costs = past_costs(plan.runs)
     if options.json:
-        values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
-        answer(
-            options,
-            {**_listed(plan, done.states, costs), "dry_run": False, **values, "held": list(done.held)},
-        )
+        answer_launch(plan, done.states, options, done.trained, done.left, done.replaced, done.held)
     else:
+        costs = past_costs(plan.runs)
         statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in plan.runs}
         scores = score_table(plan.runs, statuses, width())
         others = [run for run in plan.runs if done.states[run.run_id].state != schema.DONE]
@@ -331,22 +313,22 @@ def train(
     return _what_is_left(plan, done, options)
 
 
-def _listed(
-    plan: "Plan", states: "Mapping[str, RunState]", costs: "Mapping[str, Cost | None]"
-) -> "dict[str, Any]":
+def answer_launch(
+    plan: "Plan",
+    states: "Mapping[str, RunState]",
+    options: argparse.Namespace,
+    trained: "Collection[str]" = (),
+    left: "Collection[str]" = (),
+    replaced: "Mapping[str, tuple[str, ...]] | None" = None,
+    held: "Collection[str]" = (),
+) -> None:
+    """What --json says of a launch, also of one that would be or that has nothing to train."""
+    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.table import listing_values, make_listing
 
-    return listing_values(make_listing(plan, states, costs))
-
-
-def answer_nothing_to_train(
-    plan: "Plan", states: "Mapping[str, RunState]", options: argparse.Namespace
-) -> None:
-    """What --json says where no run was chosen."""
-    from cppo_lab.sweep.cost import past_costs
-
-    values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}, "held": []}
-    answer(options, {**_listed(plan, states, past_costs(plan.runs)), **values})
+    values = listing_values(make_listing(plan, states, past_costs(plan.runs)))
+    values |= {"dry_run": options.dry_run, "to_train": list(trained), "left": list(left)}
+    answer(options, values | {"replaced": replaced or {}, "held": list(held)})
 
 
 def _dry_run(
@@ -366,18 +348,13 @@ def _dry_run(
     queued = look(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, getattr(options, "replace", False), finished)
     todo, failed, held = choose(plan, ahead, uri, retry, getattr(options, "without_store", False))
-    states, costs = explained(ahead.states, queued), past_costs(plan.runs)
+    states = explained(ahead.states, queued)
     run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
-        values = {
-            "to_train": run_ids,
-            "left": list(failed),
-            "replaced": ahead.replaced(uri),
-            "held": list(held),
-        }
-        answer(options, {**_listed(plan, states, costs), "dry_run": True, **values})
+        answer_launch(plan, states, options, run_ids, failed, ahead.replaced(uri), held)
         return code
+    costs = past_costs(plan.runs)
     if todo:
         print(run_table(todo, states, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
@@ -398,10 +375,9 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
     sweep = shlex.join([options.sweep, *options.overrides])
     if done.left:
         single = len(done.left) == 1
-        print(
+        say(
             f"cppo: {len(done.left)} run{'' if single else 's'} failed with an error and {'is' if single else 'are'} "
-            f"not retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`",
-            file=sys.stderr,
+            f"not retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`"
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
     launcher = launcher_of(plan.launcher.name)
@@ -417,10 +393,7 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
         how = f"cppo retry {sweep} --failed retrains the failed ones" if failed else ""
         if counts.total() > failed:
             how = "run the same command to continue" + (f", and {how}" if failed else "")
-        print(
-            f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how}",
-            file=sys.stderr,
-        )
+        say(f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how}")
     if counts[schema.FAILED]:
         return Exit.RUNS_FAILED
     return Exit.NO if counts else Exit.DONE

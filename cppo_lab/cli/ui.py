@@ -9,7 +9,7 @@ from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
@@ -32,13 +32,12 @@ def ui(options: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         port = free_port(options.host, options.port)
         if not is_loopback(options.host):
-            print(
-                f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs",
-                file=sys.stderr,
+            say(
+                f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs"
             )
         address = served_at(options.host, port)
         links = _report(options, address)
-        print(f"starting the MLflow UI for {redacted(uri)} ...", file=sys.stderr, flush=True)
+        say(f"starting the MLflow UI for {redacted(uri)} ...")
 
         def find_links() -> None:
             links.extend(_links(uri, address))
@@ -51,8 +50,8 @@ def ui(options: argparse.Namespace) -> int:
             find_links()
         with serving(uri, options.host, port, find_links if has_tables else None) as last_words:
             _show(links, options)
-            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-            print(f"cppo: mlflow server ended by itself: {last_words()}", file=sys.stderr)
+            say("Ctrl-C ends it.")
+            say(f"cppo: mlflow server ended by itself: {last_words()}")
             return Exit.NO
     return Exit.DONE
 

@@ -25,9 +25,9 @@ from cppo_lab.doctor.machine import (
     check_store,
 )
 from cppo_lab.errors import UserError, printable
+from cppo_lab.files import runs_folder
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.sweep.compose import Composed
-from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.address import sqlite_file
 

@@ -10,6 +10,7 @@ from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.files import require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
@@ -20,7 +21,6 @@ from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_te
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import VARIABLE, SearchStudy
 from cppo_lab.search.worker import SearchState, Worker
-from cppo_lab.sweep.paths import require_folder
 from cppo_lab.tracking import address
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load

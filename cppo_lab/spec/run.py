@@ -158,9 +158,6 @@ class TableModel(Spec):
     mismatch: NonNegative
 
 
-Horizon = Annotated[Count, Field(le=LONGEST)]
-
-
 ANNEAL_STEPS = 300  # of a warm start, after it has reached its target accuracy
 MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
 

@@ -16,13 +16,13 @@ from statistics import median
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.estimate import amounts_of, estimate
+from cppo_lab.files import runs_folder
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.job import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight
 
 METRIC = "perf/step_seconds"
@@ -90,12 +90,6 @@ class Cost:
     measured_runs: int = 0
     fits: bool = True
     verdict: str = ""
-
-    @property
-    def basis_text(self) -> str:
-        """`estimate` or `measured (n runs)`."""
-        runs = f"{self.measured_runs} run" + ("s" if self.measured_runs > 1 else "")
-        return f"{self.basis} ({runs})" if self.measured_runs else self.basis
 
 
 def cost_of(

@@ -8,7 +8,7 @@ package, CPPO_RULES, or the command line (`rule.path`).
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -146,36 +146,6 @@ class _Stated(Spec):
     exclude: tuple[dict[str, tuple[str, ...]], ...]
     pairing: Pairing | None = None
     overrides: tuple[str, ...] | None = None
-
-
-def statement(
-    hypotheses: Mapping[str, Hypothesis],
-    models: Mapping[str, tuple[str, ...]],
-    variants: Mapping[str, Mapping[str, object]],
-    axes: Mapping[str, Mapping[str, tuple[object, ...]]],
-    exclude: Sequence[Mapping[str, tuple[object, ...]]],
-    pairing: Pairing | None = None,
-    overrides: Sequence[str] = (),
-) -> tuple[str, str]:
-    """The hypotheses of a sweep and the definition of its variants as a JSON text, and its digest. `overrides`:
-    command-line overrides that change the runs.
-    """
-    stated = _Stated(
-        hypotheses=dict(hypotheses),
-        models=dict(models),
-        variants={name: {key: repr(value) for key, value in keys.items()} for name, keys in variants.items()},
-        axes={
-            key: {core: tuple(map(repr, values)) for core, values in lists.items()}
-            for key, lists in axes.items()
-        },
-        exclude=tuple(
-            {key: tuple(map(repr, values)) for key, values in conditions.items()} for conditions in exclude
-        ),
-        pairing=pairing,
-        overrides=tuple(sorted(overrides)) or None,
-    )
-    text = canonical(stated)
-    return text, digest(text)
 
 
 def differences(old: str, new: str) -> tuple[str, ...]:
@@ -520,38 +490,27 @@ def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _names(value: Any) -> dict[str, Any]:
-    """Normalise a list of names, or one list per core, to lists by core."""
+def _by_core(value: Any, is_item: Callable[[object], bool], what: str) -> dict[str, Any]:
+    """Normalise a list, or one list per core, to lists by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
-    _refuse_other_cores(lists)
-    for names in list(lists.values()) or [None]:
-        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-            raise ValueError("must be a list of one or more names, or such a list for each core")
-        _refuse_duplicates(names)
-    return {core: tuple(names) for core, names in lists.items()}
-
-
-def _values(value: Any) -> dict[str, Any]:
-    """Normalise a list of values, or one list per core, to lists by core."""
-    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
-    _refuse_other_cores(lists)
-    for values in list(lists.values()) or [None]:
-        if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
-            raise ValueError("must be a list of one or more plain values, or such a list for each core")
-        _refuse_duplicates(values)
-    return {core: tuple(values) for core, values in lists.items()}
-
-
-def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
     for core in lists:
         if core not in (ANY_CORE, *core_names()):
             raise ValueError(str(unknown("core", core, core_names())))
+    for items in list(lists.values()) or [None]:
+        if not (isinstance(items, list) and items and all(map(is_item, items))):
+            raise ValueError(f"must be a list of one or more {what}, or such a list for each core")
+        for i, item in enumerate(items):
+            if any(same(item, other) for other in items[:i]):
+                raise ValueError(f"{item!r} appears twice: remove one")
+    return {core: tuple(items) for core, items in lists.items()}
 
 
-def _refuse_duplicates(values: list[Any]) -> None:
-    for i, value in enumerate(values):
-        if any(same(value, other) for other in values[:i]):
-            raise ValueError(f"{value!r} appears twice: remove one")
+def _names(value: Any) -> dict[str, Any]:
+    return _by_core(value, lambda item: isinstance(item, str), "names")
+
+
+def _values(value: Any) -> dict[str, Any]:
+    return _by_core(value, _is_scalar, "plain values")
 
 
 def same(value: Scalar, other: Scalar) -> bool:
@@ -666,11 +625,28 @@ class Sweep(Declared):
         return None if self.pairing is None else self.pairing == "seed"
 
     def statement(self, overrides: Sequence[str] = ()) -> tuple[str, str]:
-        """The statement of the hypotheses that is registered, with `overrides` that change the runs: a JSON text and
-        its digest.
+        """The hypotheses and the definition of the variants as they are registered, with `overrides` that change the
+        runs: a JSON text, and its digest.
         """
-        stated = (self.hypotheses, self.models, self.variants, self.axes, self.exclude)
-        return statement(*stated, self.pairing, overrides)
+        stated = _Stated(
+            hypotheses=self.hypotheses,
+            models=self.models,
+            variants={
+                name: {key: repr(value) for key, value in keys.items()}
+                for name, keys in self.variants.items()
+            },
+            axes={
+                key: {core: tuple(map(repr, values)) for core, values in lists.items()}
+                for key, lists in self.axes.items()
+            },
+            exclude=tuple(
+                {key: tuple(map(repr, values)) for key, values in entry.items()} for entry in self.exclude
+            ),
+            pairing=self.pairing,
+            overrides=tuple(sorted(overrides)) or None,
+        )
+        text = canonical(stated)
+        return text, digest(text)
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.
@@ -735,8 +711,6 @@ class Study(Declared):
 
 # A file without any of these is not a sweep file.
 _TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps"})
-# The key that determines the kind of a file; without such a key it is a Sweep.
-KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
 
 def shipped_sweeps() -> list[str]:
@@ -795,7 +769,10 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         )
     if folder is not None:
         read_rules(Path(name), name)
-    kind = _kind(values)
+    # A key that only this kind has says it.
+    kind: type[Sweep | Study | Search] = (
+        Search if "search" in values else Study if "sweeps" in values else Sweep
+    )
     try:
         declared = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
     except UserError as error:
@@ -852,10 +829,3 @@ def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | 
         return None
     declared._source = source
     return declared
-
-
-def _kind(values: Mapping[str, Any]) -> type[Sweep] | type[Study] | type[Search]:
-    """The kind of a file, determined by a key that only this kind has."""
-    if "search" in values:
-        return Search
-    return Study if "sweeps" in values else Sweep

@@ -198,7 +198,8 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
 
     Raises UserError for an invalid override, and for a key that the file should not set.
     """
-    check_keys(sweep)
+    if faults := [text for _, text in key_faults(sweep)]:
+        raise together(faults, f"sweep {sweep.source}: ")
     core = core_of(overrides)
     if core not in groups()["core"]:
         raise unknown("core", core, groups()["core"])
@@ -271,12 +272,6 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
             continue
         texts.append(override.text)
     return texts
-
-
-def check_keys(sweep: Sweep) -> None:
-    """Raises UserError for all of `key_faults`."""
-    if faults := [text for _, text in key_faults(sweep)]:
-        raise together(faults, f"sweep {sweep.source}: ")
 
 
 def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:

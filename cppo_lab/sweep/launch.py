@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, printable
-from cppo_lab.files import redacted, replace_file
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, printable, say
+from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.queues import end_dead, look, send, settle_jobs
@@ -48,7 +47,6 @@ from cppo_lab.sweep.parents import (
     sweep_colours,
     sweep_tags,
 )
-from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
@@ -162,16 +160,12 @@ def launch(
     return Launched(explained(states, queued), replaced, left, tuple(nesting), held_ids)
 
 
-def _say(line: str) -> None:
-    print(f"cppo: {line}", file=sys.stderr, flush=True)
-
-
 def _send(folders: Iterable[Path], uri: str) -> None:
     """Upload what the store lacks of runs, and say what it refuses."""
     try:
         send(list(folders), uri)
     except UserError as error:
-        _say(str(error))
+        say(f"cppo: {error}")
 
 
 def look_ahead(
@@ -206,7 +200,7 @@ def look_ahead(
     if asked and unknown and not silence:
         runs = "1 run has" if len(unknown) == 1 else f"{len(unknown)} runs have"
         count = len(elsewhere.keys() & {*unknown})
-        _say(f"{runs} no record here; the tracking store has {count} of these as finished elsewhere")
+        say(f"cppo: {runs} no record here; the tracking store has {count} of these as finished elsewhere")
     for run_id, run in elsewhere.items():
         reason, version = (run.tags.get(tag, "") for tag in (schema.TAG_REASON, schema.TAG_CODE_VERSION))
         states[run_id] = RunState(run.status, reason, version)
@@ -269,8 +263,8 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
                     (folder / name).unlink(missing_ok=True)
                 if [path.name for path in folder.iterdir()] == ["lock"]:
                     shutil.rmtree(folder)
-                _say(
-                    f"run {run.run_id} was finished elsewhere, and is not in the tracking store any more: removed"
+                say(
+                    f"cppo: run {run.run_id} was finished elsewhere, and is not in the tracking store any more: removed"
                 )
             elif (status := _stub(run, stored, redacted(uri))) != before:
                 replace_file(folder / CONFIG, run.spec.model_dump_json(indent=2) + "\n")
@@ -339,7 +333,7 @@ def choose(
         how = "" if trained else ", or train them with `cppo launch --without-store`"
         named = ", ".join(held_ids[:3]) + ", ..." * (len(held_ids) > 3)
         line += f"; held, since {why}: {count} ({named}): launch again when it answers{how}"
-    _say(line)
+    say(f"cppo: {line}")
     return [run for run in todo if run.run_id not in held_ids], left, held_ids
 
 
@@ -353,11 +347,9 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
     failed = [run_id for run_id, word in words.items() if word == "FAILED"]
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        print(
+        say(
             f"cppo: the last Slurm job of {runs} failed before training began ({queued.place(failed[0]).job}): "
-            f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container",
-            file=sys.stderr,
-            flush=True,
+            f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container"
         )
 
 
@@ -442,7 +434,7 @@ def _tell_of_other_code(versions: Sequence[str], replace: bool) -> None:
         else "kept; --replace trains them again"
     )
     count = f"{len(versions)} finished run" + ("s were" if len(versions) > 1 else " was")
-    print(f"{count} made by other code ({named}): {fate}", file=sys.stderr, flush=True)
+    say(f"{count} made by other code ({named}): {fate}")
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:

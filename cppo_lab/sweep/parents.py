@@ -4,13 +4,12 @@ All of this is for display only: if the store is unreachable, the launch continu
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.rules import colours
 from cppo_lab.runs.folder import (
     AlreadyRunning,
@@ -66,7 +65,7 @@ def _warn_on_store_fault(what: str) -> Iterator[None]:
         yield
     except (*STORE_FAULTS, UserError) as error:
         line = " ".join(str(error).split())[:300]
-        print(f"tracking store did not accept {what}: {line}", file=sys.stderr, flush=True)
+        say(f"tracking store did not accept {what}: {line}")
 
 
 def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:

@@ -28,11 +28,11 @@ from cppo_lab.analysis.statistics.power import (
 )
 from cppo_lab.core_records import core_names, core_of, miniature_of
 from cppo_lab.errors import UserError
+from cppo_lab.files import runs_folder
 from cppo_lab.runs.folder import read_status
 from cppo_lab.sweep.claims import claims_of
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.cost import Cost
-from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.reference_curves import reference_runs
 
@@ -334,7 +334,6 @@ def _default_effects(powers: Sequence[PlannedPower]) -> str:
 
 
 def _needed(seeds: int | None) -> str:
-
     return f"over {MOST}" if seeds is None else str(seeds)
 
 

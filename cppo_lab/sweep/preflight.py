@@ -1,13 +1,12 @@
 """Determines the kinds of runs in a plan, measures them, and reports the results."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import UserError, one_line
+from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
@@ -77,12 +76,8 @@ def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:
     Raises UserError for a model without a stand-in, or if packages are not installed.
     """
     folder = runs / FOLDER / STAND_INS
-    paths = make_stand_ins([kind.example.spec for kind in chosen], folder, _say)
+    paths = make_stand_ins([kind.example.spec for kind in chosen], folder, say)
     return replace(plan, paths=paths)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
@@ -109,7 +104,7 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
     """
 
     def see(event: Event[PreflightJob]) -> None:
-        _say(f"{event.job.name}: {event.kind}")
+        say(f"{event.job.name}: {event.kind}")
 
     load_launcher(plan.launcher.name)([job_of(kind, plan, runs) for kind in chosen], plan.launcher, see)
 

@@ -1,9 +1,6 @@
 """What reports read back, from a store or from this machine, is checked: it is used as it was written, or named."""
 
 import json
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,21 +71,6 @@ def test_history(data: bytes) -> None:
         assert len(found.step) == len(found.value) == len(found.time_ms)
 
     refused(load, "history.npz of run x")
-
-
-MAKERS: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo,
-    "folder": Path.mkdir,
-    "ring": lambda path: path.symlink_to(path.name),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "nothing": lambda path: path.symlink_to("nowhere"),
-}
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_no_plain_file(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    make(tmp_path / "report.json")
-    assert refused(lambda: read_record(tmp_path), str(tmp_path))
 
 
 @fuzz(100)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.tracking.reference import import_reference
 from cppo_lab.tracking.reference_curves import reference_runs
 from tests.fuzz.mangling import damaged, fuzz, refused
 
@@ -42,27 +41,3 @@ def test_bytes(paper: Path, data: st.DataObject, name: str) -> None:
         refused(reference_runs, "reports/paper/")
     finally:
         (paper / name).write_bytes(before)
-
-
-ROWS = {
-    "no column": "model,method\na,b\n",
-    "too few columns": "model,method,t_stop\nqwen,cppo\n",
-    "no number": "model,method,t_stop\nqwen,cppo,many\n",
-    "a number of 5,000 digits": f"model,method,t_stop\nqwen,cppo,{'9' * 5000}\n",
-    "a quote that never ends": 'model,method,t_stop\n"qwen,cppo,1\n' + "x" * 200_000,
-    "a zero byte": "model,method,t_stop\nqwen,cppo,\0\n",
-}
-
-
-@pytest.mark.parametrize("text", ROWS.values(), ids=ROWS)
-def test_rows(paper: Path, tmp_path: Path, text: str) -> None:
-    """Nothing is written of a reference that cannot be read as a whole."""
-    before = (paper / FILES[0]).read_bytes()
-    try:
-        (paper / FILES[0]).write_text(text)
-        assert refused(reference_runs, "install the package again")
-        uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-        assert refused(lambda: import_reference(uri), "install the package again")
-        assert not (tmp_path / "mlflow.db").exists()
-    finally:
-        (paper / FILES[0]).write_bytes(before)

@@ -6,7 +6,7 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.paths import ANYBODY, require_folder
+from cppo_lab.files import ANYBODY, require_folder
 from tests.conftest import TINY
 
 

@@ -73,7 +73,7 @@ def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
     cost = cost_of(tiny_spec, layout, [3.0, 900.0, 5.0])
     assert cost is not None
     assert cost.hours == pytest.approx(4 * 5.0 / 3600)
-    assert (cost.gpu_hours, cost.basis_text) == (None, "measured (3 runs)")
+    assert (cost.gpu_hours, cost.basis, cost.measured_runs) == (None, MEASURED, 3)
 
 
 def test_past_runs_are_read_once_for_each_kind() -> None:
@@ -121,9 +121,9 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
     here, there = compose(LARGE), compose([*LARGE, "layout=one_node"])
     assert layout_tag(here.layout) != layout_tag(compose([*LARGE, "layout.tokens_per_device=65536"]).layout)
     past_run(workspace, there, [2 * gpu_estimate(there).step] * 3)
-    for composed, basis in ((here, "estimate"), (there, "measured (1 run)")):
+    for composed, basis in ((here, (ESTIMATE, 0)), (there, (MEASURED, 1))):
         [cost] = past_costs([planned(composed)]).values()
-        assert cost is not None and cost.basis_text == basis
+        assert cost is not None and (cost.basis, cost.measured_runs) == basis
         attempt = Attempt(composed.run, workspace, layout=composed.layout)
         assert schema.TAG_LAYOUT in _tags(attempt)
     assert schema.TAG_LAYOUT not in _tags(Attempt(compose(TINY).run, workspace, layout=compose(TINY).layout))
