@@ -125,40 +125,33 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
 def test_what_slurm_says(
     runs: Path, slurm_says: Path, cppo: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each word of a queue: tests/runs/test_state.py, tests/launch/test_slurm_answers.py."""
     made(runs, 1, **told("running"))
-    made(runs, 2, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
-    made(runs, 6, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
-    run_folder.cancel(made(runs, 7, **told("partial", reason="interrupted: cancelled")))
-    names, me = [run_id(number) for number in range(8)], os.getuid()
+    made(runs, 2, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
+    made(runs, 4, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
+    me = os.getuid()
     with Ledger(runs) as ledger:
-        token = ledger.claim(names)
+        token = ledger.claim([run_id(number) for number in range(5)])
         ledger.submitted(token, 70)
-        ledger.end([task for task in ledger.open_tasks() if task.position == 2], "TIMEOUT")
+        ledger.end([task for task in ledger.open_tasks() if task.position == 4], "TIMEOUT")
         ledger.claim([run_id(9)])
     lines = [
         f"70_0|{me}|PENDING|Resources|{token}",
         f"70_1|{me}|OUT_OF_MEMORY|OutOfMemory|{token}",
-        f"70_3|{me}|RUNNING|None|{token}",
-        f"70_6|{me}|COMPLETING|None|{token}",
-        f"70_7|{me}|COMPLETING|None|{token}",
+        f"70_2|{me}|COMPLETING|None|{token}",
         f"99|{me}|RUNNING|None|of somebody's",
     ]
     (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
-    (slurm_says / "sacct.txt").write_text("70_4|NODE_FAIL\n70_5|CANCELLED by 1000\n")
-    spoken = "interrupted: terminated by SIGTERM at step 20"  # it spoke for itself
+    (slurm_says / "sacct.txt").write_text("70_3|CANCELLED by 1000\n")
     expected = {
         0: ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
         1: ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
-        2: ("partial", spoken, "70_2"),
-        3: ("running", "starting", "70_3"),
-        4: ("missing", "Slurm job 70_4: NODE_FAIL", "70_4"),
-        5: ("missing", "Slurm job 70_5: CANCELLED", "70_5"),
-        6: ("running", "its job is ending; interrupted: by SIGTERM", "70_6"),
-        7: ("partial", "interrupted: cancelled", "70_7"),
+        2: ("running", "its job is ending; interrupted: by SIGTERM", "70_2"),
+        3: ("missing", "Slurm job 70_3: CANCELLED", "70_3"),
+        4: ("partial", "interrupted: terminated by SIGTERM at step 20", "70_4"),  # it spoke for itself
         9: ("queued", "is being submitted", ""),
     }
-    seen = rows(cppo)
-    assert {key: (row["state"], row["reason"], row["job"]) for key, row in seen.items()} == {
+    assert {key: (row["state"], row["reason"], row["job"]) for key, row in rows(cppo).items()} == {
         run_id(number): words for number, words in expected.items()
     }
     assert (slurm_says / "calls").read_text() == "asked\n"
@@ -167,38 +160,10 @@ def test_what_slurm_says(
     row = rows(cppo)[run_id(0)]
     assert row["state"] == "queued"  # as far as anybody can say
     assert "Slurmctld(primary) at x is DOWN" in row["reason"]
-    planned = states(runs, [run_id(0), run_id(9)], look(runs, warn=True))  # `cppo plan` knows as much
-    assert [(state.state, state.reason) for state in planned.values()] == [
-        ("queued", row["reason"]),
-        ("queued", "is being submitted"),
-    ]
+    planned = states(runs, [run_id(0)], look(runs, warn=True))[run_id(0)]  # `cppo plan` knows as much
+    assert (planned.state, planned.reason) == ("queued", row["reason"])
     assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
     assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
-
-
-def test_killed_while_it_recorded_its_end(
-    runs: Path, tiny_spec: RunSpec, cppo: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the spool's last word and the status: the spool knows, and `--repair` tells status and store."""
-    folder = runs / tiny_spec.run_id
-    folder.mkdir()
-    recorder = Recorder(tiny_spec, {}, folder, gpus=2)
-    recorder.log(4, {"train/reward": 0.5})
-    recorder._status(schema.RUNNING, 4)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_status", killed)
-        with pytest.raises(KeyboardInterrupt):
-            recorder.finish(Outcome(schema.COLLAPSED, 4, "score fell"))
-    assert read_status(folder)["status"] == "running"
-    for line in ("status", f"status {SWEEP}"):
-        row = rows(cppo, line)[tiny_spec.run_id]
-        assert (row["state"], row["reason"], row["gpu_hours"] is None) == ("collapsed", "score fell", False)
-    assert f"{tiny_spec.run_id}: its folder now says that it is collapsed" in cppo("status --repair").err
-    assert read_status(folder)["status"] == "collapsed"
 
 
 def test_repair_ends_what_nobody_trains(
