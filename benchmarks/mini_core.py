@@ -44,7 +44,7 @@ from torch import Tensor
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
-from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
+from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.sweep.compose import compose
 

@@ -24,7 +24,7 @@ from common import Rows, arguments, result, show
 from cppo_lab.analysis.statistics.problems import draw_correlation
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini import sampler
-from cppo_lab.cores.mini.tasks.problems import Problems
+from cppo_lab.cores.mini.tasks import Problems
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.sweep.compose import compose
 

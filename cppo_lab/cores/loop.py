@@ -1,17 +1,20 @@
-"""The training loop of the embedded cores, from the first step or a checkpoint to the end of a run."""
+"""The training loop of the embedded cores: runs that differ only in the seed, each from its start or checkpoint to its
+end.
+"""
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from cppo_lab import schema
-from cppo_lab.answers.recording import Recording, StepAnswers
-from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, MetricSink, Resources
+from cppo_lab.answers.recording import Recording
+from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import (
+    Checkpoint,
     Row,
     load_checkpoint,
     make_checkpoint,
@@ -19,179 +22,178 @@ from cppo_lab.cores.checkpoint import (
     save_checkpoint,
 )
 from cppo_lab.cores.collapse import collapse_reason
-from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.trainer import SteppedTrainer
 from cppo_lab.errors import NotFinite
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import RunSpec
+from cppo_lab.signals import Interrupted, find_interruption
+from cppo_lab.spec import canonical
+
+Metrics = dict[str, float]
+T = TypeVar("T", bound=SteppedTrainer)
 
 
-class SteppedTrainer(Protocol):
-    """Trains a run step by step. `steps` counts the training steps taken."""
+def train_runs(
+    runs: Sequence[TogetherRun[Any]],
+    ended: Ended,
+    make: Callable[[TogetherRun[Any]], T],
+    step: Callable[[Sequence[T], int], Sequence[Metrics | Exception]],
+    validate: Callable[[Sequence[T]], Sequence[Metrics]],
+    checkpoint_seconds: float = 0.0,
+) -> None:
+    """Train runs that differ only in the seed, each with the same numbers as alone, see `cores.base.Together`.
 
-    steps: int
+    A run with a checkpoint in its folder continues from there; it waits for the run that is furthest behind. Every step
+    and each validation is logged.
 
-    @property
-    def device(self) -> torch.device: ...
+    Args:
+        make: the trainer of a run.
+        step: takes a training step, with its number, of each of the trainers: its metrics, or what ended the run
+            (NotFinite before an update that would destroy its weights, or an error).
+        validate: the validation scores of the trainers' current policies.
+        checkpoint_seconds: minimum time between two checkpoints of a run, after the first.
 
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """Tags of the run that are known only once its trainer exists (schema.TAGS_OF_CORES)."""
-        ...
-
-    @property
-    def diagnostics(self) -> Diagnostics: ...
-
-    def step(self) -> dict[str, float]:
-        """Take a step; returns its metrics. Raises NotFinite before an update that would destroy the weights."""
-        ...
-
-    def validate(self) -> dict[str, float]:
-        """The validation scores of the current policy."""
-        ...
-
-    def answers(self) -> StepAnswers | None:
-        """The responses kept from the last validation and its training step, returned once; None if there are none."""
-        ...
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's parameters, for `cppo export`; empty if they are not kept."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """The state that determines the rest of this run."""
-        ...
-
-    def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken after `step`. Raises ValueError if it is of another trainer."""
-        ...
-
-
-def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
-    """Run `spec` on its new `trainer` to its last step or to its collapse, logging every step and each validation.
-
-    A run with a checkpoint in its folder continues from there, with the numbers of an uninterrupted run.
+    Raises ValueError for runs that differ otherwise.
     """
-    course = Course(trainer, spec, sink, resources)
-    course.begin(trainer.validate)
-    while not course.over:
+    if len({canonical(run.spec.model_copy(update={"seed": 0})) for run in runs}) != 1:
+        raise ValueError("runs that are trained together must differ only in the seed")
+    torch.set_num_threads(max(run.resources.threads for run in runs))
+    courses: dict[int, _Course[T]] = {}  # of the runs that have not ended, by place
+
+    def attempt(place: int, action: Callable[[], bool]) -> None:
+        """Call `action` for the run at `place`, which says whether the run is over. An exception ends only that run."""
         try:
-            metrics = trainer.step()
-        except NotFinite as error:
-            course.broke(error)
-            break
-        course.add(metrics, trainer.validate)
-    return course.end()
+            if action():
+                ended(place, courses.pop(place).end())
+        except Interrupted as error:
+            if error.number is not None:  # a signal ends all of them
+                raise
+            courses.pop(place, None)
+            ended(place, error)
+        except Exception as error:  # noqa: BLE001 - the others continue; the caller records it
+            if (asked := find_interruption(error)) is not None:  # a signal interrupted `torch.save`
+                raise asked from None
+            courses.pop(place, None)
+            ended(place, error)
+
+    def enter(place: int) -> bool:
+        courses[place] = _Course(make(runs[place]), runs[place], checkpoint_seconds)
+        return False
+
+    for place in range(len(runs)):
+        attempt(place, partial(enter, place))
+    new = [place for place, course in courses.items() if not course.history]
+    first = dict(zip(new, validate([courses[place].trainer for place in new]) if new else (), strict=True))
+    for place, course in list(courses.items()):
+        attempt(place, partial(course.begin, first.get(place)))
+    while courses:
+        number = min(course.trainer.steps for course in courses.values()) + 1
+        behind = [(place, course) for place, course in courses.items() if course.trainer.steps < number]
+        taken: list[tuple[int, Metrics]] = []
+        results = step([course.trainer for _, course in behind], number)
+        for (place, course), metrics in zip(behind, results, strict=True):
+            if isinstance(metrics, Exception):
+                attempt(place, partial(course.broke, metrics))
+            else:
+                course.trainer.steps = number
+                taken.append((place, metrics))
+        scores: Sequence[Metrics] = [{}] * len(taken)
+        if taken and number % runs[0].spec.validation.every == 0:
+            scores = validate([courses[place].trainer for place, _ in taken])
+        for (place, metrics), score in zip(taken, scores, strict=True):
+            attempt(place, partial(courses[place].add, metrics | score))
 
 
-class Course:
+def train_alone(run: TogetherRun[Any], train: Callable[[Sequence[TogetherRun[Any]], Ended], None]) -> Outcome:
+    """Train one run by `train`, which trains several; raises what ended it."""
+    ends: list[Outcome | BaseException] = []
+    train([run], lambda _, how: ends.append(how))
+    if isinstance(ends[-1], BaseException):
+        raise ends[-1]
+    return ends[-1]
+
+
+class _Course(Generic[T]):
     """The course of one run from its start or checkpoint to its end: logging, checkpoints and early stopping.
 
-    `trainer` is new. Call `begin`, then `add` after each step of the trainer until `over`, then `end`.
+    Call `begin`, then `add` after each step of the trainer until one of them says that the run is over, then `end`.
     """
 
-    def __init__(
-        self,
-        trainer: SteppedTrainer,
-        spec: RunSpec,
-        sink: MetricSink,
-        resources: Resources,
-        checkpoint_seconds: float = 0.0,
-    ) -> None:
-        """`checkpoint_seconds`: minimum time between two checkpoints, after the first."""
-        self.trainer, self.spec, self.sink = trainer, spec, sink
+    def __init__(self, trainer: T, run: TogetherRun[Any], checkpoint_seconds: float) -> None:
+        self.trainer, self.spec, self.sink = trainer, run.spec, run.sink
         self.history: list[Row] = []
         self.reason = ""  # why it ended early
+        self._score = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
         self._pause, self._saved = checkpoint_seconds, -math.inf
-        self._path, self._best = resources.folder / CHECKPOINT, resources.folder / BEST_MODEL
+        folder = run.resources.folder
+        self._path, self._best = folder / CHECKPOINT, folder / BEST_MODEL
         self._maker = f"torch {torch.__version__} on {trainer.device.type}"
-        checkpoint = load_checkpoint(self._path, spec.run_id, self._maker)
+        validations = 1 + self.spec.training.t_stop // self.spec.validation.every
+        self._recording = Recording(
+            run.resources.answers, folder, validations, lambda name, content: run.sink.file(name, content)
+        )
+        checkpoint = load_checkpoint(self._path, self.spec.run_id, self._maker)
         if checkpoint is not None:
             try:
                 trainer.load_state(checkpoint["trainer"], checkpoint["history"][-1][0])
                 self.history = checkpoint["history"]
             except ValueError as error:
                 refuse_checkpoint(self._path, error)
-        self._recording = _recording(spec, sink, resources)
 
-    @property
-    def over(self) -> bool:
-        """Whether the run has reached its last step or has collapsed."""
-        return bool(self.reason) or self.trainer.steps >= self.spec.training.t_stop
-
-    def begin(self, validate: Callable[[], dict[str, float]]) -> None:
-        """Log the rows of the checkpoint or, if there is none, the scores before training from `validate`."""
+    def begin(self, scores: Metrics | None) -> bool:
+        """Log the rows of the checkpoint or, if there is none, the scores before training. Whether it is over."""
         step = self.history[-1][0] if self.history else None
         self.sink.begin(step)
         self._recording.begin(step)
-        if step is None:
-            self.history = [(0, validate())]
+        if scores is not None:
+            self.history = [(0, scores)]
             self._recording.add(self.trainer.answers())
         for name, value in self.trainer.tags.items():
             self.sink.tag(name, value)
         for row in self.history:
             self.sink.log(*row)
-        _keep_best(  # if it was killed between writing its checkpoint and this
-            self.spec, self._best, self._maker, self.history, self.trainer
+        return self._is_over()  # and if it was killed between writing its checkpoint and its best weights
+
+    def add(self, metrics: Metrics) -> bool:
+        """Log a step, with the scores of its validation if that was due, and write a checkpoint. Whether it is over."""
+        self.history.append((self.trainer.steps, metrics))
+        is_recorded = self._score not in metrics or self._recording.add(self.trainer.answers())
+        self.sink.log(self.trainer.steps, metrics)
+        if self._score not in metrics:
+            return self.trainer.steps >= self.spec.training.t_stop
+        # Otherwise a run that resumes from the checkpoint would lack these responses.
+        if is_recorded and time.monotonic() - self._saved >= self._pause:
+            save_checkpoint(self._path, self._checkpoint(self.history, self.trainer.state()))
+            self._saved = time.monotonic()
+        return self._is_over()
+
+    def _checkpoint(self, history: list[Row], state: dict[str, Any]) -> Checkpoint:
+        return make_checkpoint(self.spec.run_id, self._maker, history, state)
+
+    def _is_over(self) -> bool:
+        """Whether the run has reached its last step or has collapsed.
+
+        Saves the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later).
+        """
+        scores = [(step, row[self._score]) for step, row in self.history if self._score in row]
+        step, last = scores[-1] if scores else (0, 0.0)
+        is_best = step == self.history[-1][0] > 0 and last == max(score for number, score in scores if number)
+        if is_best and (weights := self.trainer.weights()):
+            save_checkpoint(self._best, self._checkpoint(self.history[-1:], {"model": weights}))
+        training = self.spec.training
+        self.reason = collapse_reason(
+            [score for _, score in scores], training.collapse_share, training.collapse_patience
         )
-        self.reason = _collapsed(self.spec, self.history)
+        return bool(self.reason) or self.trainer.steps >= training.t_stop
 
-    def add(self, metrics: dict[str, float], validate: Callable[[], dict[str, float]]) -> None:
-        """Log a step of the trainer; if due, also log the scores from `validate` and write a checkpoint."""
-        steps = self.trainer.steps
-        validated, is_recorded = steps % self.spec.validation.every == 0, True
-        if validated:
-            metrics = metrics | validate()
-            is_recorded = self._recording.add(self.trainer.answers())
-        self.history.append((steps, metrics))
-        self.sink.log(steps, metrics)
-        if validated:
-            if is_recorded:  # otherwise a run that resumes from the checkpoint would lack these responses
-                self._save()
-            _keep_best(self.spec, self._best, self._maker, self.history, self.trainer)
-            self.reason = _collapsed(self.spec, self.history)
-
-    def _save(self) -> None:
-        if time.monotonic() - self._saved < self._pause:
-            return
-        state = self.trainer.state()
-        save_checkpoint(self._path, make_checkpoint(self.spec.run_id, self._maker, self.history, state))
-        self._saved = time.monotonic()
-
-    def broke(self, error: NotFinite) -> None:
-        """The trainer could not take its next step: the run has collapsed."""
+    def broke(self, error: Exception) -> bool:
+        """The trainer could not take its next step: the run has collapsed, or the error is raised."""
+        if not isinstance(error, NotFinite):
+            raise error
         self.reason = f"{error} at step {self.trainer.steps + 1}"
+        return True
 
     def end(self) -> Outcome:
         """Write the diagnostics; returns the outcome of the run."""
         for name, table in self.trainer.diagnostics.tables().items():
             self.sink.artifact(f"diagnostics/{name}.json", table)
         return Outcome(schema.COLLAPSED if self.reason else schema.DONE, self.history[-1][0], self.reason)
-
-
-def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recording:
-    """The writer of the run's kept responses."""
-    validations = 1 + spec.training.t_stop // spec.validation.every
-    return Recording(
-        resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
-    )
-
-
-def _keep_best(spec: RunSpec, path: Path, maker: str, history: list[Row], trainer: SteppedTrainer) -> None:
-    """Save the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later).
-
-    Called after each validation and its checkpoint, which determines the weights to save.
-    """
-    scores = _scores(spec, [row for row in history if row[0]])
-    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    if scores and history[-1][1].get(name) == max(scores) and (weights := trainer.weights()):
-        save_checkpoint(path, make_checkpoint(spec.run_id, maker, history[-1:], {"model": weights}))
-
-
-def _scores(spec: RunSpec, history: list[Row]) -> list[float]:
-    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    return [metrics[name] for _, metrics in history if name in metrics]
-
-
-def _collapsed(spec: RunSpec, history: list[Row]) -> str:
-    scores = _scores(spec, history)
-    return collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)

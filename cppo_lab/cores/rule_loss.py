@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.tokens import RuleOutput, Tokens
@@ -54,12 +55,27 @@ class RuleLoss:
     def __init__(self, spec: RunSpec) -> None:
         rule = rule_of(spec.rule.name, spec.rule.path)
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
-        self.rule, self.constants = rule.load, spec.rule.arguments(self.horizon)
+        self.name, self.rule, self.constants = rule.name, rule.load, spec.rule.arguments(self.horizon)
         self.shuffles = PERMUTATION in rule.needs
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:
-        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output."""
+        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output.
+
+        Raises UserError if the rule's `keep` is none.
+        """
         output: RuleOutput = self.rule(tokens, **self.constants)
+        keep = output.keep
+        fits = (keep.shape, keep.dtype) == (tokens.logp.shape, tokens.logp.dtype)
+        if not fits or not bool(((keep >= 0) & (keep <= 1)).all()):
+            fault = (
+                "a value that is NaN or outside [0, 1]"
+                if fits
+                else f"shape {list(keep.shape)} and {keep.dtype}"
+            )
+            raise UserError(
+                f"rule {self.name!r} returns a keep with {fault}: return a weight in [0, 1] for each token, of shape "
+                f"{list(tokens.logp.shape)} and {tokens.logp.dtype}, as docs/rules.md says"
+            )
         # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
         return -aggregate(output.objective, tokens.valid, self.mode, horizon=horizon), output

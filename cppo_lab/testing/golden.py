@@ -21,11 +21,12 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -35,6 +36,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths import bounds
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
+from cppo_lab.maths.divergence import CONVENTIONS
 from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
 from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.metrics import relative_logprob_error
@@ -44,6 +46,8 @@ from cppo_lab.maths.weights import effective_delta_b, position_weights
 
 # What numpy and zipfile raise on files that are cut short, damaged, encrypted, or hold pickled objects.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+# And what a manifest of another form raises.
+UNUSABLE = (*UNREADABLE, LookupError, TypeError, AttributeError)
 NOT_VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest"
 
 
@@ -92,137 +96,75 @@ def load(path: Path) -> Vectors:
     Raises:
         UserError: missing, no .npz, damaged, with pickled objects, or without a usable manifest.
     """
-    if not path.is_file():
-        raise UserError(f"vectors file {path} does not exist or is not a file: {NOT_VECTORS}")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is not an .npz archive, or cut short: {NOT_VECTORS}")
     try:
         with numpy.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except UNREADABLE as error:
-        raise UserError(f"{path} cannot be read ({_first_line(error)}): {NOT_VECTORS}") from error
-    for name, array in arrays.items():
-        if not isinstance(array, numpy.ndarray):
-            raise UserError(f"{path} holds {name!r}, which is not an array: {NOT_VECTORS}")
-    manifest = arrays.pop("manifest", None)
-    if manifest is None:
-        raise UserError(f"{path} has no array 'manifest': {NOT_VECTORS}")
-    try:
-        return Vectors(arrays, _checked(json.loads(str(manifest))))
-    except ValueError as error:
-        raise UserError(
-            f"the manifest of {path} is not usable ({_first_line(error)}): {NOT_VECTORS}"
-        ) from error
+        vectors = Vectors(arrays, json.loads(str(arrays.pop("manifest"))))
+        for name, array in arrays.items():
+            if not isinstance(array, numpy.ndarray):
+                raise ValueError(f"{name!r} is not an array")
+        lists = [vectors.manifest.get(entry, []) for entry in ("modes", "theory_columns")]
+        for case in vectors.cases.values():
+            lists += [list(case["hp"]), case.get("methods", []), case.get("objectives", [])]
+        if not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
+        ):
+            raise ValueError("the manifest lacks a list of names")
+    except UNUSABLE as error:
+        why = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UserError(f"{path} cannot be read ({why}): {NOT_VECTORS}") from error
+    return vectors
 
 
-def _checked(manifest: Any) -> dict[str, Any]:
-    """The manifest, if it has the entries without which nothing can be computed."""
-    if not isinstance(manifest, dict):
-        raise ValueError("a JSON object was expected")
-    if not isinstance(manifest.get("cases"), dict):
-        raise ValueError("'cases' is missing")
-    for name, case in manifest["cases"].items():
-        if not isinstance(case, dict) or not isinstance(case.get("hp"), dict):
-            raise ValueError(f"case {name!r} has no 'hp'")
-    for where, entries in [
-        (manifest, ("modes", "theory_columns")),
-        *((case, ("methods", "objectives")) for case in manifest["cases"].values()),
-    ]:
-        for entry in entries:
-            names = where.get(entry, [])
-            if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-                raise ValueError(f"{entry!r} must be a list of names")
-    return manifest
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
-
-
-Constants = Callable[[str], Any]  # name of a hyper-parameter -> its value
 UNMASKED = "unmasked"
-
-
-def _budget(hp: Constants) -> dict[str, Any]:
-    return {"delta": hp("delta"), "delta_b": hp("delta_b_min"), "delta_b_mode": hp("delta_b")}
-
-
-def _cppo(hp: Constants) -> dict[str, Any]:
-    return {**_budget(hp), "w_min": hp("w_min")}
-
-
-def _cppo_kl(hp: Constants) -> dict[str, Any]:
-    return {
-        "delta": hp("delta_kl"),
-        "delta_b": hp("delta_b_kl"),
-        "delta_b_mode": "fixed",
-        "w_min": hp("w_min"),
-    }
-
-
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}  # of GRPO; like PPO's and SAPO's, not in the manifest
+_BUDGET = {"delta": "delta", "delta_b": "delta_b_min", "delta_b_mode": "delta_b"}
+_CPPO = {**_BUDGET, "w_min": "w_min"}
+_KL_BUDGET = {"delta": "delta_kl", "delta_b": "delta_b_kl", "w_min": "w_min"}
+_LOOSE = {"delta_max": "trm_max_loose", "delta_avg": "trm_avg_loose"}
 
-# method -> (rule, divergence array, constants from the case's hyper-parameters)
-METHODS: dict[str, tuple[str, str, Callable[[Constants], dict[str, Any]]]] = {
-    "grpo": ("grpo", "D", lambda hp: CLIPS),
-    "ppo": ("ppo", "D", lambda hp: {"clip_low": 0.2, "clip_high": 0.2}),
-    "sapo": ("sapo", "D", lambda hp: {"tau_positive": 1.0, "tau_negative": 1.05}),
-    "dppo": ("dppo", "D", lambda hp: {"delta": hp("delta")}),
-    "cppo": ("cppo", "D", _cppo),
-    "cppo_span": ("cppo", "D", lambda hp: {**_cppo(hp), "span": hp("span")}),
-    "cppo_kl": ("cppo", "KL", _cppo_kl),
-    "cppo_no_weight": ("cppo_no_position_weight", "D", _budget),
-    "cppo_no_prefix": (
-        "cppo_no_prefix_budget",
-        "D",
-        lambda hp: {"delta": hp("delta"), "w_min": hp("w_min")},
-    ),
-    # The file shuffles the weights of full CPPO; `in/perm` is added by the caller.
-    "cppo_shuffled": ("cppo", "D", _cppo),
-    "cppo_soft_inv": ("cppo_soft", "D", lambda hp: {**_cppo(hp), "gate": "inverse"}),
-    "cppo_soft_sapo_adm": ("cppo_soft", "D", lambda hp: {**_cppo(hp), "gate": "sapo_admissible"}),
-    "trm_max": ("trm_max", "KL", lambda hp: {"delta_max": hp("trm_max")}),
-    "trm_avg": ("trm_avg", "KL", lambda hp: {"delta_avg": hp("trm_avg")}),
-    "trm_max_avg": (
-        "trm_max_avg",
-        "KL",
-        lambda hp: {"delta_max": hp("trm_max_loose"), "delta_avg": hp("trm_avg_loose")},
-    ),
-    "pg_is": (UNMASKED, "D", lambda hp: {}),
+
+class Method(NamedTuple):
+    """How a method of the file is computed: `given` names the hyper-parameter of the case that each constant has."""
+
+    rule: str
+    given: Mapping[str, str] = MappingProxyType({})
+    constants: Mapping[str, Any] = MappingProxyType({})
+    divergence: str = "D"
+
+
+METHODS = {
+    "grpo": Method("grpo", constants=CLIPS),
+    "ppo": Method("ppo", constants={"clip_low": 0.2, "clip_high": 0.2}),
+    "sapo": Method("sapo", constants={"tau_positive": 1.0, "tau_negative": 1.05}),
+    "dppo": Method("dppo", {"delta": "delta"}),
+    "cppo": Method("cppo", _CPPO),
+    "cppo_span": Method("cppo", {**_CPPO, "span": "span"}),
+    "cppo_kl": Method("cppo", _KL_BUDGET, {"delta_b_mode": "fixed"}, "KL"),
+    "cppo_no_weight": Method("cppo_no_position_weight", _BUDGET),
+    "cppo_no_prefix": Method("cppo_no_prefix_budget", {"delta": "delta", "w_min": "w_min"}),
+    "cppo_shuffled": Method("cppo", _CPPO),  # the file shuffles the weights of full CPPO, by `in/perm`
+    "cppo_soft_inv": Method("cppo_soft", _CPPO, {"gate": "inverse"}),
+    "cppo_soft_sapo_adm": Method("cppo_soft", _CPPO, {"gate": "sapo_admissible"}),
+    "trm_max": Method("trm_max", {"delta_max": "trm_max"}, divergence="KL"),
+    "trm_avg": Method("trm_avg", {"delta_avg": "trm_avg"}, divergence="KL"),
+    "trm_max_avg": Method("trm_max_avg", _LOOSE, divergence="KL"),
+    "pg_is": Method(UNMASKED),
 }
-SHUFFLED = ("cppo_shuffled",)
 SOFT = ("cppo_soft_inv", "cppo_soft_sapo", "cppo_soft_sapo_adm")  # weights in [0, 1], not masks of 0 and 1
 NUMBER = r"(\d+\.?\d*|\.\d+)"
 
 
-def find_method(name: str) -> tuple[str, str, Callable[[Constants], dict[str, Any]]] | None:
-    """(rule, divergence array, constants) of a method, or None for a name that is not known."""
-    found = METHODS.get(name)
+def find_method(name: str) -> Method | None:
+    """The method of a name, or None for a name that is not known."""
     if match := re.fullmatch(rf"grpo_dual{NUMBER}", name):
-        dual = float(match[1])
-        found = "grpo", "D", lambda hp: {**CLIPS, "dual_clip": dual}
-    elif match := re.fullmatch(rf"(cispo|minpro)_(?:{NUMBER}_|hi){NUMBER}", name):
-        rule, low, high = match[1], match[2], float(match[3])
-        clips = {"clip_high": high} | ({} if low is None else {"clip_low": float(low)})
-        found = rule, "D", lambda hp: clips
-    return found
-
-
-def capped(name: str) -> tuple[str, float] | None:
-    """(method that masks, cap) of `<method>_logp_cap<cap>`, or None for any other name."""
-    match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
-    return (match[1], float(match[2])) if match else None
-
-
-def unmasked(tokens: Tokens) -> RuleOutput:
-    """rho A without a trust region: the objective that every mask multiplies."""
-    return decided(tokens, tokens.valid, {})
-
-
-def capped_logp(output: RuleOutput, cap: float, tokens: Tokens) -> RuleOutput:
-    """stopgrad(min(rho, cap) keep) A log pi with the `keep` of a rule's output."""
-    coefficient = tokens.log_ratio.detach().exp().clamp_max(cap) * output.keep
-    return output._replace(objective=coefficient * tokens.advantages * tokens.logp)
+        return Method("grpo", constants={**CLIPS, "dual_clip": float(match[1])})
+    if match := re.fullmatch(rf"(cispo|minpro)_(?:{NUMBER}_|hi){NUMBER}", name):
+        low = {} if match[2] is None else {"clip_low": float(match[2])}
+        return Method(match[1], constants={**low, "clip_high": float(match[3])})
+    return METHODS.get(name)
 
 
 class Recomputation:
@@ -248,29 +190,25 @@ class Recomputation:
             ValueError, RuntimeError, TypeError: the inputs are not what the rule takes.
         """
         if (case, method) not in self._outputs:
-            cap = capped(method)
-            self._outputs[case, method] = self._capped(case, *cap) if cap else self._rule(case, method)
+            self._outputs[case, method] = self._computed(case, method)
         return self._outputs[case, method]
 
-    def _rule(self, case: str, method: str) -> tuple[RuleOutput, Tensor] | None:
-        found = find_method(method)
-        if found is None:
+    def _computed(self, case: str, name: str) -> tuple[RuleOutput, Tensor] | None:
+        match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
+        masking = self.output(case, match[1]) if match else None
+        method = find_method(match[1] if match else name)
+        if method is None or (match and masking is None):
             return None
-        rule, divergence, constants = found
-        parameters = dict(constants(lambda name: self.vectors.constant(case, name)))
-        permutation = self.vectors.tensor(f"{case}/in/perm") if method in SHUFFLED else None
-        names = "logp", "rollout_logp", "advantage", "valid", divergence
-        logp, rollout_logp, advantage, valid, d = self.given(case, *names)
-        function = unmasked if rule == UNMASKED else get_rule(rule)
-        tokens = Tokens(logp.requires_grad_(), rollout_logp, advantage, valid, d, permutation)
-        return function(tokens, **parameters), logp
-
-    def _capped(self, case: str, method: str, cap: float) -> tuple[RuleOutput, Tensor] | None:
-        masking = self.output(case, method)
-        if masking is None:
-            return None
-        logp, *rest = self.given(case, "logp", "rollout_logp", "advantage", "valid")
-        return capped_logp(masking[0], cap, Tokens(logp.requires_grad_(), *rest)), logp
+        permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
+        logp, *inputs = self.given(case, "logp", "rollout_logp", "advantage", "valid", method.divergence)
+        tokens = Tokens(logp.requires_grad_(), *inputs, permutation)
+        if match and masking:  # the release's form: stopgrad(min(rho, cap) keep) A log pi
+            weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
+            return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp
+        if method.rule == UNMASKED:  # rho A without a trust region: the objective that every mask multiplies
+            return decided(tokens, tokens.valid, {}), logp
+        constants = {key: self.vectors.constant(case, given) for key, given in method.given.items()}
+        return get_rule(method.rule)(tokens, **constants, **method.constants), logp
 
 
 THEORY_INPUTS = {f"theory/mdp/{name}" for name in ("prefixes", "mu", "pi", "sequences", "reward")}
@@ -278,20 +216,14 @@ ARGUMENTS = {"xi", "T", "delta", "delta_b", "w_min"}
 # The process respects these; the file does not say so.
 PROCESS = {"delta": 0.15, "delta_b": 0.05, "w_min": 0.8}
 
-COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "C_uniform": lambda row: bounds.dppo_constant(row["T"], row["delta"], row["xi"]),
-    "C_cppo(lbar=delta)": lambda row: bounds.cppo_constant(row["T"], row["delta_b"], row["delta"], row["xi"]),
-    "C_impl": lambda row: bounds.weighted_constant(
-        row["T"], row["delta"], row["delta_b"], row["w_min"], row["xi"]
-    ),
-    "C_terminal(lbar=delta)": lambda row: bounds.terminal_constant(
-        row["T"], row["delta_b"], row["delta"], row["xi"]
-    ),
-    "terminal_ratio": lambda row: bounds.terminal_ratio(row["T"]),
-    "product_bound": lambda row: bounds.product_bound(row["T"], row["delta_b"], row["delta"], row["xi"]),
-    "slack_term(lbar=delta/w_min, eta=delta)": lambda row: bounds.slack_term(
-        row["T"], bounds.largest_divergence(row["delta"], row["w_min"]), row["delta"], row["xi"]
-    ),
+COLUMNS: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
+    "C_uniform": (bounds.dppo_constant, ("T", "delta", "xi")),
+    "C_cppo(lbar=delta)": (bounds.cppo_constant, ("T", "delta_b", "delta", "xi")),
+    "C_impl": (bounds.weighted_constant, ("T", "delta", "delta_b", "w_min", "xi")),
+    "C_terminal(lbar=delta)": (bounds.terminal_constant, ("T", "delta_b", "delta", "xi")),
+    "terminal_ratio": (bounds.terminal_ratio, ("T",)),
+    "product_bound": (bounds.product_bound, ("T", "delta_b", "delta", "xi")),
+    "slack_term(lbar=delta/w_min, eta=delta)": (bounds.slack_term, ("T", "largest", "delta", "xi")),
 }
 
 
@@ -326,9 +258,11 @@ def _constants(vectors: Vectors) -> Tensor:
     for row in table:
         arguments = dict(zip(columns, row.tolist(), strict=True))
         arguments["T"] = int(arguments["T"])
+        arguments["largest"] = bounds.largest_divergence(arguments["delta"], arguments["w_min"])
         for position, name in enumerate(columns):
             if name in COLUMNS:
-                row[position] = COLUMNS[name](arguments)
+                function, names = COLUMNS[name]
+                row[position] = function(*(arguments[argument] for argument in names))
     return table
 
 
@@ -336,7 +270,7 @@ class EnumeratedProcess:
     """An enumerated autoregressive process: probabilities and rewards along every sequence.
 
     mu, pi: [N, T] probability of each token of each sequence; tv: [N, T] TV(mu, pi) at the state before it;
-    reward: [N]; index: state prefix -> row of the tables.
+    reward: [N].
     """
 
     def __init__(self, vectors: Vectors) -> None:
@@ -345,18 +279,11 @@ class EnumeratedProcess:
         tables = get("theory/mdp/mu"), get("theory/mdp/pi")
         prefixes = vectors.tensor("theory/mdp/prefixes").tolist()
         index = {tuple(token for token in prefix if token >= 0): row for row, prefix in enumerate(prefixes)}
-        length = sequences.shape[1]
-        rows = torch.tensor([[index[tuple(y[:t])] for t in range(length)] for y in sequences.tolist()])
+        self.length = sequences.shape[1]
+        rows = torch.tensor([[index[tuple(y[:t])] for t in range(self.length)] for y in sequences.tolist()])
         self.mu, self.pi = (table[rows].gather(-1, sequences[..., None])[..., 0] for table in tables)
         self.tv = (0.5 * (tables[0] - tables[1]).abs().sum(-1))[rows]
-        self.rows, self.reward, self.length = rows, get("theory/mdp/reward"), length
-
-    def mean_reward(self, policy: Tensor) -> Tensor:
-        return (policy.prod(1) * self.reward).sum()
-
-    def surrogate(self) -> Tensor:
-        """L' = E_mu[R sum_t (rho_t - 1)]."""
-        return (self.mu.prod(1) * self.reward * (self.pi / self.mu - 1).sum(1)).sum()
+        self.reward = get("theory/mdp/reward")
 
     def residual(self) -> Tensor:
         """Delta = sum_t E_{s_t ~ mu} sum_a (pi - mu)(a) (Q_mu - Q_pi)(s_t, a), sequence by sequence."""
@@ -367,22 +294,15 @@ class EnumeratedProcess:
             terms.append((before * (self.pi[:, t] - self.mu[:, t]) * after * self.reward).sum())
         return torch.stack(terms).sum()
 
-    def mean_tv(self) -> Tensor:
-        """u_t = E_mu[D_t], [T]."""
-        return (self.mu.prod(1)[:, None] * self.tv).sum(0)
-
-    def largest_tv(self) -> Tensor:
-        """l_t = max over states of D_t, [T]."""
-        return self.tv.amax(0)
-
 
 PROCESS_VALUES: dict[str, Callable[[EnumeratedProcess], Tensor]] = {
-    "J_mu": lambda process: process.mean_reward(process.mu),
-    "J_pi": lambda process: process.mean_reward(process.pi),
-    "L": EnumeratedProcess.surrogate,
+    "J_mu": lambda process: (process.mu.prod(1) * process.reward).sum(),
+    "J_pi": lambda process: (process.pi.prod(1) * process.reward).sum(),
+    # L' = E_mu[R sum_t (rho_t - 1)]
+    "L": lambda p: (p.mu.prod(1) * p.reward * (p.pi / p.mu - 1).sum(1)).sum(),
     "Delta": EnumeratedProcess.residual,
-    "u": EnumeratedProcess.mean_tv,
-    "ell": EnumeratedProcess.largest_tv,
+    "u": lambda process: (process.mu.prod(1)[:, None] * process.tv).sum(0),  # E_mu[D_t], [T]
+    "ell": lambda process: process.tv.amax(0),  # max over states of D_t, [T]
 }
 
 
@@ -392,7 +312,7 @@ def _bound(process: EnumeratedProcess, vectors: Vectors) -> Tensor:
     The file gives no limits for its process: either those of PROCESS or what the process reaches, l_1 for delta_b
     (the first token's whole budget) and max l_t for l, whichever comes nearer to the file's value.
     """
-    xi, largest = float(process.reward.abs().amax()), process.largest_tv()
+    xi, largest = float(process.reward.abs().amax()), process.tv.amax(0)
     reached = bounds.cppo_constant(process.length, float(largest[0]), float(largest.amax()), xi)
     candidates = torch.tensor(
         [bounds.weighted_constant(process.length, **PROCESS, xi=xi), reached], dtype=torch.float64
@@ -448,27 +368,26 @@ def _derived_input(ours: Recomputation, case: str, name: str) -> Tensor | None:
 
 
 def _divergence(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    measure, _, estimator = name.partition("_")
-    logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
-    if name in ("k2", "k3"):
-        values = getattr(divergences, name)(logp, rollout_logp)
-    elif measure not in divergences.MEASURES:
+    match = re.fullmatch(r"k2|k3|(tv|kl)(?:_(binary|topk)(_replace)?)?", name)
+    if match is None:
         return None
-    elif estimator == "":
+    measure, estimator, replace = match.groups()
+    logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
+    if measure is None:
+        values = divergences.ESTIMATES[name](logp, rollout_logp)
+    elif estimator is None:
         mu, pi = ours.given(case, "mu", "pi")
         values = divergences.exact(mu.log(), pi.log(), measure)
     elif estimator == "binary":
         values = divergences.binary(logp, rollout_logp, measure)
-    elif convention := {"topk": "union", "topk_replace": "replace_kth"}.get(estimator):
+    else:
         size = ours.vectors.cases[case].get("K", 20)
         pi, top_logp = ours.given(case, "pi", "rollout_topk_logp")
         ids, tokens = (ours.vectors.tensor(f"{case}/in/{key}") for key in ("rollout_topk_ids", "tokens"))
         top = ids[..., :size], top_logp[..., :size]  # the file stores one more than K
         values = divergences.topk(
-            *top, pi.log(), tokens, rollout_logp, measure=measure, convention=convention
+            *top, pi.log(), tokens, rollout_logp, measure=measure, convention=CONVENTIONS[bool(replace)]
         )
-    else:
-        return None
     return torch.where(ours.vectors.valid(case), values, 0.0)
 
 
@@ -493,7 +412,7 @@ def _extreme(ours: Recomputation, name: str) -> Tensor | None:
         tokens,
         rollout_logp,
         measure=measure,
-        convention="replace_kth" if replace else "union",
+        convention=CONVENTIONS[bool(replace)],
     )
 
 
@@ -527,9 +446,10 @@ def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Te
 
 def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
     tests, score = _threshold_tests(ours, case)
-    delta = ours.vectors.constant(case, "delta")
-    values = {"cppo": score, "threshold_c": (delta - tests.excess).clamp_max(delta)}.get(name)
-    return None if values is None else values * ours.vectors.valid(case)
+    if name == "threshold_c":
+        delta = ours.vectors.constant(case, "delta")
+        score = (delta - tests.excess).clamp_max(delta)
+    return score * ours.vectors.valid(case) if name in ("cppo", "threshold_c") else None
 
 
 def _mask(ours: Recomputation, case: str, name: str) -> Tensor | None:
@@ -581,17 +501,9 @@ def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
         return None
     # [B, 3]: masked, of them rejected by the prefix test alone, of them failing the prefix test at all
     dropped = ours.vectors.valid(case) & (found[0].keep == 0)
-    failing = (dropped & _threshold_tests(ours, case)[0].prefix_fails).sum(1)
-    inputs = ours.given(case, "logp", "rollout_logp", "advantage", "valid", "D")
-    hp = {key: ours.vectors.constant(case, key) for key in ("delta", "w_min")}
-    rate = {"delta_b": ours.vectors.constant(case, "delta_b_min")}
-    mode = ours.vectors.constant(case, "delta_b")
-    counts = []
-    for row in range(len(failing)):
-        one = [tensor[row : row + 1] for tensor in inputs]
-        stats = get_rule("cppo")(Tokens(*one), **hp, **rate, delta_b_mode=mode).stats
-        counts.append(torch.stack([stats["masked"], stats["masked_by_prefix"], failing[row].to(ours.dtype)]))
-    return torch.stack(counts)
+    by_token, by_prefix = (dropped & found[0].tests[name] for name in ("threshold", "budget"))
+    counts = [part.sum(1) for part in (dropped, by_prefix & ~by_token, by_prefix)]
+    return torch.stack(counts, 1).to(ours.dtype)
 
 
 PARTS: dict[str, Callable[[Recomputation, str, str], Tensor | None]] = {

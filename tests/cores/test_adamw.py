@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.adamw import AdamW
+from cppo_lab.cores.trainer import AdamW
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -34,20 +34,17 @@ def trained(
     return parameter, optimizer
 
 
-def test_its_steps_are_those_of_torch() -> None:
-    ours, own = trained(AdamW)
-    theirs, other = trained(torch.optim.AdamW)
+def test_its_steps_and_its_state_are_those_of_torch() -> None:
+    """Checkpoints of earlier versions have torch's state."""
+    (ours, optimizer), (theirs, other) = trained(AdamW), trained(torch.optim.AdamW)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    assert ours.requires_grad
-    assert ours.grad_fn is None
-    assert str(own.state_dict()) == str(other.state_dict())
-
-
-def test_each_continues_from_the_other_s_state() -> None:
-    """Checkpoints of earlier versions have torch's."""
-    ours, _ = trained(AdamW, trained(torch.optim.AdamW)[1].state_dict())
-    theirs, _ = trained(torch.optim.AdamW, trained(AdamW)[1].state_dict())
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert ours.requires_grad and ours.grad_fn is None
+    assert str(optimizer.state_dict()) == str(other.state_dict())
+    continued = [
+        trained(kind, state.state_dict())[0]
+        for kind, state in ((AdamW, other), (torch.optim.AdamW, optimizer))
+    ]
+    torch.testing.assert_close(*continued, rtol=0, atol=0)
 
 
 RUN = """

@@ -34,7 +34,7 @@ def digests(found: dict[str, Dataset]) -> dict[str, str]:
 
 def test_the_digests_tell_problems_apart(tmp_path: Path) -> None:
     """They are equal where the problems are, and differ where the problems do."""
-    from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+    from cppo_lab.cores.mini.tasks import make_task, validation_sets
 
     settings = [
         [],

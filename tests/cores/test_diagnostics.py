@@ -1,9 +1,19 @@
-"""The per-token diagnostics on plain tensors, as cores that pad their batches with empty rows hand them on."""
+"""The per-token diagnostics: of plain tensors, padded with empty rows, and of the embedded core."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
+from cppo_lab.cores.base import Resources
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RuleSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+from tests.maths.maths_batches import apply
 
 RULE = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
 
@@ -22,18 +32,11 @@ def names(ids: list[int]) -> list[str]:
     return [f"<{i}>" for i in ids]
 
 
-def test_without_a_token_there_is_nothing_to_keep() -> None:
-    diagnostics = Diagnostics(RULE, horizon=6)
-    assert diagnostics.tables() == {}
-    diagnostics.see(1, watched([0, 0]), names)
-    diagnostics.end_step()
-    assert diagnostics.tables() == {}
-
-
 def test_empty_rows_are_neither_counted_nor_shown() -> None:
     diagnostics = Diagnostics(RULE, horizon=6)
+    diagnostics.end_step()
     diagnostics.see(1, watched([0, 0]), names)
-    assert "window" not in diagnostics.tables()
+    assert diagnostics.tables() == {}
     diagnostics.see(1, watched([0, 3, 0]), names)
     diagnostics.end_step()
     tables = diagnostics.tables()
@@ -42,3 +45,85 @@ def test_empty_rows_are_neither_counted_nor_shown() -> None:
     diagnostics.see(2, watched([0]), names)
     diagnostics.end_step()
     assert diagnostics.tables()["window"]["step"] == 1
+
+
+def test_the_diagnostics_measure_with_the_rules_own_constants() -> None:
+    """Figure 3's thresholds: the weights' span and the cap of the budget are those that trained."""
+    rule = RuleSpec(name="cppo", delta=0.5, delta_b=0.01, delta_b_mode="adaptive", w_min=0.5)
+
+    def window(rule: RuleSpec) -> dict[str, list[float]]:
+        diagnostics = Diagnostics(rule, horizon=9)
+        diagnostics.see(1, watched([5]), names)
+        assert diagnostics.window is not None
+        return diagnostics.window
+
+    own, padded = window(rule), window(rule.model_copy(update={"position_span": "padded"}))
+    assert own["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.875, 0.75, 0.625, 0.5)])
+    assert padded["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.9375, 0.875, 0.8125, 0.75)])
+    # c_2 = delta - w_1 (D - delta_b): 0.02 with the paper's cap, 0.05 with the authors'.
+    assert own["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.02))
+    capped = window(rule.model_copy(update={"delta_b_cap": 5.0}))
+    assert capped["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.05))
+
+
+def watching(folder: Path, *overrides: str) -> tuple[Trainer, list[ObservedTokens]]:
+    """A trainer of the embedded core, and what its diagnostics are going to see."""
+    trainer = Trainer(compose([*TINY, *overrides]).run, Resources(folder, folder, device="cpu"))
+    seen, see = [], trainer.diagnostics.see
+
+    def watch(step: int, tokens: ObservedTokens, text: Any) -> None:
+        seen.append(tokens)
+        see(step, tokens, text)
+
+    trainer.diagnostics.see = watch  # type: ignore[method-assign]
+    return trainer, seen
+
+
+def test_positions_against_a_slow_sum(tmp_path: Path) -> None:
+    trainer, seen = watching(tmp_path, "batch.minibatch_prompts=2")
+    trainer.update(trainer.collect(), watched=True)
+    table = trainer.diagnostics.tables()["positions"]
+    for index, position in enumerate(table["position"]):
+        gaps = sorted(
+            (
+                abs(float(tokens.logp[row, index].exp() - tokens.rollout_logp[row, index].exp()))
+                for tokens in seen
+                if index < tokens.valid.shape[1]
+                for row in tokens.valid[:, index].nonzero()[:, 0]
+            ),
+            reverse=True,
+        )
+        top = gaps[: -(-len(gaps) // 10)]
+        assert (position, table["tokens"][index]) == (index + 1, len(gaps))
+        assert table["gap_mean"][index] == pytest.approx(sum(gaps) / len(gaps), abs=1e-6)
+        assert table["gap_top10"][index] == pytest.approx(sum(top) / len(top), abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["cppo", "cppo_no_position_weight"])
+@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
+def test_the_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: str) -> None:
+    """What the window says is masked is what the rule itself drops, and nothing else."""
+    tight = [f"rule={rule}", "rule.delta=0.01", "rule.delta_b=0.001", f"rule.delta_b_mode={mode}"]
+    trainer, seen = watching(tmp_path, *tight, "batch.minibatch_prompts=1", "optim.learning_rate=0.003")
+    for _ in range(12):
+        trainer.update(trainer.collect(), watched=True)
+    spec, window = trainer.spec.rule, trainer.diagnostics.tables()["window"]
+    assert {"token", "prefix"} <= set(window["masked_by"])
+    length = len(window["symbols"])
+    weights = position_weights(torch.ones(1, length), spec.w_min or 1.0)[0]
+    divergence = torch.tensor(window["weighted_divergence"]) / weights
+    [keep] = [
+        apply(rule, *parts, **spec.parameters()).keep[row, :length]
+        for tokens in seen
+        if (parts := (tokens.logp, tokens.rollout_logp, tokens.advantages, tokens.valid, tokens.divergence))
+        for row in range(len(tokens.valid))
+        if int(tokens.valid[row].sum()) == length
+        and torch.allclose(tokens.divergence[row, :length], divergence, atol=1e-6)
+    ]
+    assert [reason == "" for reason in window["masked_by"]] == (keep > 0).tolist()
+
+
+def test_a_soft_gate_keeps_no_window(tmp_path: Path) -> None:
+    trainer, _ = watching(tmp_path, "rule=cppo_soft")
+    trainer.update(trainer.collect(), watched=True)
+    assert set(trainer.diagnostics.tables()) == {"positions"}

@@ -16,22 +16,19 @@ from cppo_lab.cores.exact import trainer as trainer_module
 from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import (
-    FREEDOM,
     compare,
     returns_by_start,
-    starting_parameters,
     state_probabilities,
-    student,
 )
-from cppo_lab.cores.exact.trainer import ExactTrainer, histories_together, train
+from cppo_lab.cores.exact.trainer import histories_together, step_together, train, validate_together
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.divergence import exact
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import ExactRun
 from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, exact_run
+from tests.cores.test_loop import KeepingSink
 from tests.cores.test_mini import ListSink
-from tests.cores.test_mini_resume import KeepingSink
 from tests.oracles.fork_process import Rules
 
 TIMES = "perf/"
@@ -51,11 +48,14 @@ def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[st
 
 def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
     """A run of one, step by step, with the validations that it would log."""
-    trainer = ExactTrainer(spec)
-    rows = [(0, trainer.validate())]
+    learners = [Learner(spec)]
+    rows = [(0, validate_together(learners)[0])]
     for step in range(1, spec.training.t_stop + 1):
-        metrics = trainer.step()
-        rows.append((step, metrics | (trainer.validate() if step % spec.validation.every == 0 else {})))
+        [metrics] = step_together(learners, step)
+        assert isinstance(metrics, dict)
+        rows.append(
+            (step, metrics | (validate_together(learners)[0] if step % spec.validation.every == 0 else {}))
+        )
     return numbers(rows)
 
 
@@ -157,23 +157,8 @@ def test_it_learns() -> None:
     assert rows[-1][1]["val/mean/avg_at_16"] > rows[0][1]["val/mean/avg_at_16"] + 0.3
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (NO_TRUST_REGION, {"name": "grpo", "clip_low": 1.0, "clip_high": 1e9}),
-        (DPPO, {"name": "cppo_no_prefix_budget", "delta": 0.1, "w_min": 1.0}),
-        (DPPO, {**CPPO, "delta_b": 1e9, "w_min": 1.0}),
-    ],
-    ids=["no clipping", "no budget, no weights", "a budget that is never used up"],
-)
-def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    first, second = (history(exact_run(rule=rule, **DISTURBED))[-1][1] for rule in (one, other))
-    for name in ("exact/return", "exact/error", "exact/movement"):
-        assert first[name] == pytest.approx(second[name], rel=1e-9)
-
-
 def test_the_rules_differ() -> None:
-    """What binds makes another run: else the test above would compare nothing."""
+    """What binds makes another run."""
     ordered = {**SHUFFLED, "name": "cppo_no_prefix_budget"}
     clipped = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28}
     rules = (NO_TRUST_REGION, DPPO, CPPO, ordered, SHUFFLED, REVERSED, clipped)
@@ -246,8 +231,8 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(
 
 
 def test_a_state_of_another_run_is_refused() -> None:
-    trainer, other = ExactTrainer(exact_run()), ExactTrainer(exact_run(data={"vocabulary": 8}))
-    before = trainer.learner.parameters.clone()
+    trainer, other = Learner(exact_run()), Learner(exact_run(data={"vocabulary": 8}))
+    before = trainer.parameters.clone()
     watched = trainer.state()["diagnostics"]
     for state in (
         other.state(),
@@ -261,7 +246,7 @@ def test_a_state_of_another_run_is_refused() -> None:
             trainer.load_state(state, 0)
     with pytest.raises(ValueError, match="another policy"):
         trainer.load_state(trainer.state(), 2)
-    assert torch.equal(trainer.learner.parameters, before)
+    assert torch.equal(trainer.parameters, before)
 
 
 @pytest.mark.parametrize("horizon", [16, 64])
@@ -290,23 +275,6 @@ def test_the_start_forks_as_often_as_it_says(family: str) -> None:
     window = np.flatnonzero(process.forks)
     assert second[window[0]] == 0
     assert second[window[-1] + 1] == pytest.approx(0.3, abs=0.05)  # a second fork, seldom, changes back
-
-
-def test_the_start_is_of_the_seed() -> None:
-    process = Learner(exact_run()).process
-    model = exact_run().model
-    first, again, other = (
-        starting_parameters(process, model, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_the_samplers_noise_has_heavy_tails() -> None:
-    drawn = student((200_000,), torch.Generator().manual_seed(0))
-    # P(|t| > 4) = 0.0280 at 3 degrees of freedom, 0.00006 of a normal draw.
-    assert FREEDOM == 3
-    assert float((drawn.abs() > 4).double().mean()) == pytest.approx(0.0280, abs=0.002)
-    assert float(drawn.median()) == pytest.approx(0, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -362,8 +330,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
 def test_runs_that_have_all_ended_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = failing(monkeypatch, NotFinite("a gradient is infinite"))
     for reason, rows in histories_together([exact_run(), exact_run(seed=1)]):
-        assert reason == "a gradient is infinite at step 1"
-        assert [step for step, _ in rows] == [0]
+        assert (reason, [step for step, _ in rows]) == ("a gradient is infinite at step 1", [0])
     assert tried == [1]
 
 
@@ -371,7 +338,3 @@ def test_an_error_that_is_no_collapse_is_raised(monkeypatch: pytest.MonkeyPatch)
     failing(monkeypatch, ZeroDivisionError("no collapse"))
     with pytest.raises(ZeroDivisionError, match="no collapse"):
         histories_together([exact_run()])
-    trainer = ExactTrainer(exact_run())
-    with pytest.raises(ZeroDivisionError, match="no collapse"):
-        trainer.step()
-    assert trainer.steps == 0

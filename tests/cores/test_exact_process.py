@@ -3,8 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tests.oracles import enumeration
 from tests.oracles.fork_process import Policy, Rules, State
 
 FAMILIES = ("early_fork", "late_fork", "no_fork")
-SIGMAS = 5
 
 
 def table(process: Process, seed: int, sharpness: float = 1.0) -> Array:
@@ -75,9 +73,17 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
     assert found.returns[0] == pytest.approx(fmean(values), abs=1e-12)
     assert returns_by_start(process, pi)[0] == pytest.approx(values, abs=1e-12)
     surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
-    residual = fmean(enumeration.residual(m, p, r) for m, p, r in triples)
+    error = [
+        0.0
+    ] * horizon  # Delta's term of each position, summed over the states there, from the definition
+    for m, p, r in triples:
+        for state, token in itertools.product(m, range(3)):
+            behind = (*state, token)
+            gap = enumeration.value(m, r, behind) - enumeration.value(p, r, behind)
+            moved = p[state][token] - m[state][token]
+            error[len(state)] += enumeration.probability(m, state) * moved * gap / len(starts)
     assert found.surrogate[0].sum() == pytest.approx(surrogate, abs=1e-12)
-    assert found.error[0].sum() == pytest.approx(residual, abs=1e-12)
+    assert found.error[0] == pytest.approx(error, abs=1e-12)
     assert found.movement[0] == pytest.approx(movement, abs=1e-12)
     assert found.largest[0] == pytest.approx(largest, abs=1e-12)
     expected = 4 * sum(u * sum(largest[t + 1 :]) for t, u in enumerate(movement))
@@ -86,25 +92,6 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
         u * (1 - math.prod(1 - most for most in largest[t + 1 :])) for t, u in enumerate(movement)
     )
     assert bounds.product_residual_bound(movement, largest) == pytest.approx(product, rel=1e-12)
-
-
-def test_the_error_of_each_position() -> None:
-    """Delta's term of position t, summed over the states there, from the definition."""
-    process = Process("early_fork", 3, 4, 1, 2)
-    rules = Rules("early_fork", 3, 4, 1)
-    mu, pi = table(process, 3), table(process, 4)
-    found = compare(process, mu, pi, tv_table(mu, pi)).error[0]
-    expected = [0.0] * 4
-    for start in (1, 2):
-        m, p = (rules.flatten(as_function(process, one), start) for one in (mu, pi))
-        reward = rules.rewards(start)
-        for state, old in m.items():
-            for token, (a, b) in enumerate(zip(old, p[state], strict=True)):
-                behind = (*state, token)
-                gap = enumeration.value(m, reward, behind) - enumeration.value(p, reward, behind)
-                expected[len(state)] += enumeration.probability(m, state) * (b - a) * gap / 2
-    assert found == pytest.approx(expected, abs=1e-13)
-    assert max(abs(value) for value in expected) > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,56 +113,6 @@ def test_the_identity(family: str) -> None:
         assert 0.05 < found.rollout_return[0] < 0.95
         errors.append(abs(found.error.sum()))
     assert errors[0] < 1e-13 and 1e-6 < errors[1] < errors[2]
-
-
-def test_bounds_on_random_pairs() -> None:
-    """|Delta| <= product form <= Proposition 4, for hundreds of pairs, some of them far apart."""
-    tight = 0
-    for seed in range(300):
-        random = Random(seed)
-        process = Process(
-            random.choice(FAMILIES),
-            random.choice([3, 4, 6]),
-            random.choice([2, 3, 8, 20]),
-            random.randrange(3),
-            1,
-        )
-        mu = table(process, seed, random.choice([0.3, 2.0]))
-        pi = near(mu, seed + 1000, random.choice([0.01, 0.3, 3.0]))
-        found = compare(process, mu, pi, tv_table(mu, pi))
-        u, largest = found.movement[0].tolist(), found.largest[0].tolist()
-        error = abs(float(found.error.sum()))
-        product = bounds.product_residual_bound(u, largest)
-        assert error <= product * (1 + 1e-9) + 1e-15
-        assert product <= bounds.residual_bound(u, largest) * (1 + 1e-9)
-        tight += error > 0.01 * product
-    assert tight > 20
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_against_played_responses(family: str) -> None:
-    """Monte Carlo with the rules in plain Python: return, surrogate and movement within five standard errors."""
-    process, rules = Process(family, 7, 24, 11, 4), Rules(family, 7, 24, 11)
-    mu = table(process, 7, 0.5)
-    pi = near(mu, 8, 0.1)
-    found = compare(process, mu, pi, tv_table(mu, pi))
-    random = Random(0)
-    old, new = as_function(process, mu), as_function(process, pi)
-    returns, promised, moved = [], [], []
-    for _ in range(1000):
-        tokens, states, reward = rules.play(old, random.randrange(1, 7), random)
-        returns.append(reward)
-        pairs = [(old(t, s), new(t, s)) for t, s in enumerate(states)]
-        ratios = [p[y] / m[y] - 1 for y, (m, p) in zip(tokens, pairs, strict=True)]
-        promised.append(reward * sum(ratios))
-        moved.append(fmean(enumeration.tv(m, p) for m, p in pairs))
-    for drawn, expected in (
-        (returns, found.rollout_return[0]),
-        (promised, found.surrogate.sum()),
-        (moved, found.movement.mean()),
-    ):
-        assert abs(fmean(drawn) - expected) < SIGMAS * stdev(drawn) / math.sqrt(len(drawn))
-    assert 0.02 < found.rollout_return[0] < 0.98
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -203,7 +140,7 @@ def test_sampling_has_the_right_frequencies() -> None:
     drawn = sample(process, policy, np.full((1, count), process.starts[0]), uniforms)
     expected = policy[0, 0, process.starts[0]]
     seen = np.bincount(drawn.tokens[0, :, 0], minlength=4) / count
-    assert np.abs(seen - expected).max() < SIGMAS * 0.5 / math.sqrt(count)
+    assert np.abs(seen - expected).max() < 5 * 0.5 / math.sqrt(count)
 
 
 def test_runs_together_are_runs_alone() -> None:

@@ -1,6 +1,7 @@
 """The embedded core keeps its answers: what is in the files, that nothing else changes, and the same after a kill."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.checkpoint import load_checkpoint
-from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
@@ -68,10 +69,22 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / ANSWERS).iterdir())}
 
 
-def test_outcomes_are_those_of_the_logged_scores(tmp_path: Path) -> None:
-    run = run_of()
-    sink = trained(tmp_path / "run", run)
-    found = outcomes.read((tmp_path / "run" / OUTCOMES).read_bytes(), "the file")
+class Whole(NamedTuple):
+    folder: Path
+    run: MiniRun
+    sink: ListSink
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """An unbroken run that keeps its answers."""
+    folder, run = tmp_path_factory.mktemp("whole") / "run", run_of()
+    return Whole(folder, run, trained(folder, run))
+
+
+def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
+    folder, run, sink = whole
+    found = outcomes.read((folder / OUTCOMES).read_bytes(), "the file")
     scored = [(step, row) for step, row in sink.rows if any(name.startswith("val/") for name in row)]
     assert len(scored) > 2
     assert found.steps.tolist() == [step for step, _ in scored]
@@ -80,8 +93,7 @@ def test_outcomes_are_those_of_the_logged_scores(tmp_path: Path) -> None:
         name = schema.validation_metric(benchmark, run.validation.samples)
         logged = np.array([row[name] for _, row in scored], dtype=np.float32)
         np.testing.assert_array_equal(found.averages()[:, place].astype(np.float32), logged)
-    assert found.right.max() > 0
-    assert found.length.min() >= 1
+    assert found.right.max() > 0 and found.length.min() >= 1
 
 
 def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Path) -> None:
@@ -94,10 +106,9 @@ def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Pa
     assert {piece.partition("_")[2] for piece in kept.pieces} >= {"1", "2"}
 
 
-def test_samples_are_graded_as_their_outcomes_say(tmp_path: Path) -> None:
-    run = run_of()
-    trained(tmp_path / "run", run)
-    found = outcomes.read((tmp_path / "run" / OUTCOMES).read_bytes(), "the file")
+def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
+    folder, run, _ = whole
+    found = outcomes.read((folder / OUTCOMES).read_bytes(), "the file")
     problems = validation_sets(make_task(run.data))
     prompts = {
         make_task(run.data).tokenizer.decode(prompt.tolist())
@@ -105,7 +116,7 @@ def test_samples_are_graded_as_their_outcomes_say(tmp_path: Path) -> None:
         for prompt in one.prompts
     }
     for row, step in enumerate(found.steps.tolist()):
-        kept = texts.read((tmp_path / "run" / texts_name(step)).read_bytes(), "the file")
+        kept = texts.read((folder / texts_name(step)).read_bytes(), "the file")
         own = [one for one in kept.samples if one.kind == "validation"]
         assert kept.left_out == 0
         assert len(own) == 8 * run.validation.samples
@@ -126,48 +137,41 @@ def test_samples_are_graded_as_their_outcomes_say(tmp_path: Path) -> None:
         assert not {one.prompt for one in drawn} & prompts
 
 
-def test_tokens_are_those_of_the_training_samples_with_what_the_rule_decided(tmp_path: Path) -> None:
-    run = run_of()
-    trained(tmp_path / "run", run)
+def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
+    folder, _, _ = whole
     seen: set[str] = set()
-    for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
+    for path in sorted((folder / ANSWERS).glob("tokens-*")):
         found = tokens.read(path.read_bytes(), path.name)
-        kept = texts.read((tmp_path / "run" / texts_name(found.step)).read_bytes(), "the file")
+        kept = texts.read((folder / texts_name(found.step)).read_bytes(), "the file")
         drawn = {(one.group, one.draw): one for one in kept.samples if one.kind == "training"}
         words, places = found.texts(), list(found.responses())
         assert len(places) == len(drawn) > 0
         for number, place in enumerate(places):
             one = drawn[int(found.group[number]), int(found.draw[number])]
             assert " ".join(words[place]) == one.response or "" in words[place]
-            assert one.length == place.stop - place.start
-            assert one.reward == found.reward[number]
+            assert (one.length, one.reward) == (place.stop - place.start, found.reward[number])
             assert one.advantage == pytest.approx(float(found.advantage[number]))
-        again = replay(found)
-        np.testing.assert_array_equal(again.keep, found.keep)
-        np.testing.assert_array_equal(again.reason, found.reason)
         seen |= {found.reason_of(number) for number in range(len(found.token))}
     assert {"", "threshold"} <= seen
 
 
-@pytest.mark.parametrize(
-    "words", [["rule=cppo_no_prefix_budget_shuffled"], ["rule=grpo"]], ids=["shuffled", "grpo"]
-)
-def test_other_rules_are_replayed_as_they_were_trained(tmp_path: Path, words: list[str]) -> None:
-    run = compose([*TINY, "optim.learning_rate=0.01", *words]).run
+@pytest.mark.parametrize("rule", ["cppo", "cppo_no_prefix_budget_shuffled", "grpo"])
+def test_rules_are_replayed_as_they_were_trained(tmp_path: Path, rule: str) -> None:
+    run = compose([*TINY, "optim.learning_rate=0.01", f"rule={rule}"]).run
     assert isinstance(run, MiniRun)
     trained(tmp_path / "run", run)
     for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
         found = tokens.read(path.read_bytes(), path.name)
-        np.testing.assert_array_equal(replay(found).keep, found.keep)
-        assert (len(found.order) > 0) == ("shuffled" in words[0])
+        again = replay(found)
+        np.testing.assert_array_equal(again.keep, found.keep)
+        np.testing.assert_array_equal(again.reason, found.reason)
+        assert (len(found.order) > 0) == ("shuffled" in rule)
 
 
-def test_keeping_answers_changes_no_number(tmp_path: Path) -> None:
-    run = run_of()
-    kept = trained(tmp_path / "on", run)
+def test_keeping_answers_changes_no_number(tmp_path: Path, whole: Whole) -> None:
     for name, settings in (("none", None), ("off", DEFAULT.model_copy(update={"keep": False}))):
-        found = trained(tmp_path / name, run, settings)
-        assert found.numbers() == kept.numbers()
+        found = trained(tmp_path / name, whole[1], settings)
+        assert found.numbers() == whole[2].numbers()
         assert not (tmp_path / name / ANSWERS).exists()
 
 
@@ -189,37 +193,38 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kill", [{"files": n} for n in range(1, 9)] + [{"step": n} for n in (0, 2, 3, 4)], ids=str
 )
-def test_killed_and_continued_it_leaves_the_same_files(tmp_path: Path, kill: dict[str, int]) -> None:
-    run = run_of()
-    whole = trained(tmp_path / "whole", run)
+def test_killed_and_continued_it_leaves_the_same_files(
+    tmp_path: Path, whole: Whole, kill: dict[str, int]
+) -> None:
+    folder, run, sink = whole
     with pytest.raises(Killed):
         trained(tmp_path / "broken", run, **kill)
     found = trained(tmp_path / "broken", run)
-    assert files_of(tmp_path / "broken") == files_of(tmp_path / "whole")
-    assert found.numbers()[-1] == whole.numbers()[-1]
+    assert files_of(tmp_path / "broken") == files_of(folder)
+    assert found.numbers()[-1] == sink.numbers()[-1]
 
 
 def test_files_of_a_run_that_starts_again_are_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, whole: Whole, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without its checkpoint, or with outcomes that somebody has broken."""
-    run = run_of()
-    trained(tmp_path / "whole", run)
+    unbroken, run, _ = whole
     folder = tmp_path / "run" / ANSWERS
     folder.mkdir(parents=True)
     for name in ("texts-000099.jsonl.gz", "tokens-000099.npz", "outcomes.npz"):
         (folder / name).write_bytes(b"an earlier attempt's")
     trained(tmp_path / "run", run)
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "run") == files_of(unbroken)
     with pytest.raises(Killed):
         trained(tmp_path / "damaged", run, step=3)
     (tmp_path / "damaged" / OUTCOMES).write_bytes(b"nothing of ours")
     trained(tmp_path / "damaged", run)
     assert "outcomes of earlier validations are lost" in capsys.readouterr().err
-    found = outcomes.read((tmp_path / "damaged" / OUTCOMES).read_bytes(), "the file")
-    whole = outcomes.read((tmp_path / "whole" / OUTCOMES).read_bytes(), "the file")
-    assert 0 < len(found.steps) < len(whole.steps)
-    np.testing.assert_array_equal(found.right, whole.right[-len(found.steps) :])
+    found, whole_file = (
+        outcomes.read((path / OUTCOMES).read_bytes(), "the file") for path in (tmp_path / "damaged", unbroken)
+    )
+    assert 0 < len(found.steps) < len(whole_file.steps)
+    np.testing.assert_array_equal(found.right, whole_file.right[-len(found.steps) :])
 
 
 def test_the_settings_are_no_part_of_a_run() -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.spec import MiniRun, RuleSpec
+from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.oracles.authors import authors_loss
@@ -53,27 +52,3 @@ def test_groups_are_centred_and_not_scaled(tmp_path: Path) -> None:
     for group in batch.rollout.group.unique():
         own = batch.advantages[batch.rollout.group == group]
         assert float(own.max() - own.min()) in (0.0, pytest.approx(1.0))
-
-
-def test_the_diagnostics_measure_with_the_rules_own_constants() -> None:
-    """Figure 3's thresholds: the weights' span and the cap of the budget are those that trained."""
-    rule = RuleSpec(name="cppo", delta=0.5, delta_b=0.01, delta_b_mode="adaptive", w_min=0.5)
-    shape = (1, 5)
-    seen = ObservedTokens(
-        torch.full(shape, -0.5), torch.full(shape, -1.5), torch.full(shape, 0.3), torch.ones(shape),
-        torch.ones(shape, dtype=torch.bool), torch.arange(5).expand(shape),
-    )  # fmt: skip
-
-    def window(rule: RuleSpec) -> dict[str, list[float]]:
-        diagnostics = Diagnostics(rule, horizon=9)
-        diagnostics.see(1, seen, lambda ids: [str(i) for i in ids])
-        assert diagnostics.window is not None
-        return diagnostics.window
-
-    own, padded = window(rule), window(rule.model_copy(update={"position_span": "padded"}))
-    assert own["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.875, 0.75, 0.625, 0.5)])
-    assert padded["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.9375, 0.875, 0.8125, 0.75)])
-    # c_2 = delta - w_1 (D - delta_b): 0.02 with the paper's cap, 0.05 with the authors'.
-    assert own["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.02))
-    capped = window(rule.model_copy(update={"delta_b_cap": 5.0}))
-    assert capped["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.05))

@@ -1,13 +1,11 @@
 """Grades: a table of answers, agreement with math-verify, texts of all kinds."""
 
-import asyncio
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -677,14 +675,6 @@ def test_many_threads_at_once() -> None:
     with ThreadPoolExecutor(16) as threads:
         grades = list(threads.map(lambda case: grade(case[0], "\\frac{3}{7}").right, cases))
     assert grades == [verdict for _, verdict in cases]
-
-
-def test_from_an_event_loop() -> None:
-    async def all_of_them() -> list[Any]:
-        cases = [fractions(numerator) for numerator in range(20)]
-        return await asyncio.gather(*(asyncio.to_thread(grade, case[0], "3/7") for case in cases))
-
-    assert [result.right for result in asyncio.run(all_of_them())] == [fractions(n)[1] for n in range(20)]
 
 
 def graders() -> set[int]:

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Packages within a room that are small parts of it.
-PARTS_OF_ROOMS = {"cppo_lab", "cppo_lab/cores/mini/tasks", "cppo_lab/cores/verl/rollout", "reports/answers"}
+PARTS_OF_ROOMS = {"cppo_lab", "cppo_lab/cores/verl/rollout", "reports/answers"}
 PAGES = {
     path.parent.relative_to(ROOT).as_posix(): path
     for room in ("cppo_lab", "analysis", "reports")

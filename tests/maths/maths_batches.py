@@ -5,10 +5,10 @@ from torch import Tensor
 
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import PERMUTATION, RULES
+from cppo_lab.rules import DIVERGENCE, PERMUTATION, RULES
 from cppo_lab.testing import TokenBatch, random_batch, random_permutation
 
-__all__ = ["TokenBatch", "apply", "constants", "distributions", "random_batch", "random_permutation"]
+__all__ = ["TokenBatch", "random_batch", "random_permutation"]
 
 # Constants with which each rule drops, clips or weakens some tokens of `random_batch`.
 CONSTANTS = {
@@ -44,46 +44,9 @@ CONSTANTS = {
 }
 
 # Rules that decide without a divergence; one that is given enters their statistics.
-WITHOUT_DIVERGENCE = (
-    *("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo"),
-    *("icepop", "ipo", "kpop", "drpo", "m2po", "seq_tis", "seq_mis", "geo_mask", "opsm", "vespo", "vaco"),
-)
+WITHOUT_DIVERGENCE = tuple(name for name, rule in RULES.items() if DIVERGENCE not in rule.needs)
 # Rules with a term whose gradient does not vanish where a token is dropped.
 PULL_BACK = ("ipo", "drpo")
-
-
-# What each rule reports besides what all of them do (maths/metrics.py).
-STATISTICS: dict[str, set[str]] = {
-    "grpo": {"clip_fraction"},
-    "ppo": {"clip_fraction"},
-    "dr_grpo": {"clip_fraction"},
-    "cispo": {"clip_fraction"},
-    "gspo": {"clip_fraction"},
-    "geo_mean": {"clip_fraction"},
-    "sapo": set(),
-    "minpro": {"clip_fraction"},
-    "dppo": {"token_threshold_share"},
-    "cppo": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "cppo_no_position_weight": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "cppo_no_prefix_budget": {"token_threshold_share"},
-    "cppo_no_prefix_budget_shuffled": {"token_threshold_share"},
-    "cppo_no_prefix_budget_reversed": {"token_threshold_share"},
-    "cppo_soft": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "trm_max": set(),
-    "trm_avg": set(),
-    "trm_max_avg": set(),
-    "icepop": set(),
-    "ipo": set(),
-    "kpop": set(),
-    "drpo": set(),
-    "m2po": set(),
-    "seq_tis": {"clip_fraction"},
-    "seq_mis": set(),
-    "geo_mask": set(),
-    "opsm": {"clip_fraction"},
-    "vespo": set(),
-    "vaco": set(),
-}
 
 
 def apply(
@@ -98,6 +61,13 @@ def constants(name: str, batch: TokenBatch) -> dict:
     if PERMUTATION in RULES[name].needs:
         return CONSTANTS[name] | {"permutation": random_permutation(batch.valid, 0)}
     return CONSTANTS[name]
+
+
+def differentiated(name: str, batch: TokenBatch, **parameters) -> tuple[RuleOutput, Tensor]:
+    """A rule's output on a batch, with `constants` unless others are given, and d sum(objective) / d logp."""
+    logp = batch.logp.clone().requires_grad_()
+    output = apply(name, logp, *batch[1:], **(parameters or constants(name, batch)))
+    return output, torch.autograd.grad(output.objective.sum(), logp)[0]
 
 
 def distributions(

@@ -7,7 +7,6 @@ state is (mode, previous token, slips).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 from tests.oracles import enumeration
 
@@ -59,13 +58,3 @@ class Rules:
             tokens: self.reward(self.states_along(start, tokens)[-1])
             for tokens in enumeration.sequences(self.vocabulary, self.horizon)
         }
-
-    def play(self, policy: Policy, start: int, random: Random) -> tuple[list[int], list[State], float]:
-        """Tokens, the states before them, and the reward of one response."""
-        state: State = (0, start, 0)
-        tokens, states = [], []
-        for position in range(self.horizon):
-            states.append(state)
-            tokens.append(random.choices(range(self.vocabulary), policy(position, state))[0])
-            state = self.after(position, state, tokens[-1])
-        return tokens, states, self.reward(state)

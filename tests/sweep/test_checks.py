@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.launch import local
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose

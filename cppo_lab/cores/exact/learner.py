@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.adamw import AdamW
-from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.exact.process import BRANCH, PolicyTables, Process, starting_parameters, student
 from cppo_lab.cores.rule_loss import (
     Recorded,
@@ -20,9 +19,9 @@ from cppo_lab.cores.rule_loss import (
     own_permutation,
     recorded_tokens,
 )
+from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
-from cppo_lab.maths.aggregation import group_advantages
-from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
+from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import ExactRun
 
@@ -47,8 +46,11 @@ def process_of(spec: ExactRun) -> Process:
     return Process(data.family, data.vocabulary, horizon, data.allowed_slips, spec.model.stretches)
 
 
-class Learner:
-    """Parameters, optimiser and random generators of a run."""
+class Learner(SteppedTrainer):
+    """Parameters and random generators of a run. Samples are not text: it keeps no answers and no weights."""
+
+    GENERATORS = ("problems", "sampling", "shuffling", "engine")
+    WEIGHTS, PAST = "parameters", "past"
 
     def __init__(self, spec: ExactRun) -> None:
         self.spec, self.process = spec, process_of(spec)
@@ -57,17 +59,9 @@ class Learner:
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
         )
         self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
-        optim = spec.optim
-        self.optimizer = AdamW(
-            [self.parameters],
-            lr=optim.learning_rate,
-            betas=(optim.beta1, optim.beta2),
-            weight_decay=optim.weight_decay,
-            fused=True,
-        )
+        super().__init__(spec, torch.device("cpu"), [self.parameters])
         self.past: deque[Tensor] = deque()
         self.loss = RuleLoss(spec)
-        self.diagnostics = Diagnostics(spec.rule, self.process.horizon)
 
     def log_policy(self, temperature: float) -> Tensor:
         """log pi [K, S, V] at `temperature`, differentiable in the parameters."""
@@ -107,46 +101,17 @@ class Learner:
         ids = torch.arange(symbols).repeat(len(rows))
         mu = Recorded(ids, rows.flatten(), top.indices, top.values)
         group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
-        advantages, keep = group_advantages(rewards, group, normalize_std=spec.advantage.normalize_std)
-        share = 1 - float(keep.double().mean())
-        if not spec.advantage.drop_zero_variance:
-            keep = torch.ones_like(keep)
+        advantages, keep, share = self.graded(rewards, group)
         permutation = None
         if self.loss.shuffles:
             permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
         return GradedResponses(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
 
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
-        """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
+        """The updates of a batch. `watched`: the training step, if it enters the diagnostics."""
+        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, watched))
 
-        `watched`: the training step, if it enters the diagnostics. Raises NotFinite before an update that would destroy
-        the parameters.
-        """
-        size = self.spec.batch.minibatch_prompts * self.spec.batch.responses
-        stats, losses, norms, error = [], [], [], [0.0, 0.0]
-        for start in range(0, len(rollout.keep), size):
-            rows = torch.arange(start, start + size)
-            rows = rows[rollout.keep[rows]]
-            if len(rows) == 0:
-                continue
-            loss, rule_stats, mismatch = self.objective(rollout, rows, watched)
-            norms.append(self._descend(loss))
-            stats.append(rule_stats)
-            losses.append(float(loss.detach()))
-            error = [a + b for a, b in zip(error, mismatch, strict=True)]
-        self.diagnostics.end_step()
-        if not losses:
-            return {}  # every group had equal rewards: nothing to learn from this batch
-        metrics = {f"rule/{name}": value for name, value in summarise(merge(stats)).items()}
-        return metrics | {
-            "train/loss": sum(losses) / len(losses),
-            "train/grad_norm": sum(norms) / len(norms),
-            "train/relative_logprob_error": error[0] / error[1] if error[1] else 0.0,
-        }
-
-    def objective(
-        self, rollout: GradedResponses, rows: Tensor, watched: int | None = None
-    ) -> tuple[Tensor, dict[str, Tensor], tuple[float, float]]:
+    def objective(self, rollout: GradedResponses, rows: Tensor, watched: int | None = None) -> Minibatch:
         """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`."""
         places, rollout_logp = rollout.places[rows], rollout.logp[rows]
         log_pi = self.log_policy(self.spec.rollout.temperature)
@@ -179,38 +144,13 @@ class Learner:
         table[entries] = measured_divergence(self.spec.divergence, rows, logp, recorded)
         return table[places]
 
-    def _descend(self, loss: Tensor) -> float:
-        """One optimiser step; returns the gradient norm before clipping."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_([self.parameters], self.spec.optim.clip_grad_norm))
-        if not norm < float("inf"):
-            raise NotFinite(f"gradient norm is {norm}")
-        self.optimizer.step()
-        return norm
+    def policy_state(self) -> dict[str, Any]:
+        return {"parameters": self.parameters.detach(), "past": list(self.past)}
 
-    def state(self) -> dict[str, Any]:
-        """The state that determines the rest of this run."""
-        return {
-            "parameters": self.parameters.detach(),
-            "optimizer": self.optimizer.state_dict(),
-            "past": list(self.past),
-            "diagnostics": self.diagnostics.state(),
-            **{name: getattr(self, name).get_state() for name in GENERATORS},
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which has the structure of this learner's state."""
+    def load_policy(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             self.parameters.copy_(state["parameters"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.past = deque(state["past"])
-        self.diagnostics.load_state(state["diagnostics"])
-        for name in GENERATORS:
-            getattr(self, name).set_state(state[name])
-
-
-GENERATORS = ("problems", "sampling", "shuffling", "engine")
 
 
 def token_names(ids: list[int]) -> list[str]:

@@ -17,8 +17,7 @@ from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.mini.objective import ObjectiveResult
 from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.tasks.base import Task
-from cppo_lab.cores.mini.tasks.problems import Problems
+from cppo_lab.cores.mini.tasks import Problems, Task
 from cppo_lab.maths.masks import decisions
 from cppo_lab.spec import AnswersSpec, MiniRun
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
+from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.metrics import relative_logprob_error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
+from cppo_lab.cores.mini.tasks import Tokenizer
 
 COMPACT_BELOW = 0.75  # share of rows still running below which the finished ones are dropped from the batch
 

@@ -5,6 +5,7 @@ policy mu is the sampler's log-probability, never a recomputation by the trainin
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,23 +14,18 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.cores.adamw import AdamW
-from cppo_lab.cores.base import MetricSink, Resources
-from cppo_lab.cores.checkpoint import same_form
-from cppo_lab.cores.diagnostics import Diagnostics
-from cppo_lab.cores.loop import run
+from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.cores.loop import train_alone, train_runs
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.sampler import Rollout, RolloutPolicy, sample
-from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
-from cppo_lab.cores.mini.tasks.problems import Problems
+from cppo_lab.cores.mini.tasks import Problems, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
+from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths import mismatch
-from cppo_lab.maths.aggregation import group_advantages
-from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun
 
@@ -46,31 +42,26 @@ class GradedRollout:
     zero_variance_share: float
 
 
-class Trainer:
-    """Model, optimiser and random generators of a run. `steps` counts the training steps taken."""
+class Trainer(SteppedTrainer):
+    """Model and random generators of a run."""
+
+    GENERATORS = ("problems", "sampling", "shuffling")
+    WEIGHTS, PAST = "model", "policy"
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
-        self.spec, self.steps, self.mismatch, self.doing = spec, 0, resources.mismatch, resources.doing
-        self.device = _device(resources.device)
+        self.spec, self.mismatch, self.doing = spec, resources.mismatch, resources.doing
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
         seeded = spec.model.for_seed(spec.seed)
         torch.manual_seed(seeded.start_seed)  # decides the initial weights of a first warm start only
         context = spec.data.prompt_length + spec.rollout.max_response_length
-        self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(self.device)
+        device = _device(resources.device)
+        self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(device)
         start = load_warm_start(seeded, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
-        optim = spec.optim
-        self.optimizer = AdamW(
-            self.model.parameters(),
-            lr=optim.learning_rate,
-            betas=(optim.beta1, optim.beta2),
-            weight_decay=optim.weight_decay,
-            fused=True,
-        )
+        super().__init__(spec, device, self.model.parameters())
         self.policy = RolloutPolicy(self.model, spec.rollout.staleness, spec.rollout.precision)
         self.objective = Objective(spec, self.model, self.tokenizer)
-        self.diagnostics = Diagnostics(spec.rule, spec.rollout.max_response_length)
         self.validation_sets = validation_sets(self.task)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         settings = resources.answers
@@ -79,69 +70,22 @@ class Trainer:
             if settings and settings.keep
             else None
         )
-        self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
-        self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
-        self.shuffling = torch.Generator().manual_seed(_stream(spec.seed, 3))
+        # Independent streams: no two runs share one.
+        self.problems, self.sampling, self.shuffling = (
+            torch.Generator(kind).manual_seed(spec.seed * 1000 + stream)
+            for stream, kind in enumerate(("cpu", device, "cpu"), start=1)
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's parameters, by name."""
         return self.model.state_dict()
 
-    def state(self) -> dict[str, Any]:
-        """The state that determines the rest of this run."""
-        generators = {name: getattr(self, name).get_state() for name in _GENERATORS}
-        return {
-            "steps": self.steps,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "policy": self.policy.state(),
-            "diagnostics": self.diagnostics.state(),
-            **generators,
-        }
+    def policy_state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "policy": self.policy.state()}
 
-    def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken after `step`.
-
-        Raises ValueError if it is not the state of such a trainer; then nothing has changed.
-        """
-        if not self._fits(state) or state["steps"] != step:
-            raise ValueError("it contains another model, or another run's state")
-        self.steps = state["steps"]
+    def load_policy(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state(state["policy"])
-        self.diagnostics.load_state(state["diagnostics"])
-        for name in _GENERATORS:
-            getattr(self, name).set_state(state[name].cpu())
-
-    def _fits(self, state: object) -> bool:
-        """Whether `state` has the structure of this trainer's state."""
-        form = self.state()
-        if not isinstance(state, dict) or state.keys() != form.keys():
-            return False
-        plain = ("steps", "model", *_GENERATORS)
-        past, watched, optimizer = state["policy"], state["diagnostics"], state["optimizer"]
-        if not all(same_form(state[name], form[name]) for name in plain) or not isinstance(past, list):
-            return False
-        if len(past) > self.spec.rollout.staleness or not all(
-            same_form(weights, form["model"]) for weights in past
-        ):
-            return False
-        if not isinstance(watched, dict) or not isinstance(watched.get("window"), dict | None):
-            return False
-        return same_form({**watched, "window": None}, {**form["diagnostics"], "window": None}) and same_form(
-            optimizer, self._optimizer_form(optimizer)
-        )
-
-    def _optimizer_form(self, state: object) -> dict[str, Any]:
-        """The structure of the optimiser's state after a step, or before the first, whichever `state` matches."""
-        form = self.optimizer.state_dict()
-        before = isinstance(state, dict) and state.get("state") == {}
-        moments = {
-            number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
-            for number, parameter in enumerate(self.model.parameters())
-        }
-        return {**form, "state": {} if before else moments}
 
     def step(self) -> dict[str, float]:
         """One training step: rollout, grading, minibatch updates. Returns its metrics.
@@ -197,12 +141,7 @@ class Trainer:
             top_k=self.objective.top_k,
         )
         rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
-        advantages, keep = group_advantages(
-            rewards, rollout.group, normalize_std=spec.advantage.normalize_std
-        )
-        share = 1 - float(keep.float().mean())
-        if not spec.advantage.drop_zero_variance:
-            keep = torch.ones_like(keep)
+        advantages, keep, share = self.graded(rewards, rollout.group)
         if self._is_watched and self._record is not None:
             self._record.batch(self.steps + 1, problems, rollout, rewards, advantages, keep)
         permutation = (
@@ -211,51 +150,21 @@ class Trainer:
         return GradedRollout(rollout, advantages, keep, permutation, float(rewards.mean()), share)
 
     def update(self, batch: GradedRollout, watched: bool = False) -> dict[str, float]:
-        """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
+        """The updates of a batch. `watched` steps enter the diagnostics; some of their tokens are kept."""
+        gaps = []
 
-        `watched` steps enter the diagnostics; some of their tokens are kept.
-        """
-        rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
-        stats, losses, norms, error, gaps = [], [], [], [0.0, 0.0], []
-        for start in range(0, len(batch.keep), rows_per_update):
-            rows = torch.arange(start, start + rows_per_update, device=self.device)
-            # PAPER: the denominators after dropping a group are not stated. Here it is removed from them, too, as if it
-            # had not been sampled; the same for every rule.
-            rows = rows[batch.keep[rows]]
-            if len(rows) == 0:
-                continue
+        def objective(rows: Tensor) -> Minibatch:
             permutation = None if batch.permutation is None else batch.permutation[rows]
             result = self.objective(batch.rollout.select(rows), batch.advantages[rows], permutation)
             if watched:
                 self.diagnostics.see(self.steps + 1, result.watched(), self.tokenizer.names)
             if watched and self._record is not None:
                 self._record.update(rows, result, permutation)
-            norms.append(self._descend(result.loss))
-            stats.append(result.stats)
-            losses.append(float(result.loss.detach()))
-            error = [a + b for a, b in zip(error, result.mismatch, strict=True)]
             if self.mismatch:
                 gaps.append(result.log_ratios())
-        self.diagnostics.end_step()
-        if not losses:
-            return {}  # every group had equal rewards: nothing to learn from this batch
-        metrics = {f"rule/{name}": value for name, value in summarise(merge(stats)).items()}
-        return metrics | {
-            "train/loss": sum(losses) / len(losses),
-            "train/grad_norm": sum(norms) / len(norms),
-            "train/relative_logprob_error": error[0] / error[1] if error[1] else 0.0,
-            **mismatch.of_step(gaps),
-        }
+            return result.loss, result.stats, result.mismatch
 
-    def _descend(self, loss: Tensor) -> float:
-        """One optimiser step; returns the gradient norm before clipping."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm))
-        if not norm < float("inf"):
-            raise NotFinite(f"gradient norm is {norm}")
-        self.optimizer.step()
-        return norm
+        return self.updates(batch.keep, objective) | mismatch.of_step(gaps)
 
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
@@ -285,23 +194,30 @@ class Trainer:
         return None if self._record is None else self._record.take()
 
 
-_GENERATORS = ("problems", "sampling", "shuffling")
-
-
 def _device(name: str) -> torch.device:
     """`auto` is CUDA if available."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def _stream(seed: int, stream: int) -> int:
-    """The seed of one of a run's independent random streams; no two runs share a stream."""
-    return seed * 1000 + stream
 
 
 # A run of the embedded trainer.
 
 
 def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
-    """Train `spec` to its last step or to its collapse, see `cores.loop.run`."""
-    torch.set_num_threads(resources.threads)
-    return run(Trainer(spec, resources), spec, sink, resources)
+    """Train `spec` to its last step or to its collapse, see `cores.loop.train_runs`."""
+    return train_alone(TogetherRun(spec, sink, resources), _train)
+
+
+def _train(runs: Sequence[TogetherRun[MiniRun]], ended: Ended) -> None:
+    def step(trainers: Sequence[Trainer], number: int) -> list[dict[str, float] | Exception]:
+        try:
+            return [trainer.step() for trainer in trainers]
+        except NotFinite as error:
+            return [error]
+
+    train_runs(
+        runs,
+        ended,
+        lambda run: Trainer(run.spec, run.resources),
+        step,
+        lambda trainers: [trainer.validate() for trainer in trainers],
+    )

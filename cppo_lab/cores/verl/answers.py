@@ -18,7 +18,7 @@ from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import TRAINING, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
-from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
 from cppo_lab.data.answers import answer_of
 from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun

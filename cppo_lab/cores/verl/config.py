@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cppo_lab.cores.base import CHECKPOINTS
-from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import ACTOR, KEPT_CHECKPOINTS, ROLLOUT, check_keys, check_placement

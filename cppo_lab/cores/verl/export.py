@@ -74,7 +74,7 @@ def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Export
         _require("transformers", "tokenizers", "pyarrow")
         from cppo_lab.cores.checkpoint import read_checkpoint, same_form
         from cppo_lab.cores.mini.model import Transformer
-        from cppo_lab.cores.mini.tasks.base import make_task
+        from cppo_lab.cores.mini.tasks import make_task
         from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
 
         tokenizer = make_task(spec.data).tokenizer

@@ -7,7 +7,7 @@ import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
-from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.spec import TaskData
 

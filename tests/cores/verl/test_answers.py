@@ -12,7 +12,7 @@ from cppo_lab import schema
 from cppo_lab.answers.outcomes import problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import VALIDATION
-from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task

@@ -20,7 +20,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import BEST_MODEL, Resources
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.cores.verl.checkpoints import BEST

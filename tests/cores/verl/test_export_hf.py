@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_task

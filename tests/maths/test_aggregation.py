@@ -1,0 +1,140 @@
+"""Advantages, aggregation and the statistics of minibatches, on numbers small enough to check by hand."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
+from cppo_lab.maths.metrics import merge, summarise
+from tests.maths.maths_batches import apply, random_batch
+
+
+def test_groups_may_be_interleaved_and_of_any_size() -> None:
+    rewards = torch.tensor([0.0, 3.0, 1.0, 3.0, 5.0], dtype=torch.float64, requires_grad=True)
+    groups = torch.tensor([9, -4, 9, -4, 100])
+    advantages, keep = group_advantages(rewards, groups, normalize_std=False)
+    assert advantages.tolist() == [-0.5, 0, 0.5, 0, 0] and not advantages.requires_grad
+    assert keep.tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_equal_rewards_are_dropped_despite_rounding(normalize_std: bool) -> None:
+    rewards = torch.full((7,), 0.1)  # their float32 mean is not exactly 0.1
+    advantages, keep = group_advantages(rewards, torch.zeros(7).long(), normalize_std=normalize_std)
+    assert not advantages.any() and not keep.any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 15 / 5),
+        ("seq-mean-token-sum", 15 / 2),
+        ("seq-mean-token-mean", (2 + 9 / 2) / 2),
+        ("seq-mean-token-sum-norm", 15 / 3 / 2),
+    ],
+)
+def test_aggregation_by_hand(mode: str, expected: float) -> None:
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.inf], [99.0, 99.0, 99.0]])
+    valid = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+    assert float(aggregate(values, valid, mode)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4))
+def test_micro_batches_add_up(mode: str, seed: int, cut: int) -> None:
+    batch = random_batch(seed)
+    lengths = batch.valid.sum(1)
+    denominator = lengths.sum() if mode == "token-mean" else (lengths > 0).sum()
+    whole = aggregate(batch.logp, batch.valid, mode)
+    parts = [
+        aggregate(batch.logp[rows], batch.valid[rows], mode, denominator=denominator)
+        for rows in (slice(0, cut), slice(cut, None))
+    ]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_merge_adds_sums_and_keeps_the_largest_maximum() -> None:
+    stats = [
+        {
+            "tokens": torch.tensor(tokens),
+            "divergence": torch.tensor(1.0),
+            "divergence_max": torch.tensor(most),
+        }
+        for tokens, most in ((2.0, 0.9), (6.0, 0.2))
+    ]
+    assert summarise(merge(stats)) == pytest.approx({"divergence_mean": 0.25, "divergence_max": 0.9})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mean_ratio_of_a_broken_policy_is_a_number(dtype: torch.dtype) -> None:
+    """exp of 1,000 is none in either dtype; a cap keeps the objective finite, so the run goes on and logs it."""
+    logp, rollout_logp = (torch.tensor([[-1.0, last]], dtype=dtype) for last in (0.0, -1000.0))
+    ones = torch.ones_like(logp)
+    result = apply("dppo", logp, rollout_logp, -ones, ones.bool(), 0 * ones, delta=0.1, ratio_cap=20.0)
+    assert result.objective.isfinite().all()
+    assert summarise(result.stats)["ratio_mean"] == pytest.approx((1 + math.exp(20)) / 2)
+
+
+def test_a_rejected_response_without_advantage_counts_as_nothing_masked() -> None:
+    divergence = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
+    advantages = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    zeros = torch.zeros(2, 2)
+    result = apply("trm_max", zeros, zeros, advantages, torch.ones(2, 2), divergence, delta_max=0.1)
+    assert summarise(result.stats)["masked_fraction"] == 1.0
+    assert float(result.stats["masked"]) == 2.0
+
+
+def test_the_statistics_of_cppo_by_hand() -> None:
+    ratio = torch.tensor([[2.0, 2.0, 0.5, 2.0, 2.0, 7.0], [2.0, 2.0, 3.0, 9.0, 9.0, 9.0]]).double()
+    divergence = torch.tensor([[0.25, 0.125, 0.5, 0.0, 0.125, 9.0], [0.5, 0.5, 0.5, 9.0, 9.0, 9.0]]).double()
+    advantages = torch.tensor([[1.0], [0.0]]).expand(2, 6)
+    valid = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]])
+    constants = {"delta": 0.25, "delta_b": 0.125, "w_min": 1.0, "delta_b_mode": "fixed"}
+    result = apply("cppo", ratio.log(), torch.zeros_like(ratio), advantages, valid, divergence, **constants)
+    # excess before each token: 0, .125, .125, .5, .375; so c = .25, .125, .125, -.25, -.125 (two ties keep)
+    assert result.keep.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]]
+    assert summarise(result.stats) == pytest.approx(
+        {
+            "masked_fraction": 2 / 5,
+            "prefix_budget_share": 1.0,
+            "token_threshold_share": 0.0,
+            "divergence_mean": 2.5 / 8,
+            "divergence_max": 0.5,
+            "delta_b_mean": 0.125,
+            "ratio_mean": 15.5 / 8,
+        }
+    )
+
+
+ONES, THREE = torch.ones(2, 3), torch.arange(3)
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: aggregate(ONES, ONES, "mean"), r"mode='mean' is unknown: choose one of \['token-mean'"),
+    (
+        lambda: aggregate(ONES, ONES, "token-mean", horizon=3),
+        r"horizon=3 belongs to seq-mean-token-sum-norm, not",
+    ),
+    (lambda: aggregate(ONES, ONES, "seq-mean-token-sum-norm", horizon=0), r"horizon=0 must be a positive"),
+    (lambda: aggregate(ONES, ONES, "token-mean", denominator=0), r"denominator=0.0 must be a positive"),
+    (lambda: aggregate(ONES[0], ONES, "token-mean"), r"values has shape \[3\], expected \[2, 3\]"),
+    (lambda: group_advantages(ONES, THREE), r"rewards has shape \[2, 3\], expected \[N\]"),
+    (lambda: group_advantages(ONES[0], THREE[:2]), r"groups has shape \[2\], expected \[3\]"),
+    (lambda: group_advantages(ONES[0], ONES[0]), r"groups has dtype torch.float32, expected integers"),
+    (lambda: group_advantages(ONES[0] * math.nan, THREE), r"rewards is NaN or infinite at 3"),
+    (lambda: group_advantages(ONES[0], THREE, eps=-1.0), r"eps=-1.0 must be a finite number"),
+    (lambda: merge([]), r"stats_list is empty"),
+    (
+        lambda: merge([{"tokens": ONES[0, 0]}, {"masked": ONES[0, 0]}]),
+        r"stats_list\[1\] has \['masked'\], stats_list\[0\] has \['tokens'\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_call_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

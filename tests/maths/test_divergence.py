@@ -1,0 +1,134 @@
+"""Divergences: their order, precision, limits, and what is refused. The golden vectors have their values."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cppo_lab.maths import divergence as divergences
+from tests.maths.maths_batches import distributions
+from tests.maths.test_golden import VECTORS
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def at(logp: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probabilities [N] of `tokens` [N] in `logp` [N, V]."""
+    return logp.gather(-1, tokens[:, None])[:, 0]
+
+
+def of_topk(
+    mu: Tensor, pi: Tensor, tokens: Tensor, k: int, measure: str, convention: str = "union"
+) -> Tensor:
+    top = mu.topk(k)
+    return divergences.topk(
+        top.indices, top.values, pi, tokens, at(mu, tokens), measure=measure, convention=convention
+    )
+
+
+@pytest.mark.parametrize("measure", divergences.MEASURES)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(seed=SEEDS, vocabulary=st.integers(2, 30), k=st.integers(1, 30), sharpness=st.floats(0.1, 6))
+def test_binary_topk_exact_are_ordered(
+    measure: str, seed: int, vocabulary: int, k: int, sharpness: float
+) -> None:
+    """With the whole vocabulary Top-K is exact; replacing the only token gives Binary; logits are normalised."""
+    mu, pi, tokens = distributions(seed, 8, vocabulary, sharpness)
+    exact = divergences.exact(mu, pi, measure)
+    binary = divergences.binary(at(pi, tokens), at(mu, tokens), measure)
+    part, whole = (of_topk(mu, pi, tokens, size, measure) for size in (min(k, vocabulary), vocabulary))
+    slack = 1e-9  # the floor of "other"
+    for low, high in ((0, binary), (binary, part), (part, whole), (whole, exact)):
+        assert bool((low <= high + slack).all())
+    replaced = of_topk(mu, pi, tokens, vocabulary, measure, "replace_kth")
+    close = {"rtol": 0, "atol": 1e-9}
+    torch.testing.assert_close(whole, exact, **close)
+    torch.testing.assert_close(replaced, exact, **close)
+    torch.testing.assert_close(of_topk(mu, pi, tokens, 1, measure, "replace_kth"), binary, **close)
+    shifted = of_topk(mu, pi + 3.5, tokens, min(k, vocabulary), measure)
+    torch.testing.assert_close(shifted, part, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("measure", divergences.MEASURES)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=SEEDS, sharpness=st.floats(0.1, 30))
+def test_divergences_in_float32_are_finite_and_close(measure: str, seed: int, sharpness: float) -> None:
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        mu, pi, tokens = distributions(seed, 16, 12, sharpness, dtype)
+        binary = divergences.binary(at(pi, tokens), at(mu, tokens), measure)
+        parts = divergences.exact(mu, pi, measure), of_topk(mu, pi, tokens, 4, measure), binary
+        results.append(torch.stack(parts).double())
+    assert bool(torch.isfinite(results[0]).all())
+    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+def test_binary_kl_of_a_nearly_certain_token_holds_in_float32() -> None:
+    logp, rollout_logp = torch.tensor([-1e-5]), torch.tensor([-3e-5])
+    narrow = divergences.binary(logp, rollout_logp, "kl").double()
+    wide = divergences.binary(logp.double(), rollout_logp.double(), "kl")
+    torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=0)
+
+
+def test_topk_takes_the_golden_layout_of_k_plus_one_ids_as_it_is() -> None:
+    case = "main_topk"
+    pi, ids, topk_logp, tokens, rollout_logp, expected = (
+        VECTORS.tensor(f"{case}/{name}")
+        for name in (
+            "in/pi",
+            "in/rollout_topk_ids",
+            "in/rollout_topk_logp",
+            "in/tokens",
+            "in/rollout_logp",
+            "D/tv_topk",
+        )
+    )
+    actual = divergences.topk(ids, topk_logp, pi.log(), tokens, rollout_logp, measure="tv")
+    valid = VECTORS.valid(case)
+    torch.testing.assert_close(actual[valid], expected[valid], rtol=0, atol=1e-12)
+
+
+def test_nothing_carries_a_gradient() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    logp, tokens = logits.log_softmax(-1), torch.tensor([0, 1, 2])
+    sampled = at(logp, tokens)
+    results = [
+        divergences.exact(logp, logp, "kl"),
+        of_topk(logp, logits, tokens, 2, "tv"),
+        divergences.binary(sampled, sampled, "kl"),
+        *(estimate(sampled, sampled) for estimate in divergences.ESTIMATES.values()),
+    ]
+    assert not any(result.requires_grad for result in results)
+
+
+LOGP = torch.full((2, 3), 1 / 3).log()
+TOPK = {"rollout_topk_ids": torch.zeros(2, 1, dtype=torch.int64), "rollout_topk_logp": LOGP[:, :1]}
+TOPK |= {"pi_logits_or_logp": LOGP, "tokens": torch.zeros(2, dtype=torch.int64), "rollout_logp": LOGP[:, 0]}
+REFUSED: list[tuple[Callable[[], Tensor], str]] = [
+    (lambda: divergences.exact(LOGP, LOGP, "js"), r"measure='js' is unknown: choose one of \['tv', 'kl'\]"),
+    (lambda: divergences.exact(LOGP, LOGP[:, :2]), r"pi_logp has shape \[2, 2\], expected \[2, 3\]"),
+    (lambda: divergences.binary(LOGP, LOGP[0], "tv"), r"rollout_logp has shape \[3\]"),
+    (lambda: divergences.k2(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
+    (lambda: divergences.k3(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
+    *(
+        (lambda change=change: divergences.topk(**{**TOPK, "measure": "tv", **change}), message)
+        for change, message in (
+            (
+                {"convention": "replace"},
+                r"convention='replace' is unknown: choose one of \['union', 'replace_kth'\]",
+            ),
+            ({"rollout_topk_logp": LOGP}, r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
+            ({"tokens": TOPK["tokens"][:1]}, r"tokens has shape \[1\], expected \[2\]"),
+            ({"pi_logits_or_logp": LOGP[:1]}, r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_call_is_refused(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,469 @@
+"""Every rule: conformance, loops, reductions to other rules, statistics, and what it refuses."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.masks import sapo
+from cppo_lab.maths.metrics import summarise
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.rules import DIVERGENCE, RESPONSE, RULES, Rule
+from cppo_lab.sweep.compose import compose
+from cppo_lab.testing import RuleTests, check_rule
+from tests.maths.maths_batches import (
+    CONSTANTS,
+    PULL_BACK,
+    WITHOUT_DIVERGENCE,
+    TokenBatch,
+    apply,
+    constants,
+    differentiated,
+    random_batch,
+    random_permutation,
+)
+from tests.oracles import rules as oracle
+
+INF, NAN = math.inf, math.nan
+EVERY = {"masked_fraction", "ratio_mean"}
+# Statistics of some rules besides what all of them report (maths/metrics.py).
+BUDGET = ("cppo", "cppo_no_position_weight", "cppo_soft")
+THRESHOLD = (*BUDGET, "dppo", *(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed")))
+CLIPPED = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm")
+# The gradient of these is not keep rho A: a detached coefficient, the response's value, or a weight of the response.
+OTHER_GRADIENT = (
+    "cispo",
+    "minpro",
+    "gspo",
+    "geo_mean",
+    "seq_tis",
+    "seq_mis",
+    "geo_mask",
+    "vespo",
+    *PULL_BACK,
+)
+
+
+class TestBuiltIn(RuleTests):
+    @pytest.fixture(autouse=True, params=RULES)
+    def chosen(self, request: pytest.FixtureRequest) -> None:
+        self.rule, self.constants = RULES[request.param], CONSTANTS[request.param]
+        self.pulls_back = request.param in PULL_BACK
+
+
+def of_dppo(change: Callable[[RuleOutput], RuleOutput]) -> Rule:
+    """DPPO's record with its output changed."""
+    plain = RULES["dppo"].load
+    return Rule(
+        name="changed",
+        function=lambda tokens, *, delta: change(plain(tokens, delta=delta)),
+        needs=frozenset({DIVERGENCE}),
+    )
+
+
+FAULTS: dict[str, Callable[[RuleOutput], RuleOutput]] = {
+    "a response depends on the others": lambda o: o._replace(objective=o.objective - o.objective.mean()),
+    "a weight by place": lambda o: o._replace(
+        keep=o.keep * (weight := torch.linspace(1, 0.5, o.keep.shape[1], dtype=o.keep.dtype)),
+        objective=o.objective * weight,
+    ),
+    "keep with a gradient": lambda o: o._replace(keep=o.keep * (1 + 0 * o.objective)),
+    "padding is kept": lambda o: o._replace(keep=torch.ones_like(o.keep)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_rule_fails_the_conformance_tests(fault: str) -> None:
+    check_rule(of_dppo(lambda output: output), {"delta": 0.1})
+    with pytest.raises(AssertionError):
+        check_rule(of_dppo(FAULTS[fault]), {"delta": 0.1})
+
+
+def test_a_record_that_is_wrong_fails_the_conformance_tests() -> None:
+    with pytest.raises(AssertionError, match="tighten them"):
+        check_rule(RULES["dppo"], {"delta": 0.9})
+    for needs in (frozenset(), frozenset({RESPONSE})):
+        with pytest.raises(AssertionError, match="without a divergence"):
+            check_rule(Rule(name="dppo", function="cppo_lab.maths.masks:dppo", needs=needs), {"delta": 0.1})
+
+
+PUBLISHED: dict[str, dict[str, float]] = {
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "geo_mean": {"log_clip_low": 0.4, "log_clip_high": 0.4},
+    "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
+    "icepop": {"ratio_low": 0.5, "ratio_high": 5.0},
+    "ipo": {"delta": 0.1, "kl_tau": 0.001},
+    "kpop": {"delta": 0.1},
+    "drpo": {"delta": 12.5},
+    "m2po": {"m2": 0.04},
+    "seq_tis": {"ratio_high": 2.0},
+    "seq_mis": {"ratio_low": 0.5, "ratio_high": 2.0},
+    "geo_mask": {"ratio_low": 0.999, "ratio_high": 1.001},
+    "opsm": {"delta": 1e-4, "clip_low": 0.2, "clip_high": 0.28},
+    "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    "vaco": {"delta": 0.2},  # ours: none is published
+}
+
+
+def test_the_files_hold_the_published_constants() -> None:
+    assert {name: compose([f"rule={name}"]).run.rule.parameters() for name in PUBLISHED} == PUBLISHED
+    newer = compose(["rule=ipo_wide"]).run.rule  # prime-rl's since its pull request 3586
+    assert (newer.name, newer.parameters()) == ("ipo", {"delta": 0.3, "kl_tau": 0.0})
+
+
+def test_dr_grpo_brings_its_companion_settings_and_they_can_be_overridden() -> None:
+    run = compose(["rule=dr_grpo"]).run
+    assert not run.advantage.normalize_std and run.training.aggregation == "seq-mean-token-sum-norm"
+    other = compose(["rule=dr_grpo", "training.aggregation=token-mean"]).run
+    assert other.training.aggregation == "token-mean"
+    assert RULES["dr_grpo"].function == RULES["ppo"].function
+    assert run.rule.parameters() == compose(["rule=ppo"]).run.rule.parameters()
+
+
+def test_m2po_is_refused_where_a_minibatch_is_never_whole() -> None:
+    with pytest.raises(UserError, match=r"rule=m2po decides over a whole minibatch, .*choose core=mini"):
+        compose(["core=verl", "model=tiny_qwen3", "rule=m2po"])
+
+
+def extreme_batch(seed: int) -> TokenBatch:
+    """Drift from none to e^8, probabilities from 1e-12 to 1, tokens of one response with both signs of A."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    rows, width = 6, 9
+    scale = 10 ** (1.2 - 4 * uniform(rows, 1))
+    logp = -28 * uniform(rows, width) ** 4
+    rollout_logp = (logp + scale * (uniform(rows, width) - 0.5)).clamp_max(-1e-9)
+    advantages = (uniform(rows, width) - 0.5).round(decimals=1)
+    lengths = torch.randint(0, width + 1, (rows,), generator=generator)
+    return TokenBatch(
+        logp, rollout_logp, advantages, torch.arange(width) < lengths[:, None], uniform(rows, width)
+    )
+
+
+@pytest.mark.parametrize("make", [random_batch, extreme_batch])
+@pytest.mark.parametrize("name", PUBLISHED)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), published=st.booleans())
+def test_rule_agrees_with_the_loop(
+    name: str, make: Callable[[int], TokenBatch], seed: int, published: bool
+) -> None:
+    batch = make(seed)
+    parameters = PUBLISHED[name] if published else CONSTANTS[name]
+    output, gradient = differentiated(name, batch, **parameters)
+    lengths = batch.valid.sum(1).tolist()
+    responses = [tuple(part[row, :n].tolist() for part in batch[:3]) for row, n in enumerate(lengths)]
+    loop = getattr(oracle, name)
+    expected = loop(responses, **parameters) if name == "m2po" else [loop(r, **parameters) for r in responses]
+    for row, length in enumerate(lengths):
+        for place, actual in enumerate((output.objective, gradient, output.keep)):
+            wanted = [token[place] for token in expected[row]]
+            assert actual[row, :length].tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+            assert not actual[row, length:].any()
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in OTHER_GRADIENT])
+def test_the_gradient_is_keep_times_ratio_times_advantage(name: str) -> None:
+    batch = random_batch(1)
+    output, gradient = differentiated(name, batch)
+    assert 0 < float(output.keep.sum()) < float(batch.valid.sum()), (
+        "the point must have kept and dropped tokens"
+    )
+    expected = output.keep * (batch.logp - batch.rollout_logp).exp() * batch.advantages
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
+    """A divergence that decides nothing enters the statistics alone."""
+    batch = random_batch(0)
+    plain = {"clip_fraction"} if name in CLIPPED else set()
+    plain |= {"token_threshold_share"} if name in THRESHOLD else set()
+    plain |= {"prefix_budget_share", "delta_b_mean"} if name in BUDGET else set()
+    result = apply(name, *batch, **constants(name, batch))
+    assert summarise(result.stats).keys() == EVERY | plain | {"divergence_mean", "divergence_max"}
+    if name in WITHOUT_DIVERGENCE:
+        without = apply(name, *batch[:4], **constants(name, batch))
+        assert torch.equal(result.objective, without.objective)
+        assert summarise(without.stats).keys() == EVERY | plain
+    else:
+        with pytest.raises(ValueError, match=rf"divergence=None: rule '{name}' needs"):
+            apply(name, *batch[:4], **constants(name, batch))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
+@pytest.mark.parametrize("name", RULES)
+def test_a_batch_without_tokens_gives_zeros_and_no_nan(name: str, shape: tuple[int, int]) -> None:
+    zeros = torch.zeros(shape, dtype=torch.float64)
+    batch = TokenBatch(zeros, zeros, zeros, zeros.bool(), zeros)
+    logp = zeros.clone().requires_grad_()
+    padded = apply(name, *batch._replace(logp=logp), **constants(name, batch))
+    flat = {key: part[batch.valid] for key, part in batch._asdict().items() if key != "valid"}
+    flat["permutation"] = torch.zeros(0, dtype=torch.long)
+    tokens = Tokens.packed(torch.zeros(shape[0] + 1, dtype=torch.int32), **flat)
+    packed = get_rule(name)(tokens, **CONSTANTS[name])
+    assert packed.objective.shape == packed.keep.shape == (shape[0], 0)
+    for output, valid in ((padded, batch.valid), (packed, tokens.valid)):
+        assert all(number == 0 for number in summarise(output.stats).values())
+        losses = [aggregate(output.objective, valid, mode) for mode in MODES]
+        assert not any(losses)
+    for loss in [aggregate(padded.objective, batch.valid, mode) for mode in MODES]:
+        assert not torch.autograd.grad(loss, logp, retain_graph=True)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RULES)
+def test_ratios_that_overflow_are_named_or_bounded(name: str, dtype: torch.dtype) -> None:
+    """Never NaN, never an infinite loss in silence: finite log-probabilities may be too far apart for a ratio."""
+    for far in (-2000.0, -200.0, 2000.0):
+        for sign in (1.0, -1.0):
+            batch = random_batch(0, dtype=dtype)
+            batch.rollout_logp[0, 2] = far
+            batch.divergence[0, 2] = 1.0
+            batch = batch._replace(advantages=torch.full_like(batch.logp, sign))
+            try:
+                output, gradient = differentiated(name, batch)
+            except NotFinite as error:
+                assert re.match(
+                    r"the probability ratio of kept token \[0, \d+\] overflows \(log_ratio \d+.*\): see "
+                    r"|the weight of response 0 overflows \(its log-ratios add up to \d+",
+                    str(error),
+                )
+                dropped = name in (*THRESHOLD, "grpo", "icepop", "ipo", "kpop", "m2po", "seq_mis", "geo_mask")
+                assert sign < 0 or name == "cppo_soft" or not dropped
+            else:
+                parts = output.objective, output.keep, gradient
+                assert all(bool(part.isfinite().all()) for part in parts)
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("seq_mis", {"ratio_low": 0.0}), ("seq_tis", {})])
+def test_an_open_bound_with_a_weight_that_overflows_is_an_error(name: str, bounds: dict[str, float]) -> None:
+    batch = random_batch(0, dtype=torch.float32)
+    batch.rollout_logp[0, 2] = -200.0
+    batch.advantages[0] = 1.0
+    with pytest.raises(NotFinite, match=r"the weight of response 0 overflows"):
+        apply(name, *batch, **bounds, ratio_high=INF)
+    batch.advantages[0] = 0.0
+    assert bool(apply(name, *batch, **bounds, ratio_high=INF).objective.isfinite().all())
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if "shuffled" not in name])
+def test_narrower_numbers_take_the_decisions_of_wider_ones(name: str) -> None:
+    """bfloat16 is computed in float32; float32 decides as float64 but where a decision hangs on rounding."""
+    for seed in range(20):
+        narrow, single = (random_batch(seed, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+        wide = TokenBatch(*(part if part.dtype == torch.bool else part.float() for part in narrow))
+        first, second = (apply(name, *batch, **CONSTANTS[name]) for batch in (narrow, wide))
+        assert torch.equal(first.objective, second.objective) and torch.equal(first.keep, second.keep)
+        wide = TokenBatch(*(part if part.dtype == torch.bool else part.double() for part in single))
+        (small, gradient), (large, exact) = (differentiated(name, batch) for batch in (single, wide))
+        torch.testing.assert_close(small.keep, large.keep.float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(small.objective, large.objective.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, exact.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_tie_keeps_the_token_with_its_whole_gradient(sign: float) -> None:
+    """With log-ratios that float64 holds exactly."""
+
+    def kept(name: str, logp: float, rollout_logp: float, **parameters: float) -> bool:
+        logps = (torch.full((1, 2), value, dtype=torch.float64) for value in (logp, rollout_logp))
+        advantages = torch.full((1, 2), sign, dtype=torch.float64)
+        batch = TokenBatch(*logps, advantages, torch.tensor([[True, False]]), torch.zeros_like(advantages))
+        output, gradient = differentiated(name, batch, **parameters)
+        assert logp != rollout_logp or gradient.tolist() == [[sign, 0]]
+        return output.keep.tolist() == [[1, 0]]
+
+    for name, names in (
+        ("grpo", ("clip_low", "clip_high")),
+        ("gspo", ("clip_low", "clip_high")),
+        ("geo_mean", ("log_clip_low", "log_clip_high")),
+    ):
+        assert kept(name, 0.0, 0.0, **dict.fromkeys(names, 0.0)), name
+    for name in ("icepop", "seq_mis", "geo_mask"):
+        assert kept(name, -2.0, -2.0, ratio_low=1.0, ratio_high=1.0), name
+    assert kept("opsm", -2.0, -1.5, delta=0.5, clip_low=1.0, clip_high=0.0)
+    assert kept("m2po", -2.0, -1.5, m2=0.25)
+    assert kept("m2po", -2.0, -1.5, m2=0.2499) == (sign > 0)
+    assert kept("ipo", 0.0, math.log(0.5), delta=0.5, kl_tau=0.0)
+
+
+def test_clipped_tokens_are_counted() -> None:
+    """Of grpo with both clips and the dual one, and of rules that clip a response: geometric means 2, 1.1, 0.5, 2."""
+    ratio = torch.tensor([[4, 1, 9], [1.21, 1, 9], [0.25, 1, 9], [4, 1, 9]], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 1.0, -1.0, -3.0]).double()[:, None].expand(4, 3)
+    valid = torch.tensor([True, True, False]).expand(4, 3)
+    batch = ratio.log(), torch.zeros_like(ratio), advantages, valid
+    for name, parameters, count in (
+        ("gspo", {"clip_low": 0.2, "clip_high": 0.2}, 4),
+        ("grpo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, 3),
+        ("seq_tis", {"ratio_high": 2.0}, 4),
+    ):
+        assert int(apply(name, *batch, **parameters).stats["clipped"]) == count, name
+
+
+CPPO = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"}
+CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
+BOUNDS = {"ratio_low": 0.7, "ratio_high": 1.4}
+
+
+def in_order(valid: Tensor) -> Tensor:
+    return torch.arange(valid.shape[1]).expand(valid.shape)
+
+
+def shuffled(valid: Tensor) -> Tensor:
+    return random_permutation(valid, 3)
+
+
+def shift(batch: TokenBatch) -> Tensor:
+    """abs(rho - 1) as the divergence."""
+    return (batch.logp - batch.rollout_logp).expm1().abs()
+
+
+# A rule with a constant at its limit, and another rule that it must then equal; on responses of one token.
+Reduction = tuple[str, dict[str, Any], str, dict[str, Any]]
+REDUCTIONS: dict[str, Reduction] = {
+    "w_min=1, delta_b=inf: dppo": ("cppo", {**CPPO, "w_min": 1.0, "delta_b": INF}, "dppo", {"delta": 0.15}),
+    "delta_b=inf": ("cppo", {**CPPO, "delta_b": INF}, "cppo_no_prefix_budget", {"delta": 0.15, "w_min": 0.8}),
+    "w_min=1": (
+        *("cppo", {**CPPO, "w_min": 1.0}, "cppo_no_position_weight"),
+        {key: CPPO[key] for key in ("delta", "delta_b", "delta_b_mode")},
+    ),
+    "identity permutation": (
+        *("cppo_no_prefix_budget_shuffled", {"delta": 0.1, "w_min": 0.5, "permutation": in_order}),
+        *("cppo_no_prefix_budget", {"delta": 0.1, "w_min": 0.5}),
+    ),
+    "shuffled, delta_b=inf": (
+        *("cppo", {**CPPO, "delta_b": INF, "permutation": shuffled}, "cppo_no_prefix_budget_shuffled"),
+        {"delta": 0.15, "w_min": 0.8, "permutation": shuffled},
+    ),
+    "0/1 gate": ("cppo_soft", {**CPPO, "gate": lambda x: (x <= 1).to(x.dtype)}, "cppo", CPPO),
+    "large dual clip": ("grpo", {**CLIPS, "dual_clip": 1e9}, "grpo", CLIPS),
+    "no limit on the mean": (
+        "trm_max_avg",
+        {"delta_max": 0.19, "delta_avg": 9.0},
+        "trm_max",
+        {"delta_max": 0.19},
+    ),
+    "no limit on the largest": (
+        "trm_max_avg",
+        {"delta_max": 9.0, "delta_avg": 0.1},
+        "trm_avg",
+        {"delta_avg": 0.1},
+    ),
+    "clip_low=1": ("cispo", {"clip_high": 0.5, "clip_low": 1.0}, "cispo", {"clip_high": 0.5}),
+    "opsm without a threshold": ("opsm", {"delta": INF, **CLIPS}, "grpo", CLIPS),
+    "open ipo": ("ipo", {"delta": 1e9, "kl_tau": 0.0}, "m2po", {"m2": INF}),
+    "open kpop": ("kpop", {"delta": 1e9}, "icepop", {"ratio_low": 0.0, "ratio_high": INF}),
+}
+OF_ONE_TOKEN: dict[str, Reduction] = {
+    "minpro": ("minpro", CLIPS, "cispo", CLIPS),
+    "gspo": ("gspo", CLIPS, "ppo", CLIPS),
+    "geo_mean": (
+        *("geo_mean", {"log_clip_low": 0.4, "log_clip_high": 0.4}, "ppo"),
+        {"clip_low": 1 - math.exp(-0.4), "clip_high": math.exp(0.4) - 1},
+    ),
+    "seq_tis": ("seq_tis", {"ratio_high": 1.4}, "cispo", {"clip_high": 0.4}),
+    "vaco": ("vaco", {"delta": 0.3}, "dppo", {"delta": 0.3, "divergence": shift}),
+}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "width"),
+    [*((r, 20) for r in REDUCTIONS.values()), *((r, 1) for r in OF_ONE_TOKEN.values())],
+    ids=[*REDUCTIONS, *OF_ONE_TOKEN],
+)
+def test_rule_reduces(reduction: Reduction, width: int) -> None:
+    for seed in range(4):
+        batch = random_batch(seed, rows=160 // width, width=width)
+        outputs = []
+        for rule, values in (reduction[:2], reduction[2:]):
+            parameters = dict(values)
+            if "permutation" in parameters:
+                parameters["permutation"] = parameters["permutation"](batch.valid)
+            divergence = parameters.pop("divergence", lambda batch: batch.divergence)(batch)
+            outputs.append(differentiated(rule, batch._replace(divergence=divergence), **parameters))
+        (one, gradient), (other, expected) = outputs
+        assert torch.equal(one.keep, other.keep)
+        torch.testing.assert_close(one.objective, other.objective, rtol=1e-14, atol=0)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
+        assert one.stats.get("clipped", 0) == other.stats.get("clipped", one.stats.get("clipped", 0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ipo_kpop_and_vaco_are_dppo_where_a_token_moves_away(seed: int) -> None:
+    """IPO on Binary TV; KPop on the larger of the two binary KL; VACO within the responses that TRM-Avg drops."""
+    batch = random_batch(seed)
+    certain = batch.valid & (batch.advantages * (batch.logp - batch.rollout_logp) > 0)
+    certain &= batch.rollout_logp < -1e-4
+    kl = torch.maximum(
+        divergences.binary(batch.logp, batch.rollout_logp, "kl"),
+        divergences.binary(batch.rollout_logp.clamp_max(-1e-5), batch.logp, "kl"),
+    )
+    tv = divergences.binary(batch.logp, batch.rollout_logp, "tv")
+    for name, d, parameters in (("ipo", tv, {"delta": 0.1, "kl_tau": 0.0}), ("kpop", kl, {"delta": 0.05})):
+        keep = apply(name, *batch, **parameters).keep
+        of_dppo = apply("dppo", *batch[:4], d, delta=parameters["delta"]).keep
+        assert torch.equal(keep[certain], of_dppo[certain]) and bool((keep <= of_dppo).all()), name
+    response = apply("trm_avg", *batch[:4], shift(batch), delta_avg=0.3).keep
+    direction = apply("dppo", *batch[:4], shift(batch), delta=1e-12).keep
+    assert torch.equal(apply("vaco", *batch, delta=0.3).keep, torch.maximum(response, direction))
+
+
+REFUSED = [
+    ("cppo", {"w_min": 0.0}, r"w_min=0.0 must lie in \(0, 1\]"),
+    ("cppo", {"w_min": 1.5}, r"w_min=1.5 must lie in \(0, 1\]"),
+    ("cppo", {"delta": -0.1}, r"delta=-0.1 must be a positive number"),
+    ("cppo", {"delta_b": 0.0}, r"delta_b=0.0 must be a positive number \(math.inf switches it off\)"),
+    ("cppo", {"delta_b_mode": "auto"}, r"mode='auto' is unknown: choose one of \['fixed', 'adaptive'\]"),
+    ("cppo", {"span": 3}, r"span=3 is shorter than T=12"),
+    ("cppo_no_prefix_budget", {"delta": INF}, r"delta=inf must be a positive number"),
+    ("cppo_soft", {"gate": "sapo"}, r"gate='sapo' is unknown: choose one of \['inverse', 'sapo_adm"),
+    ("cppo_soft", {"gate": sapo}, r"gate='sapo' is not admissible: g\(1.00"),
+    ("cppo_soft", {"gate": lambda x: -1 / (1 + x)}, r"not admissible: g\(0\) = -1"),
+    ("cppo_soft", {"gate": lambda x: x * NAN}, r"not admissible: g\(0\) = nan"),
+    ("dppo", {"delta": 0}, r"delta=0 must be a positive number"),
+    ("grpo", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
+    ("grpo", {"clip_high": -0.1}, r"clip_high=-0.1 must be a finite number >= 0"),
+    ("grpo", {"dual_clip": 1.0}, r"dual_clip=1.0 must be above 1"),
+    ("cispo", {"clip_low": -0.5}, r"clip_low=-0.5 must lie in \[0, 1\], or be None"),
+    ("geo_mean", {"log_clip_high": INF}, r"log_clip_high=inf must be a finite number >= 0"),
+    ("icepop", {"ratio_low": 1.1}, r"ratio_low=1.1 must lie in \[0, 1\]"),
+    ("geo_mask", {"ratio_high": 0.0}, r"ratio_high=0.0 must be at least 1"),
+    ("ipo", {"kl_tau": -0.1}, r"kl_tau=-0.1 must be a finite number >= 0"),
+]
+# No constant of any rule may be NaN.
+NAN_ERRORS = [
+    (name, {key: NAN}, f"{key}=nan must")
+    for name, given in CONSTANTS.items()
+    for key in given
+    if key != "delta_b_mode"
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    REFUSED + NAN_ERRORS,
+    ids=[f"{row[0]}-{row[2][:30]}" for row in REFUSED + NAN_ERRORS],
+)
+def test_constant_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    batch = random_batch(0)
+    with pytest.raises(ValueError, match=message):
+        apply(name, *batch, **{**constants(name, batch), **change})
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rule='cpo' is unknown: choose one of \['cispo', 'cppo'"):
+        get_rule("cpo")

@@ -1,0 +1,120 @@
+"""The record that every rule takes: what it refuses, packed and padded responses, what padding holds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cppo_lab.maths.tokens import Tokens
+from tests.maths.maths_batches import random_batch, random_permutation
+
+NAN, INF = math.nan, math.inf
+BATCH = random_batch(0)
+LARGEST = torch.finfo(torch.float32).max
+
+
+def with_value(tensor: Tensor, value: float) -> Tensor:
+    changed = tensor.clone()
+    changed[0, 2] = value
+    return changed
+
+
+GAP = BATCH.valid.clone()
+GAP[0, 3] = False
+REFUSED = [
+    (
+        {"logp": with_value(BATCH.logp, NAN)},
+        r"logp is NaN or infinite at 1 valid places, first at \[0, 2\] \(nan\)",
+    ),
+    ({"rollout_logp": with_value(BATCH.logp, -INF)}, r"rollout_logp is NaN or infinite .* \(-inf\)"),
+    ({"advantages": with_value(BATCH.advantages, INF)}, r"advantages is NaN or infinite"),
+    ({"divergence": with_value(BATCH.divergence, NAN)}, r"divergence is NaN or infinite"),
+    ({"divergence": with_value(BATCH.divergence, -0.5)}, r"divergence has negative values, the least -0.5"),
+    (
+        {
+            "logp": with_value(BATCH.logp.float(), 3e38),
+            "rollout_logp": with_value(BATCH.rollout_logp.float(), -3e38),
+        },
+        r"log_ratio is NaN or infinite at 1 valid places, first at \[0, 2\]",
+    ),
+    ({"logp": BATCH.logp[:, :-1]}, r"logp has shape \[5, 11\], expected \[5, 12\]"),
+    ({"advantages": BATCH.advantages[:, :1]}, r"advantages has shape \[5, 1\], expected \[5, 12\]"),
+    ({"divergence": BATCH.divergence[0]}, r"divergence has shape \[12\], expected \[5, 12\]"),
+    ({"valid": BATCH.valid[0]}, r"valid has shape \[12\], expected \[B, T\]"),
+    ({"valid": GAP}, r"valid .*right-pad"),
+    ({"valid": BATCH.valid * 0.5}, r"valid holds values other than 0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+def test_tensor_is_refused(change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tokens(**BATCH._asdict() | change)
+
+
+def test_finite_values_whose_sum_overflows_are_accepted() -> None:
+    batch = random_batch(0, dtype=torch.float32)
+    batch.advantages[:] = LARGEST
+    assert bool((Tokens(*batch).advantages[batch.valid] == LARGEST).all())
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -1.0])
+def test_values_at_padding_are_ignored(value: float) -> None:
+    given = {
+        name: tensor.masked_fill(~BATCH.valid, value)
+        for name, tensor in BATCH._asdict().items()
+        if name != "valid"
+    }
+    logp = given["logp"].requires_grad_()
+    checked = Tokens(**given, valid=BATCH.valid)
+    tensors = [tensor for tensor in vars(checked).values() if isinstance(tensor, Tensor)]
+    assert len(tensors) == 7 and not any(tensor[~BATCH.valid].any() for tensor in tensors)
+    (gradient,) = torch.autograd.grad(checked.log_ratio.sum(), logp)
+    assert torch.equal(gradient, BATCH.valid.double())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 8, 13, 30, 70]), min_size=1, max_size=9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_packed_tokens_are_the_padded_ones(lengths: list[int], seed: int) -> None:
+    batch = random_batch(seed, rows=len(lengths), width=max(lengths))
+    valid = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    values = batch._replace(valid=valid)._asdict() | {
+        "topk_ids": torch.randint(9, (*valid.shape, 2)),
+        "permutation": random_permutation(valid, 0),
+    }
+    padded = Tokens(**values)
+    flat = {name: tensor[valid] for name, tensor in values.items() if name != "valid"}
+    flat["logp"].requires_grad_()
+    packed = Tokens.packed(torch.tensor([0, *lengths]).cumsum(0).int(), **flat)
+    for name, value in vars(padded).items():
+        same = getattr(packed, name)
+        if isinstance(value, Tensor):
+            assert torch.equal(same[valid], value[valid]) and same.dtype == value.dtype, name
+        else:
+            assert same == value, name
+    (gradient,) = torch.autograd.grad(packed.log_ratio.square().sum(), flat["logp"])
+    assert torch.equal(gradient, 2 * padded.log_ratio[valid])
+
+
+ONES = torch.ones(4)
+REFUSED_PACKED = [
+    (torch.tensor([0, 3]), {}, r"logp has shape \[4\], expected \[3\]"),
+    (torch.tensor([1, 4]), {}, r"cu_lengths runs from 1 to 4"),
+    (torch.tensor([0, 5, 4]), {}, r"least step -1"),
+    (torch.tensor([0.0, 4.0]), {}, r"dtype torch.float32, expected integers"),
+    (torch.zeros(0, dtype=torch.int32), {}, r"shape \[0\]"),
+    (torch.tensor([0, 4]), {"rollout_logp": ONES[:3]}, r"rollout_logp has shape \[3\], expected \[4\]"),
+    (torch.tensor([0, 4]), {"logp": ONES.log() / 0}, r"logp is NaN or infinite at 4 valid places"),
+]
+
+
+@pytest.mark.parametrize(("cu_lengths", "change", "message"), REFUSED_PACKED)
+def test_packed_lengths_are_refused(cu_lengths: Tensor, change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tokens.packed(cu_lengths, **{"logp": ONES, "rollout_logp": ONES, "advantages": ONES} | change)

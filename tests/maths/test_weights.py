@@ -1,0 +1,86 @@
+"""Position weights, the quantile and the prefix-budget rate. The golden vectors have more of their values."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from cppo_lab.maths import weights as budget
+from cppo_lab.maths.weights import (
+    effective_delta_b,
+    masked_quantile,
+    position_weights,
+    prefix_excess,
+    shuffled_weights,
+)
+from cppo_lab.rules import position_weight
+from cppo_lab.spec.run import PAPER
+from tests.maths.maths_batches import random_batch
+from tests.oracles.authors import quantile
+
+
+@pytest.mark.parametrize(
+    ("length", "w_min", "padding"), [*product((1, 2, 7, 60), (0.01, 0.8, 1.0), (0, 5)), (25, 0.8, 72)]
+)
+def test_the_weights_are_those_of_the_formula_without_torch(length: int, w_min: float, padding: int) -> None:
+    """`cppo_lab.rules` has it for bounds and figures: T the own length, or the padded width."""
+    valid, width = torch.ones(1, length), length + padding
+    for span, horizon in ((None, length), (width, width)):
+        weights = position_weights(valid, w_min, span, dtype=torch.float64)[0].tolist()
+        assert weights == pytest.approx([position_weight(t, horizon, w_min) for t in range(1, length + 1)])
+    if width == 97:  # of a quarter of the width: from 1 to 0.95 alone
+        assert weights[-1] == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
+def test_the_quantile_is_that_of_each_rows_own_values(q: float) -> None:
+    for width in (1, 2, 9, 10, 11, 101):
+        generator = torch.Generator().manual_seed(width)
+        values = torch.randn(width + 1, width, generator=generator, dtype=torch.float64).round(
+            decimals=1
+        )  # ties
+        valid = torch.arange(width) < torch.arange(width + 1)[:, None]  # every length from 0 to the width
+        expected = [0.0, *(quantile(values[n, :n].tolist(), q) for n in range(1, width + 1))]
+        assert masked_quantile(values, valid, q).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("cap", "scale"), list(product([1.0, 2.0, 5.0, math.inf], [0.0, 0.5, 1.0, 3.0])))
+def test_the_adaptive_budget(cap: float, scale: float) -> None:
+    batch = random_batch(6, rows=9)
+    for q in (0.0, 0.9, 0.95):
+        rates = effective_delta_b(batch.divergence, batch.valid, 0.02, "adaptive", cap, q, scale)
+        for row, length in enumerate(batch.valid.sum(1).tolist()):
+            values = batch.divergence[row, :length].tolist()
+            wanted = min(max(scale * quantile(values, q), 0.02), cap * 0.02) if values else 0.02
+            assert float(rates[row]) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_papers_constants_are_the_same_in_both_places() -> None:
+    constants = (PAPER["delta_b_cap"], PAPER["delta_b_quantile"], PAPER["delta_b_scale"])
+    assert constants == (budget.CAP, budget.QUANTILE, budget.SCALE)
+
+
+ONES = torch.ones(2, 3)
+REFUSED: list[tuple[Callable[[], Tensor], str]] = [
+    (lambda: effective_delta_b(ONES, ONES, 0.1, "adaptive", cap=0.5), r"cap=0.5 must be at least 1"),
+    (
+        lambda: effective_delta_b(ONES, ONES, 0.1, "adaptive", quantile=1.1),
+        r"quantile=1.1 must lie in \[0, 1\]",
+    ),
+    (lambda: effective_delta_b(ONES, ONES, 0.1, "adaptive", scale=-1.0), "scale=-1.0"),
+    (lambda: effective_delta_b(ONES, ONES, 0.1, "P90"), r"mode='P90' is unknown"),
+    (lambda: effective_delta_b(ONES[:1], ONES, 0.1), r"divergence has shape \[1, 3\]"),
+    (lambda: position_weights(ONES, 0.0), r"w_min=0.0 must lie in"),
+    (lambda: prefix_excess(ONES, ONES, ONES, torch.ones(3)), r"delta_b has shape \[3\], expected \[2\]"),
+    (lambda: shuffled_weights(ONES, ONES, torch.zeros(2, 3).long()), r"permutation of response 0"),
+    (lambda: shuffled_weights(ONES, ONES, torch.arange(3)), r"permutation has shape \[3\]"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_call_is_refused(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,174 @@
+"""Slow float64 references of the comparison rules, one token at a time. They import nothing of the package.
+
+Each takes a response as three lists (log pi, log mu, A), `m2po` alone a whole minibatch of them, and returns for every
+token the objective, its derivative in that token's log pi, and whether the rule keeps the token (or its weight in
+[0, 1]). GSPO and GMPO are in the token form: the response's value with the token's own gradient.
+"""
+
+import math
+
+Response = tuple[list[float], list[float], list[float]]
+Token = tuple[float, float, float]
+
+
+def masked(keep: bool, lp: float, mu: float, a: float) -> Token:
+    value = math.exp(lp - mu) * a if keep else 0.0
+    return value, value, float(keep)
+
+
+def product(response: Response) -> float:
+    return math.prod(math.exp(lp - mu) for lp, mu in zip(response[0], response[1], strict=True))
+
+
+def clamp(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def gspo(response: Response, *, clip_low: float, clip_high: float) -> list[Token]:
+    ratio = product(response) ** (1 / max(len(response[0]), 1))
+    tokens = []
+    for a in response[2]:
+        unclipped, clipped = ratio * a, clamp(ratio, 1 - clip_low, 1 + clip_high) * a
+        keep = unclipped <= clipped
+        tokens.append((min(unclipped, clipped), unclipped if keep else 0.0, float(keep)))
+    return tokens
+
+
+def geo_mean(response: Response, *, log_clip_low: float, log_clip_high: float) -> list[Token]:
+    low, high = math.exp(-log_clip_low), math.exp(log_clip_high)
+    mean, free = 1.0, []
+    for lp, mu, a in zip(*response, strict=True):
+        ratio = math.exp(lp - mu)
+        bounded = clamp(ratio, low, high)
+        # |min(rho A, clip(rho) A)| / |A|, the factor of the paper's product
+        chosen = bounded if bounded * a < ratio * a else ratio
+        mean *= chosen ** (1 / len(response[0]))
+        free.append(chosen == ratio)
+    return [(mean * a, mean * a * keep, float(keep)) for a, keep in zip(response[2], free, strict=True)]
+
+
+def sapo(response: Response, *, tau_positive: float, tau_negative: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        tau = tau_positive if a > 0 else tau_negative
+        ratio = math.exp(lp - mu)
+        p = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        weight = 4 * p * (1 - p)
+        tokens.append((4 / tau * p * a, weight * ratio * a, weight if a else 1.0))
+    return tokens
+
+
+def icepop(response: Response, *, ratio_low: float, ratio_high: float) -> list[Token]:
+    return [
+        masked(ratio_low <= math.exp(lp - mu) <= ratio_high, lp, mu, a)
+        for lp, mu, a in zip(*response, strict=True)
+    ]
+
+
+def ipo(response: Response, *, delta: float, kl_tau: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        value, gradient, keep = masked(abs(math.exp(lp) - math.exp(mu)) <= delta, lp, mu, a)
+        tokens.append((value - kl_tau * (lp - mu) ** 2, gradient - 2 * kl_tau * (lp - mu), keep))
+    return tokens
+
+
+def binary_kl(p: float, q: float) -> float:
+    p, q = clamp(p, 1e-6, 1 - 1e-6), clamp(q, 1e-6, 1 - 1e-6)
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def kpop(response: Response, *, delta: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        p, q = math.exp(lp), math.exp(mu)
+        tokens.append(masked(binary_kl(p, q) <= delta and binary_kl(q, p) <= delta, lp, mu, a))
+    return tokens
+
+
+def drpo(response: Response, *, delta: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        ratio, probability = math.exp(lp - mu), math.exp(min(mu, 0.0))
+        shift = probability * (ratio - 1)
+        value = ratio * a - abs(a) * probability * (ratio - 1) ** 2 / (2 * delta)
+        weight = 1 - (abs(shift) if a * (ratio - 1) > 0 else -abs(shift)) / delta
+        tokens.append((value, weight * ratio * a, clamp(weight, 0.0, 1.0) if a else 1.0))
+    return tokens
+
+
+def m2po(batch: list[Response], *, m2: float) -> list[list[Token]]:
+    """One largest value after the other, each time with the whole mean anew."""
+    left = [
+        (i, t, (lp - mu) ** 2)
+        for i, response in enumerate(batch)
+        for t, (lp, mu, a) in enumerate(zip(*response, strict=True))
+        if a * (lp - mu) > 0
+    ]
+    dropped = set()
+    while left and math.fsum(v for *_, v in left) / len(left) > m2:
+        worst = max(left, key=lambda entry: entry[2])
+        left.remove(worst)
+        dropped.add(worst[:2])
+    return [
+        [masked((i, t) not in dropped, *token) for t, token in enumerate(zip(*response, strict=True))]
+        for i, response in enumerate(batch)
+    ]
+
+
+def scored(response: Response, weight: float, keep: float) -> list[Token]:
+    return [(weight * a * lp, weight * a, keep) for lp, _, a in zip(*response, strict=True)]
+
+
+def seq_tis(response: Response, *, ratio_high: float) -> list[Token]:
+    return scored(response, min(product(response), ratio_high), 1.0)
+
+
+def seq_mis(response: Response, *, ratio_low: float, ratio_high: float) -> list[Token]:
+    weight = product(response)
+    keep = ratio_low <= weight <= ratio_high
+    return scored(response, weight if keep else 0.0, float(keep))
+
+
+def geo_mask(response: Response, *, ratio_low: float, ratio_high: float) -> list[Token]:
+    keep = float(ratio_low <= product(response) ** (1 / max(len(response[0]), 1)) <= ratio_high)
+    return scored(response, keep, keep)
+
+
+def opsm(response: Response, *, delta: float, clip_low: float, clip_high: float) -> list[Token]:
+    drift = sum(mu - lp for lp, mu in zip(response[0], response[1], strict=True)) / max(len(response[0]), 1)
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        ratio = math.exp(lp - mu)
+        bounded = clamp(ratio, 1 - clip_low, 1 + clip_high)
+        if a < 0 and drift > delta:
+            tokens.append((0.0, 0.0, 0.0))
+        elif bounded * a < ratio * a:
+            tokens.append((bounded * a, 0.0, 0.0))
+        else:
+            tokens.append((ratio * a, ratio * a, 1.0))
+    return tokens
+
+
+def vaco(response: Response, *, delta: float) -> list[Token]:
+    shifts = [abs(math.expm1(lp - mu)) for lp, mu in zip(response[0], response[1], strict=True)]
+    far = sum(shifts) / max(len(shifts), 1) > delta
+    return [masked(not (far and a * (lp - mu) > 0), lp, mu, a) for lp, mu, a in zip(*response, strict=True)]
+
+
+def vespo(
+    response: Response,
+    *,
+    k_positive: float,
+    lambda_positive: float,
+    k_negative: float,
+    lambda_negative: float,
+) -> list[Token]:
+    total = sum(clamp(lp - mu, -20, 20) for lp, mu in zip(response[0], response[1], strict=True))
+    w = clamp(math.exp(min(total, 20)), 1e-8, math.exp(20))
+    tokens = []
+    for lp, _, a in zip(*response, strict=True):
+        k, rate = (k_negative, lambda_negative) if a < 0 else (k_positive, lambda_positive)
+        kernel = math.exp(rate) * w**k * math.exp(-rate * w)
+        tokens.append((kernel * a * lp, kernel * a, min(kernel, 1.0) if a else 1.0))
+    return tokens
