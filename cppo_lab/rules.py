@@ -213,6 +213,7 @@ CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
 _MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cppo_lab.maths.responses"
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
 _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
+_OF_RESPONSE = frozenset({RESPONSE})
 
 # In the order of the table of rule differences.
 BUILT_IN = (
@@ -368,7 +369,7 @@ BUILT_IN = (
         function=f"{_CLIPS}:minpro",
         title="MinPRO",
         paper="2601.22718",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
         place=2,
         stroke=Stroke("#282828"),
@@ -379,7 +380,7 @@ BUILT_IN = (
         function=f"{_RESPONSES}:gspo",
         title="GSPO",
         paper="2507.18071",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("mean ratio", per="response", beyond="clipped"),
     ),
     Rule(
@@ -387,7 +388,7 @@ BUILT_IN = (
         function=f"{_RESPONSES}:geo_mean",
         title="GMPO",
         paper="2507.20673",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("ratio within a mean", beyond="clipped"),
     ),
     Rule(
@@ -438,21 +439,21 @@ BUILT_IN = (
         name="seq_tis",
         function=f"{_RESPONSES}:seq_tis",
         title="Seq-TIS",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("product of ratios", per="response", beyond="capped"),
     ),
     Rule(
         name="seq_mis",
         function=f"{_RESPONSES}:seq_mis",
         title="Seq-MIS",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("product of ratios", per="response"),
     ),
     Rule(
         name="geo_mask",
         function=f"{_RESPONSES}:geo_mask",
         title="Geo-Mask",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("mean ratio", per="response"),
     ),
     Rule(
@@ -460,7 +461,7 @@ BUILT_IN = (
         function=f"{_RESPONSES}:opsm",
         title="Off-policy sequence mask",
         paper="2512.02556",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
     ),
     Rule(
@@ -468,7 +469,7 @@ BUILT_IN = (
         function=f"{_RESPONSES}:vespo",
         title="VESPO",
         paper="2602.10693",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("product of ratios", per="response", beyond="weighed less"),
     ),
     Rule(
@@ -476,7 +477,7 @@ BUILT_IN = (
         function=f"{_RESPONSES}:vaco",
         title="VACO",
         paper="2603.01365",
-        needs=frozenset({RESPONSE}),
+        needs=_OF_RESPONSE,
         row=Row("mean distance of the ratio from 1", per="response"),
     ),
 )

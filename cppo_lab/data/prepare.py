@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -97,23 +96,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 REPORT_EVERY = 250_000  # rows
 
 
-@dataclass(frozen=True)
-class Distinct:
-    """The problems of a file, each once, in the order of their first rows, and what was left out.
-
-    `rows_read` is the number of problems plus `duplicates` plus `conflicting_rows`.
-    """
-
-    problems: list[Problem]
-    rows_read: int
-    duplicates: int
-    conflicting_rows: int
-    # Prompts with more than one answer: id of the first row, and the answers.
-    conflicts: list[tuple[str, list[str]]]
-
-
-def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], None]) -> Distinct:
-    """Read a file and keep one row per prompt.
+def distinct_problems(
+    path: Path, benchmark: str | None, say: Callable[[str], None]
+) -> tuple[list[Problem], dict[str, Any]]:
+    """Read a file and keep one row per prompt: problems in the order of their first rows, and what `FileRecord` says
+    of the rows that were left out.
 
     DAPO-Math-17k holds every prompt a hundred times, and AIME-2024 32 times. A few of DAPO's prompts come with two
     different answers (seven, by a count on the hub). Which one is right is unknown, and a wrong one
@@ -144,13 +131,12 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
             seen.append(problem.answer)
     problems = [problem for prompt, problem in first.items() if prompt not in answers]
     conflicting = sum(rows[prompt] for prompt in answers)
-    return Distinct(
-        problems=problems,
-        rows_read=rows.total(),
-        duplicates=rows.total() - len(problems) - conflicting,
-        conflicting_rows=conflicting,
-        conflicts=[(first[prompt].id, found) for prompt, found in answers.items()],
-    )
+    return problems, {
+        "rows_read": rows.total(),
+        "duplicates_dropped": rows.total() - len(problems) - conflicting,
+        "conflicting_rows_dropped": conflicting,
+        "conflicts": [{"id": first[prompt].id, "answers": given} for prompt, given in answers.items()],
+    }
 
 
 PROBLEMS_OF_AIME = 30  # AIME I and II of a year
@@ -195,23 +181,20 @@ def prepare(source: str, out: Path, say: Callable[[str], None] = lambda _: None)
 
 def _write_split(split: str, source: Source, folder: Path, say: Callable[[str], None]) -> FileRecord:
     benchmark = split if split in BENCHMARKS else None
-    found = distinct_problems(source.path, benchmark, say)
-    if benchmark and len(found.problems) != PROBLEMS_OF_AIME:
+    problems, left_out = distinct_problems(source.path, benchmark, say)
+    if benchmark and len(problems) != PROBLEMS_OF_AIME:
         raise UserError(
-            f"{source.path} has {len(found.problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
+            f"{source.path} has {len(problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
             "of the year): complete the file, or remove it to use the shipped problems"
         )
-    if not found.problems:
+    if not problems:
         raise UserError(f"{source.path} holds no row to train on: pass another file with --from")
-    rows = [row_of(problem, index, split) for index, problem in enumerate(found.problems)]
+    rows = [row_of(problem, index, split) for index, problem in enumerate(problems)]
     path = folder / f"{split}.parquet"
     write_rows(path, rows)
     return FileRecord(
         rows=len(rows),
-        rows_read=found.rows_read,
-        duplicates_dropped=found.duplicates,
-        conflicting_rows_dropped=found.conflicting_rows,
-        conflicts=[{"id": name, "answers": answers} for name, answers in found.conflicts],
+        **left_out,
         origin=source.origin,
         origin_sha256=source.sha256,
         sha256=sha256_of(path),

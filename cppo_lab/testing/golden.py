@@ -201,7 +201,7 @@ class Recomputation:
             return None
         permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
         logp, *inputs = self.given(case, "logp", "rollout_logp", "advantage", "valid", method.divergence)
-        tokens = Tokens(logp.requires_grad_(), *inputs, permutation)
+        tokens = Tokens(logp.requires_grad_(), *inputs, permutation=permutation)
         if match and masking:  # the release's form: stopgrad(min(rho, cap) keep) A log pi
             weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
             return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp

@@ -55,6 +55,14 @@ PLAIN: dict[str, Any] = {
 }
 
 
+# With policies that differ before the first update, and a divergence over part of the vocabulary.
+DISTURBED: dict[str, Any] = {
+    "model": {"mismatch": 0.1},
+    "rollout": {"staleness": 2, "precision": "bfloat16"},
+    "divergence": {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"},
+}
+
+
 def exact_run(**changes: Any) -> ExactRun:
     """PLAIN with `changes`: a section's keys, a whole rule or divergence, or a plain value."""
     values = dict(PLAIN)

@@ -20,25 +20,17 @@ from cppo_lab.cores.exact.process import (
     returns_by_start,
     state_probabilities,
 )
-from cppo_lab.cores.exact.trainer import histories_together, step_together, train, validate_together
+from cppo_lab.cores.exact.trainer import histories_together, step_together, validate_together
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.divergence import exact
-from cppo_lab.schema import Outcome
 from cppo_lab.spec import ExactRun
-from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, exact_run
-from tests.cores.test_loop import KeepingSink
-from tests.cores.test_mini import ListSink
+from tests.cores.exact_specs import CPPO, DISTURBED, DPPO, NO_TRUST_REGION, exact_run
 from tests.oracles.fork_process import Rules
 
 TIMES = "perf/"
 SHUFFLED = {"name": "cppo_no_prefix_budget_shuffled", "delta": 0.05, "w_min": 0.5}
 REVERSED = {**SHUFFLED, "name": "cppo_no_prefix_budget_reversed"}
-DISTURBED: dict[str, Any] = {
-    "model": {"mismatch": 0.1},
-    "rollout": {"staleness": 2, "precision": "bfloat16"},
-    "divergence": {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"},
-}
 
 
 def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
@@ -203,50 +195,6 @@ def test_a_run_that_breaks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers(whole[1]) == history(specs[0])
     assert "is inf" in broke[0] or "is nan" in broke[0]
     assert 1 < len(broke[1]) < len(whole[1])
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {**DISTURBED, "rule": SHUFFLED}], ids=["plain", "disturbed, shuffled"]
-)
-def test_killed_at_any_step_it_continues_with_the_same_numbers(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    spec = exact_run(**changes)
-    folder = tmp_path / "unbroken"
-    folder.mkdir()
-    unbroken = KeepingSink(folder)
-    assert train(spec, unbroken, Resources(tmp_path, folder)) == Outcome(schema.DONE, 6)
-    different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
-    assert len(different) == 3  # nothing, and the checkpoints of steps 2 and 4
-    for moment in different.values():
-        folder = tmp_path / moment
-        folder.mkdir()
-        for name, content in unbroken.left[moment].items():
-            (folder / name).write_bytes(content)
-        sink = ListSink()
-        assert train(spec, sink, Resources(tmp_path, folder)) == Outcome(schema.DONE, 6)
-        assert numbers(sink.rows) == numbers(unbroken.rows), moment
-        assert sink.artifacts == unbroken.artifacts
-    assert numbers(unbroken.rows) == history(spec)
-
-
-def test_a_state_of_another_run_is_refused() -> None:
-    trainer, other = Learner(exact_run()), Learner(exact_run(data={"vocabulary": 8}))
-    before = trainer.parameters.clone()
-    watched = trainer.state()["diagnostics"]
-    for state in (
-        other.state(),
-        {**trainer.state(), "past": [1]},
-        {**trainer.state(), "diagnostics": 3},
-        {**trainer.state(), "diagnostics": {**watched, "window": 3}},
-        {**trainer.state(), "diagnostics": {**watched, "another": 3}},
-        {},
-    ):
-        with pytest.raises(ValueError, match="another policy"):
-            trainer.load_state(state, 0)
-    with pytest.raises(ValueError, match="another policy"):
-        trainer.load_state(trainer.state(), 2)
-    assert torch.equal(trainer.parameters, before)
 
 
 @pytest.mark.parametrize("horizon", [16, 64])

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources
+from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
 from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.mini import trainer as trainer_module
-from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
+from tests.cores.exact_specs import DISTURBED, exact_run
 from tests.cores.test_mini import ListSink
 
 MAKER = "torch on cpu"
@@ -29,23 +30,10 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
-class DyingSink(ListSink):
-    """Dies when step `at` is to be logged."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step == self.at:
-            raise Killed
-        super().log(step, metrics)
-
-
 def run(spec: RunSpec, shared: Path, folder: Path, sink: ListSink | None = None) -> tuple[ListSink, Outcome]:
     sink = sink or ListSink()
     folder.mkdir(exist_ok=True)
-    return sink, train(spec, sink, Resources(shared, folder, device="cpu"))
+    return sink, load_core(spec.core)(spec, sink, Resources(shared, folder, device="cpu"))
 
 
 class KeepingSink(ListSink):
@@ -62,33 +50,36 @@ class KeepingSink(ListSink):
         super().log(step, metrics)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["rule=cppo"],
-        ["rule=cppo_no_prefix_budget_shuffled", "rollout.staleness=2"],
-        ["rule=grpo", "rollout.precision=bfloat16"],
-    ],
-    ids=["cppo", "shuffled, stale", "bfloat16"],
-)
-def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, overrides: list[str]) -> None:
+SHUFFLED = {"name": "cppo_no_prefix_budget_shuffled", "delta": 0.05, "w_min": 0.5}
+RUNS: dict[str, Callable[[], RunSpec]] = {
+    "cppo": lambda: compose([*LONGER, "rule=cppo"]).run,
+    "shuffled, stale": lambda: compose([*LONGER, f"rule={SHUFFLED['name']}", "rollout.staleness=2"]).run,
+    "bfloat16": lambda: compose([*LONGER, "rule=grpo", "rollout.precision=bfloat16"]).run,
+    "exact": lambda: exact_run(training={"t_stop": 8}),
+    "exact, disturbed, shuffled": lambda: exact_run(**DISTURBED, rule=SHUFFLED, training={"t_stop": 8}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, name: str) -> None:
     """Many moments leave the same files: what comes of these is looked at once."""
-    spec = compose([*LONGER, *overrides]).run
+    spec = RUNS[name]()
     unbroken = KeepingSink(tmp_path / "unbroken")
     assert run(spec, tmp_path, tmp_path / "unbroken", unbroken)[1] == Outcome(schema.DONE, 8)
     assert len(unbroken.left) == 2 * 9
-    found = {moment: hash(tuple(sorted(files.items()))) for moment, files in unbroken.left.items()}
-    different = {key: moment for moment, key in found.items()}
-    assert len(different) == 4  # nothing, and the checkpoints of steps 2, 4 and 6
+    different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
+    begun = []
     for moment in different.values():
         folder = tmp_path / moment
         folder.mkdir()
-        for name, content in unbroken.left[moment].items():
-            (folder / name).write_bytes(content)
+        for file, content in unbroken.left[moment].items():
+            (folder / file).write_bytes(content)
         resumed, outcome = run(spec, tmp_path, folder)
         assert resumed.numbers() == unbroken.numbers(), moment
         assert resumed.artifacts == unbroken.artifacts
         assert outcome == Outcome(schema.DONE, 8)
+        begun += resumed.began
+    assert begun == [None, 2, 4, 6]
 
 
 def test_killed_at_any_file_it_keeps_the_best_weights(
@@ -138,22 +129,6 @@ def test_killed_at_any_file_it_keeps_the_best_weights(
         assert [step for step, _ in kept["history"]] == [best]
         assert all(torch.equal(kept["trainer"]["model"][key], weights[best][key]) for key in weights[best])
     assert moment >= 2 * (4 + 1)  # a checkpoint at each validation, and at least one best
-
-
-def test_a_resumed_run_does_not_start_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = compose(LONGER).run
-    with pytest.raises(Killed):
-        run(spec, tmp_path, tmp_path / "run", DyingSink(7))
-    steps: list[int] = []
-    real = Trainer.step
-
-    def counted(self: Trainer) -> dict[str, float]:
-        steps.append(self.steps + 1)
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "step", counted)
-    run(spec, tmp_path, tmp_path / "run")
-    assert steps == [7, 8]
 
 
 class TestCheckpoint:

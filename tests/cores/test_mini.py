@@ -153,7 +153,7 @@ class TestSampler:
         assert (rollout.responses[valid] == TOKENIZER.pad).any()  # a real token like any other
         logits = joined_logits(model, rollout) / 0.8
         logp = logits.log_softmax(-1).gather(-1, rollout.responses[..., None])[..., 0]
-        assert rollout.logp is not None and valid.sum() > 16
+        assert valid.sum() > 16
         assert (logp - rollout.logp)[valid].abs().max() < 5e-5
         assert torch.equal(rollout.group, torch.arange(16).repeat_interleave(copies))
         assert copies == 1 or len({tuple(row) for row in rollout.responses[:copies].tolist()}) > 1

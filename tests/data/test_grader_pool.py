@@ -36,32 +36,20 @@ def alive(pid: int) -> bool:
 HOSTILE = {
     "a power tower": "Answer: 10**10**10",
     "a power tower in LaTeX": f"Answer: {HANGING}",
-    "a power tower in prose": "so it is 10^10^10^10",
     "a power of gigabytes": "Answer: 2^{2^{34}}",
     "a factorial": "Answer: 1000000000!",
-    "a factorial of factorials": "Answer: ((9!)!)!",
-    "a sum": "Answer: \\sum_{n=1}^{10^9} n^n",
-    "a product": "Answer: \\prod_{k=1}^{10^7} k^k",
     "an integral": "Answer: \\int_0^1 e^{e^{x^x}} dx",
     "a limit": "Answer: \\lim_{x \\to 0} \\frac{\\sin(\\tan x) - \\tan(\\sin x)}{x^{77}}",
     "nested fractions": "Answer: " + "\\frac{" * 120 + "1" + "}{2}" * 120,
-    "nested fractions without end": "Answer: " + "\\frac{" * 100_000,
     "nested roots": "Answer: " + "\\sqrt{" * 120 + "2" + "}" * 120,
-    "nested powers": "Answer: " + "x^{" * 200 + "2" + "}" * 200,
-    "open braces": "Answer: " + "{" * 900,
-    "100000 open braces": "{" * 100_000,
     "open parentheses": "Answer: " + "(" * 900,
-    "left parentheses": "Answer: " + "\\left(" * 140,
     "a million left parentheses": "Answer: " + "\\left(" * 1_000_000,
     "unclosed boxes": "\\boxed{" * 100_000,
     "a megabyte of digits": "Answer: " + "7" * 1_000_000,
-    "a megabyte of text": "the answer is " * 80_000,
-    "a megabyte of dollars": "$" * 1_000_000,
     "null bytes": "Answer: " + "\0" * 1_000_000 + "42",
     "a list": "Answer: " + "1," * 450,
     "a regex bomb of an answer": "Answer: " + "a" * 400 + "!" * 400,
     "a regex bomb of spaces": "final answer" + " " * 900 + "is",
-    "a regex bomb of formulas": "$1$ and " * 110,
     "an equation without end": "Answer: " + "=".join("abcdefghijklmnopqrstuvwxyz" * 15),
     "half surrogates": "Answer: " + "\ud800" * 900,
     "half a fraction": "Answer: \\frac{1",
@@ -111,16 +99,6 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
     assert len(pool.processes()) <= 2
     pool.close()
     assert pool.processes() == []
-
-
-def test_a_child_killed_while_it_waits_is_replaced() -> None:
-    pool = GraderPool(CEILING_SECONDS, workers=1)
-    assert pool.grade("\\frac{2}{4}", True, "0.5") == MathVerifyResult(True)
-    [pid] = pool.processes()
-    os.kill(pid, signal.SIGKILL)
-    assert pool.grade("\\frac{2}{4}", True, "0.5") == MathVerifyResult(True)
-    assert pool.processes() != [pid]
-    pool.close()
 
 
 def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

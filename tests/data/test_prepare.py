@@ -223,7 +223,7 @@ def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path: Path) -> None:
             check_folder(out)
 
 
-def test_rows_encoded_otherwise_and_missing_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
+def test_changed_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     out = tmp_path / "data"
     prepare("sample", out)
     write_parquet(out / "aime24.parquet", read_parquet(out / "aime24.parquet"))
@@ -231,7 +231,7 @@ def test_rows_encoded_otherwise_and_missing_and_foreign_files_are_told_apart(tmp
     (out / "notes.txt").write_text("x")
     with pytest.raises(UserError) as error:
         check_folder(out)
-    assert "aime24.parquet is changed (the same rows in another encoding" in str(error.value)
+    assert "aime24.parquet is changed (sha256 " in str(error.value)
     assert "aime25.parquet is missing" in str(error.value)
     assert "not part of the prepared data: notes.txt" in str(error.value)
     with pytest.raises(UserError, match=r"holds no manifest.json"):

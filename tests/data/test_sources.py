@@ -232,7 +232,7 @@ def test_the_commands(workspace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "data: unchanged" in capsys.readouterr().err
     (workspace / "data" / "aime24.parquet").write_bytes(b"x")
     assert main(["data", "check", "data"]) == 2
-    assert "aime24.parquet is changed (unreadable" in capsys.readouterr().err
+    assert "aime24.parquet is changed (sha256 " in capsys.readouterr().err
     assert main(["data", "prepare", "--from", "nowhere"]) == 2
     assert "--from nowhere: no such file or folder" in capsys.readouterr().err
     rows = [dapo_row("p", "1"), dapo_row("q", "1"), dapo_row("q", "2")] * 2

@@ -65,6 +65,15 @@ def test_reversed_weights_agree_with_the_loop(seed: int, delta: float, w_min: fl
         assert keep == mask + [0] * (len(keep) - len(mask))
 
 
+@MANY
+@given(seed=SEEDS)
+def test_soft_weights_are_one_where_the_hard_mask_keeps(seed: int) -> None:
+    batch = random_batch(seed)
+    constants = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"}
+    hard, soft = (apply(name, *batch, **constants).keep for name in ("cppo", "cppo_soft"))
+    assert torch.equal(soft == 1, hard == 1) and bool((soft[batch.valid] > 0).all())
+
+
 @pytest.mark.parametrize("name", ["cppo", "cppo_soft"])
 def test_an_unlimited_budget_leaves_no_nan(name: str) -> None:
     constants = {"delta": 0.15, "delta_b": math.inf, "w_min": 0.8, "delta_b_mode": "adaptive"}

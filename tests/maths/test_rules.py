@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.errors import NotFinite, UserError
-from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate
-from cppo_lab.maths.masks import sapo
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
@@ -349,7 +347,6 @@ REDUCTIONS: dict[str, Reduction] = {
         *("cppo", {**CPPO, "delta_b": INF, "permutation": shuffled}, "cppo_no_prefix_budget_shuffled"),
         {"delta": 0.15, "w_min": 0.8, "permutation": shuffled},
     ),
-    "0/1 gate": ("cppo_soft", {**CPPO, "gate": lambda x: (x <= 1).to(x.dtype)}, "cppo", CPPO),
     "large dual clip": ("grpo", {**CLIPS, "dual_clip": 1e9}, "grpo", CLIPS),
     "no limit on the mean": (
         "trm_max_avg",
@@ -402,47 +399,19 @@ def test_rule_reduces(reduction: Reduction, width: int) -> None:
         assert one.stats.get("clipped", 0) == other.stats.get("clipped", one.stats.get("clipped", 0))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_ipo_kpop_and_vaco_are_dppo_where_a_token_moves_away(seed: int) -> None:
-    """IPO on Binary TV; KPop on the larger of the two binary KL; VACO within the responses that TRM-Avg drops."""
-    batch = random_batch(seed)
-    certain = batch.valid & (batch.advantages * (batch.logp - batch.rollout_logp) > 0)
-    certain &= batch.rollout_logp < -1e-4
-    kl = torch.maximum(
-        divergences.binary(batch.logp, batch.rollout_logp, "kl"),
-        divergences.binary(batch.rollout_logp.clamp_max(-1e-5), batch.logp, "kl"),
-    )
-    tv = divergences.binary(batch.logp, batch.rollout_logp, "tv")
-    for name, d, parameters in (("ipo", tv, {"delta": 0.1, "kl_tau": 0.0}), ("kpop", kl, {"delta": 0.05})):
-        keep = apply(name, *batch, **parameters).keep
-        of_dppo = apply("dppo", *batch[:4], d, delta=parameters["delta"]).keep
-        assert torch.equal(keep[certain], of_dppo[certain]) and bool((keep <= of_dppo).all()), name
-    response = apply("trm_avg", *batch[:4], shift(batch), delta_avg=0.3).keep
-    direction = apply("dppo", *batch[:4], shift(batch), delta=1e-12).keep
-    assert torch.equal(apply("vaco", *batch, delta=0.3).keep, torch.maximum(response, direction))
-
-
 REFUSED = [
     ("cppo", {"w_min": 0.0}, r"w_min=0.0 must lie in \(0, 1\]"),
-    ("cppo", {"w_min": 1.5}, r"w_min=1.5 must lie in \(0, 1\]"),
-    ("cppo", {"delta": -0.1}, r"delta=-0.1 must be a positive number"),
     ("cppo", {"delta_b": 0.0}, r"delta_b=0.0 must be a positive number \(math.inf switches it off\)"),
     ("cppo", {"delta_b_mode": "auto"}, r"mode='auto' is unknown: choose one of \['fixed', 'adaptive'\]"),
     ("cppo", {"span": 3}, r"span=3 is shorter than T=12"),
     ("cppo_no_prefix_budget", {"delta": INF}, r"delta=inf must be a positive number"),
     ("cppo_soft", {"gate": "sapo"}, r"gate='sapo' is unknown: choose one of \['inverse', 'sapo_adm"),
-    ("cppo_soft", {"gate": sapo}, r"gate='sapo' is not admissible: g\(1.00"),
-    ("cppo_soft", {"gate": lambda x: -1 / (1 + x)}, r"not admissible: g\(0\) = -1"),
-    ("cppo_soft", {"gate": lambda x: x * NAN}, r"not admissible: g\(0\) = nan"),
-    ("dppo", {"delta": 0}, r"delta=0 must be a positive number"),
     ("grpo", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
     ("grpo", {"clip_high": -0.1}, r"clip_high=-0.1 must be a finite number >= 0"),
     ("grpo", {"dual_clip": 1.0}, r"dual_clip=1.0 must be above 1"),
     ("cispo", {"clip_low": -0.5}, r"clip_low=-0.5 must lie in \[0, 1\], or be None"),
-    ("geo_mean", {"log_clip_high": INF}, r"log_clip_high=inf must be a finite number >= 0"),
     ("icepop", {"ratio_low": 1.1}, r"ratio_low=1.1 must lie in \[0, 1\]"),
     ("geo_mask", {"ratio_high": 0.0}, r"ratio_high=0.0 must be at least 1"),
-    ("ipo", {"kl_tau": -0.1}, r"kl_tau=-0.1 must be a finite number >= 0"),
 ]
 # No constant of any rule may be NaN.
 NAN_ERRORS = [

@@ -3,7 +3,9 @@
 Nothing here draws from a generator or changes a number of the run.
 """
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,27 +67,10 @@ class MiniAnswerRecorder:
             (~ends).sum(1).cpu().numpy(),
             lengths.double().mean(1).cpu().numpy(),
         )
-        rows = [place * k + draw for place in self._chosen for draw in range(k)]
-        texts = self._responses(rollout, torch.tensor(rows, dtype=torch.long))
-        for row, (response, answer, ended) in zip(rows, texts, strict=True):
-            place, draw = divmod(row, k)
-            self._samples.append(
-                Sample(
-                    kind=VALIDATION,
-                    step=step,
-                    benchmark=self._benchmarks[place],
-                    problem=self._ids[place],
-                    draw=draw,
-                    prompt=self._text(problems.prompts[place]),
-                    response=response,
-                    truth=_values(problems.answers[place]),
-                    answer=answer,
-                    right=bool(right[place, draw]),
-                    length=int(lengths[place, draw]),
-                    cut_off=not ended,
-                    stop="end" if ended else "length",
-                )
-            )
+        for row, sample in self._responses(
+            VALIDATION, step, self._chosen, k, problems, rollout, rewards, self._ids
+        ):
+            self._samples.append(replace(sample, benchmark=self._benchmarks[row // k]))
 
     def batch(
         self,
@@ -100,32 +85,11 @@ class MiniAnswerRecorder:
         n = self.spec.batch.responses
         trained = keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
         self._trained_groups = chosen_groups(trained, self.settings.groups)
-        rows = [group * n + draw for group in self._trained_groups for draw in range(n)]
-        texts = self._responses(rollout, torch.tensor(rows, dtype=torch.long))
         ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
-        for row, (response, answer, ended) in zip(rows, texts, strict=True):
-            group, draw = divmod(row, n)
-            reward = float(rewards[row])
-            self._samples.append(
-                Sample(
-                    kind=TRAINING,
-                    step=step,
-                    benchmark="",
-                    problem=ids[group],
-                    draw=draw,
-                    prompt=self._text(problems.prompts[group]),
-                    response=response,
-                    truth=_values(problems.answers[group]),
-                    answer=answer,
-                    right=reward == 1,
-                    length=int(rollout.lengths[row]),
-                    cut_off=not ended,
-                    stop="end" if ended else "length",
-                    group=group,
-                    reward=reward,
-                    advantage=float(advantages[row]),
-                )
-            )
+        groups = self._trained_groups
+        for row, sample in self._responses(TRAINING, step, groups, n, problems, rollout, rewards, ids):
+            drawn = {"group": row // n, "reward": float(rewards[row]), "advantage": float(advantages[row])}
+            self._samples.append(replace(sample, **drawn))
 
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
@@ -173,23 +137,46 @@ class MiniAnswerRecorder:
             pieces=tuple(self._pieces[vocabulary].tolist()),
         )
 
-    def _responses(self, rollout: Rollout, rows: Tensor) -> list[tuple[str, str | None, bool]]:
-        """Text, extracted answer, and whether it ended by itself, of the responses at `rows`."""
-        texts = []
-        ended = self._ended(rollout).cpu()[rows].tolist()
-        ids, lengths = rollout.responses.cpu()[rows].numpy(), rollout.lengths.cpu()[rows].tolist()
-        for row, length, end in zip(ids, lengths, ended, strict=True):
-            response = row[:length]
-            texts.append((" ".join(self._words[response]), self.task.answer(response.tolist()), end))
-        return texts
+    def _responses(
+        self,
+        kind: str,
+        step: int,
+        places: Sequence[int],
+        size: int,
+        problems: Problems,
+        rollout: Rollout,
+        rewards: Tensor,
+        ids: Sequence[str],
+    ) -> Iterator[tuple[int, Sample]]:
+        """The row and the sample of each of the `size` consecutive responses to the problems at `places`."""
+        ended, responses = self._ended(rollout).cpu(), rollout.responses.cpu().numpy()
+        for place, draw in itertools.product(places, range(size)):
+            row = place * size + draw
+            end, length = bool(ended[row]), int(rollout.lengths[row])
+            response = responses[row, :length]
+            yield (
+                row,
+                Sample(
+                    kind=kind,
+                    step=step,
+                    benchmark="",
+                    problem=ids[place],
+                    draw=draw,
+                    prompt=" ".join(self._words[problems.prompts[place].numpy()]),
+                    response=" ".join(self._words[response]),
+                    truth=" ".join(map(str, problems.answers[place].tolist())),  # as `Task.answer` writes it
+                    answer=self.task.answer(response.tolist()),
+                    right=float(rewards[row]) == 1,
+                    length=length,
+                    cut_off=not end,
+                    stop="end" if end else "length",
+                ),
+            )
 
     def _ended(self, rollout: Rollout) -> Tensor:
         """Whether each response has its end token [B]."""
         last = rollout.responses.gather(1, (rollout.lengths[:, None] - 1).clamp(min=0))[:, 0]
         return (rollout.lengths > 0) & (last == self.task.tokenizer.eos)
-
-    def _text(self, prompt: Tensor) -> str:
-        return " ".join(self._words[prompt.numpy()])
 
 
 @dataclass(frozen=True)
@@ -205,7 +192,6 @@ class _Group:
     def of(cls, result: ObjectiveResult, members: Tensor, order: Tensor | None) -> "_Group":
         """The responses `members` of a minibatch; `order` [B, T] permutes positions, for the rule that shuffles."""
         rollout = result.rollout
-        assert rollout.logp is not None
         valid = rollout.valid()
         part = valid & torch.zeros_like(valid).index_fill_(0, members, True)
         decided = decisions(result.output, part)
@@ -224,8 +210,3 @@ class _Group:
             result.advantages[members].cpu().numpy().astype(np.float32),
             {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},
         )
-
-
-def _values(answer: Tensor) -> str:
-    """The values of a true answer, as `Task.answer` writes those of a response."""
-    return " ".join(map(str, answer.tolist()))

@@ -6,8 +6,6 @@ The transformer works on a flat batch of N tokens; a layout gives each its posit
 on the flat queries [N, H, D], keys and values [N, KV, D].
 """
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,16 +37,6 @@ class KVCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
 
-class TokenLayout(Protocol):
-    """The interface of a batch for the transformer."""
-
-    positions: Tensor  # [N] of each token in its sequence
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the flat q [N, H, D] over k, v [N, KV, D] and whatever the layout adds; [N, H * D]."""
-        ...
-
-
 class Rows:
     """B rows of S tokens, which follow those in a cache.
 
@@ -69,6 +57,7 @@ class Rows:
         self.mask = None if present is None else _visible(present, positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the flat q [N, H, D] over k, v [N, KV, D] and the cache; [N, H * D]."""
         q, k, v = (_heads_first(x, self.batch) for x in (q, k, v))
         if self.cache is not None:
             k, v = self.cache.append(layer, k, v)
@@ -102,6 +91,7 @@ class SharedPrompts:
         self.mask = _visible(everything, positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the flat q [N, H, D] over k, v [N, KV, D]; [N, H * D]."""
         (q0, q1), (k0, k1), (v0, v1) = (x.split(self.split) for x in (q, k, v))
         before = self.prompts.attend(layer, q0, k0, v0)
         if not len(q1):  # responses of one token have no inputs
@@ -183,7 +173,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(arch.heads * arch.head_dim, arch.width, bias=False)
         self.q_norm, self.k_norm = RMSNorm(arch.head_dim), RMSNorm(arch.head_dim)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: TokenLayout, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: "Rows | SharedPrompts", layer: int
+    ) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         # Queries and keys are processed together, with different gains: half as many calls.
@@ -205,7 +197,9 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(arch.width, 2 * arch.mlp_width, bias=False)
         self.down = nn.Linear(arch.mlp_width, arch.width, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: TokenLayout, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: "Rows | SharedPrompts", layer: int
+    ) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope, layout, layer)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -283,7 +277,7 @@ class Transformer(nn.Module):
             cache.length += length
         return x.view(batch, length, -1)
 
-    def _run(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
+    def _run(self, tokens: Tensor, layout: "Rows | SharedPrompts") -> Tensor:
         """Last hidden states [N, width] of flat tokens [N]."""
         rope = (self.cos[layout.positions], self.sin[layout.positions])
         x = self.embedding(tokens)

@@ -22,7 +22,6 @@ class ObjectiveResult:
     """The results for a minibatch. Only `loss` and the output's objective have a gradient."""
 
     loss: Tensor  # scalar
-    stats: dict[str, Tensor]  # the rule's sums, see maths/metrics.py
     mismatch: tuple[float, float]  # the two sums of the relative log-prob error
     rollout: Rollout
     logp: Tensor  # [B, T] log pi(y_t)
@@ -32,14 +31,12 @@ class ObjectiveResult:
 
     def watched(self) -> ObservedTokens:
         """The tokens for the diagnostics."""
-        assert self.rollout.logp is not None
         advantages = self.advantages[:, None].expand_as(self.logp)
         valid, tokens = self.rollout.valid(), self.rollout.responses
         return ObservedTokens(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
 
     def log_ratios(self) -> LogRatios:
         """The log ratios for the mismatch metrics between sampler and trainer."""
-        assert self.rollout.logp is not None
         return log_ratios(self.logp, self.rollout.logp, self.rollout.valid())
 
 
@@ -65,7 +62,6 @@ class Objective:
         logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
         if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        assert rollout.logp is not None
         divergence = self.divergence(pi_logp, logp, rollout)
         tokens = Tokens(
             logp,
@@ -80,12 +76,9 @@ class Objective:
         loss, output = self.rule(tokens)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
-        return ObjectiveResult(
-            loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages, output
-        )
+        return ObjectiveResult(loss, mismatch, rollout, logp.detach(), divergence, advantages, output)
 
     def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
         """D_t [B, T] between the rollout policy and the current policy, as the config's estimator defines it."""
-        assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
         recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
         return measured_divergence(self.spec.divergence, pi_logp, logp, recorded)

@@ -25,10 +25,10 @@ class Rollout:
     group: Tensor  # [B] the prompt of each response
     responses: Tensor  # [B, T] token ids
     lengths: Tensor  # [B] tokens, the end token included
-    logp: Tensor | None  # [B, T] log mu(y_t), of the untruncated softmax at the sampling temperature
-    topk_ids: Tensor | None  # [B, T, K]
-    topk_logp: Tensor | None  # [B, T, K]
-    entropy: Tensor | None  # [B, T] nats
+    logp: Tensor  # [B, T] log mu(y_t), of the untruncated softmax at the sampling temperature; 0 if K = 0, like entropy
+    topk_ids: Tensor  # [B, T, K]
+    topk_logp: Tensor  # [B, T, K]
+    entropy: Tensor  # [B, T] nats
 
     def valid(self) -> Tensor:
         """True at real response tokens [B, T]."""
@@ -48,14 +48,9 @@ class Rollout:
         """The responses at `index`, with their prompts, cut to the longest of them."""
         used, group = self.group[index].unique(return_inverse=True)
         width = int(self.lengths[index].max())
-        parts = (getattr(self, name) for name in _PER_TOKEN)
-        cut = (None if part is None else part[index, :width] for part in parts)
-        responses, *recorded = cut
-        assert responses is not None
+        per_token = self.responses, self.logp, self.topk_ids, self.topk_logp, self.entropy
+        responses, *recorded = (part[index, :width] for part in per_token)
         return Rollout(self.prompts[used], group, responses, self.lengths[index], *recorded)
-
-
-_PER_TOKEN = ("responses", "logp", "topk_ids", "topk_logp", "entropy")
 
 
 def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
@@ -160,7 +155,7 @@ class _Output:
 
     def rollout(self, prompts: Tensor, group: Tensor) -> Rollout:
         """The rollout of everything that was written."""
-        recorded = (self.logp, self.topk_ids, self.topk_logp, self.entropy) if self.top_k else (None,) * 4
+        recorded = self.logp, self.topk_ids, self.topk_logp, self.entropy
         return Rollout(prompts, group, self.responses, self.lengths, *recorded)
 
 

@@ -73,7 +73,7 @@ class Trainer(SteppedTrainer):
         # Independent streams: no two runs share one.
         self.problems, self.sampling, self.shuffling = (
             torch.Generator(kind).manual_seed(spec.seed * 1000 + stream)
-            for stream, kind in enumerate(("cpu", device, "cpu"), start=1)
+            for stream, kind in enumerate((torch.device("cpu"), device, torch.device("cpu")), start=1)
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -102,8 +102,6 @@ class Trainer(SteppedTrainer):
         self.steps += 1
         tokens = float(batch.rollout.lengths.sum())
         trained = float(batch.rollout.lengths[batch.keep].sum())
-        entropy = batch.rollout.entropy
-        assert entropy is not None
         return metrics | {
             "train/reward": batch.reward,
             "train/response_length": float(batch.rollout.lengths.float().mean()),
@@ -111,7 +109,7 @@ class Trainer(SteppedTrainer):
                 (batch.rollout.lengths == self.spec.rollout.max_response_length).float().mean()
             ),
             "train/zero_variance_group_share": batch.zero_variance_share,
-            "train/entropy": float((entropy * batch.rollout.valid()).sum() / tokens),
+            "train/entropy": float((batch.rollout.entropy * batch.rollout.valid()).sum() / tokens),
             "perf/step_seconds": ended - started,
             "perf/rollout_seconds": sampled - started,
             "perf/update_seconds": ended - sampled,
@@ -162,7 +160,7 @@ class Trainer(SteppedTrainer):
                 self._record.update(rows, result, permutation)
             if self.mismatch:
                 gaps.append(result.log_ratios())
-            return result.loss, result.stats, result.mismatch
+            return result.loss, result.output.stats, result.mismatch
 
         return self.updates(batch.keep, objective) | mismatch.of_step(gaps)
 
