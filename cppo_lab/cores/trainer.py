@@ -138,7 +138,7 @@ class SteppedTrainer:
         Raises ValueError if it is not the state of such a trainer; then nothing has changed.
         """
         if not self._fits(state) or state["steps"] != step:
-            raise ValueError("it contains another policy, or another run's state")
+            raise ValueError("it contains another model, or another run's state")
         self.steps = step
         self.optimizer.load_state_dict(state["optimizer"])
         self.diagnostics.load_state(state["diagnostics"])

@@ -137,16 +137,6 @@ class InThisProcess(CoreTests):
             "once",
         ),
     ],
-    ids=[
-        "as it is",
-        "keeps nothing",
-        "other numbers",
-        "refuses nothing",
-        "unknown",
-        "no mean",
-        "no 0",
-        "begins twice",
-    ],
 )
 def test_a_core_that_does_not_conform_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, test: str, said: str

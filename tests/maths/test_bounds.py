@@ -67,21 +67,14 @@ def test_product_bound_does_not_cancel(horizon: int, scaled: float) -> None:
 
 CALLS = [
     (lambda: bounds.dppo_constant(0, 0.1), r"horizon=0 must be an integer in 1\.\.1000000000: pass the resp"),
-    (lambda: bounds.dppo_constant(2.0, 0.1), r"horizon=2.0 must be an integer"),
     (lambda: bounds.dppo_constant(True, 0.1), r"horizon=True must be an integer"),
-    (lambda: bounds.dppo_constant(10**9 + 1, 0.1), r"horizon=1000000001 must"),
     (lambda: bounds.dppo_constant(4, 0.0), r"delta=0.0 must lie in \(0, 1\]: a total variation never"),
-    (lambda: bounds.dppo_constant(4, math.nan), r"delta=nan must lie"),
     (lambda: bounds.dppo_constant(4, 0.1, 0), r"xi=0 must lie in \(0, inf\): pass a finite number above 0"),
-    (lambda: bounds.cppo_constant(4, 1.5, 0.1), r"delta_b=1.5 must lie in \(0, 1\]"),
     (lambda: bounds.cppo_constant(4, 0.1, math.inf), r"largest=inf must lie in \(0, inf\)"),
     (lambda: bounds.weighted_constant(4, 0.1, 0.1, 0), r"w_min=0 must lie in \(0, 1\]: w_min=1 means no pos"),
     (lambda: bounds.slack_term(4, 0.1, -1), r"eta=-1 must be a finite number >= 0: pass 0 for no slack"),
-    (lambda: bounds.terminal_constant(4, -0.1, 0.1), r"delta_b=-0.1 must lie"),
     (lambda: bounds.terminal_ratio(0), r"horizon=0 must"),
     (lambda: bounds.product_bound(4, 0.1, 1.2), r"largest=1.2 must lie in \(0, 1\]"),
-    (lambda: bounds.uniform_ratio(2, 0.1), r"delta=2 must lie"),
-    (lambda: bounds.weighted_ratio(0.1, 0.1, 2), r"w_min=2 must lie"),
 ]
 
 
