@@ -18,7 +18,6 @@ from cppo_lab.cores.checkpoint import (
     Row,
     load_checkpoint,
     make_checkpoint,
-    refuse_checkpoint,
     save_checkpoint,
 )
 from cppo_lab.cores.collapse import collapse_reason
@@ -133,11 +132,8 @@ class _Course(Generic[T]):
         )
         checkpoint = load_checkpoint(self._path, self.spec.run_id, self._maker)
         if checkpoint is not None:
-            try:
-                trainer.load_state(checkpoint["trainer"], checkpoint["history"][-1][0])
-                self.history = checkpoint["history"]
-            except ValueError as error:
-                refuse_checkpoint(self._path, error)
+            trainer.load_state(checkpoint["trainer"])
+            self.history = checkpoint["history"]
 
     def begin(self, scores: Metrics | None) -> bool:
         """Log the rows of the checkpoint or, if there is none, the scores before training. Whether it is over."""
@@ -175,7 +171,7 @@ class _Course(Generic[T]):
         Saves the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later).
         """
         scores = [(step, row[self._score]) for step, row in self.history if self._score in row]
-        step, last = scores[-1] if scores else (0, 0.0)
+        step, last = scores[-1]
         is_best = step == self.history[-1][0] > 0 and last == max(score for number, score in scores if number)
         if is_best and (weights := self.trainer.weights()):
             save_checkpoint(self._best, self._checkpoint(self.history[-1:], {"model": weights}))

@@ -11,7 +11,6 @@ from torch.optim import AdamW as TorchAdamW
 from torch.optim import Optimizer
 
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.cores.checkpoint import same_form
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.aggregation import group_advantages
@@ -42,8 +41,6 @@ class SteppedTrainer:
     """Trains a run step by step. `steps` counts the training steps taken."""
 
     GENERATORS: ClassVar[tuple[str, ...]]  # the attributes that are random generators
-    WEIGHTS: ClassVar[str]  # the entry of the state with the policy's weights
-    PAST: ClassVar[str]  # and the one with a list of older weights, for rollouts that are stale
     tags: Mapping[str, str] = MappingProxyType(
         {}
     )  # known only once its trainer exists (schema.TAGS_OF_CORES)
@@ -70,7 +67,7 @@ class SteppedTrainer:
         return {}
 
     def policy_state(self) -> dict[str, Any]:
-        """The entries WEIGHTS and PAST of the state."""
+        """The entries of the state that are the policy's: its weights, and older ones for rollouts that are stale."""
         raise NotImplementedError
 
     def load_policy(self, state: dict[str, Any]) -> None:
@@ -132,38 +129,11 @@ class SteppedTrainer:
             **{name: getattr(self, name).get_state() for name in self.GENERATORS},
         }
 
-    def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken after `step`.
-
-        Raises ValueError if it is not the state of such a trainer; then nothing has changed.
-        """
-        if not self._fits(state) or state["steps"] != step:
-            raise ValueError("it contains another model, or another run's state")
-        self.steps = step
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.diagnostics.load_state(state["diagnostics"])
         self.load_policy(state)
         for name in self.GENERATORS:
             getattr(self, name).set_state(state[name].cpu())
-
-    def _fits(self, state: object) -> bool:
-        """Whether `state` has the structure of this trainer's state, with as much of a past as there can be."""
-        form = self.state()
-        if not isinstance(state, dict) or state.keys() != form.keys():
-            return False
-        past, watched, optimizer = state[self.PAST], state["diagnostics"], state["optimizer"]
-        if not (isinstance(past, list) and isinstance(watched, dict) and isinstance(optimizer, dict)):
-            return False
-        window = watched.get("window")
-        if len(past) > self.run.rollout.staleness or not isinstance(window, dict | None):
-            return False
-        moments = {
-            number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
-            for number, parameter in enumerate(self.trained)
-        }
-        expected = form | {
-            self.PAST: [form[self.WEIGHTS]] * len(past),
-            "diagnostics": form["diagnostics"] | {"window": window},
-            "optimizer": form["optimizer"] | {"state": moments if optimizer.get("state") else {}},
-        }
-        return same_form(state, expected)

@@ -3,24 +3,21 @@
 import io
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from cppo_lab.cores.base import CHECKPOINT, Resources
-from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
-from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint
+from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import warm_start_file
-from cppo_lab.schema import DONE
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
-from tests.cores.test_mini import ListSink
 from tests.fuzz.mangling import damaged, fuzz, within
 
 MAKER = f"torch {torch.__version__} on cpu"
@@ -91,13 +88,6 @@ def members(data: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / CHECKPOINT
-    path.write_bytes(packed(members(GOOD) | {"archive/data/1": bytes(200 * 2**20)}, zipfile.ZIP_DEFLATED))
-    assert load_checkpoint(path, "a", MAKER) is None
-    assert "it is compressed" in capsys.readouterr().err
-
-
 def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, mark = tmp_path / CHECKPOINT, tmp_path / "mark"
     inside = {**members(GOOD), "archive/data.pkl": pickle.dumps(Bomb(mark))}
@@ -111,15 +101,6 @@ def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "history", [[], [(0,)], [(0, {"a": "b"})], [(1, {}), (0, {})], [(0, {}), (0, {})], [("0", {})], [[0, {}]]]
-)
-def test_histories_that_no_run_has(tmp_path: Path, history: Any) -> None:
-    path = tmp_path / CHECKPOINT
-    path.write_bytes(content("a", history=history))
-    assert load_checkpoint(path, "a", MAKER) is None
-
-
 @pytest.fixture(scope="module")
 def spec() -> MiniRun:
     found = compose([*TINY, "rollout.staleness=1", "training.t_stop=2"]).run
@@ -130,87 +111,6 @@ def spec() -> MiniRun:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def state(spec: MiniRun, shared: Path) -> dict[str, Any]:
-    """Of a trainer behind two steps."""
-    trainer = Trainer(spec, Resources(shared, shared, device="cpu"))
-    trainer.step()
-    trainer.step()
-    return trainer.state()
-
-
-def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    for key, value in (
-        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    ):
-        if path != ("diagnostics", "window"):  # shown, and not gone on with
-            yield from places(value, (*path, key))
-
-
-def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    copy = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[path[0]] = replaced(tree[path[0]], path[1:], value)
-    return copy
-
-
-WRONG = [
-    None,
-    "x",
-    -1.5,
-    [],
-    {},
-    {"x": 1},
-    torch.zeros(2, 2),
-    torch.zeros(3, dtype=torch.int64),
-    [torch.zeros(1)],
-]
-
-
-@fuzz(15)
-@given(data=st.data())
-def test_states_of_other_trainers(
-    spec: MiniRun, shared: Path, state: dict[str, Any], data: st.DataObject
-) -> None:
-    path = data.draw(st.sampled_from(sorted(places(state), key=repr)))
-    wrong = data.draw(st.sampled_from(WRONG))
-    trainer = Trainer(spec, Resources(shared, shared, device="cpu"))
-    before = trainer.model.state_dict()["embedding.weight"].clone()
-    with within():
-        try:
-            trainer.load_state(replaced(state, path, wrong), 2)
-        except ValueError:
-            assert torch.equal(trainer.model.state_dict()["embedding.weight"], before)
-            assert trainer.steps == 0
-            return
-        trainer.step()
-
-
-def test_a_whole_state_is_taken(spec: MiniRun, shared: Path, state: dict[str, Any]) -> None:
-    trainer = Trainer(spec, Resources(shared, shared, device="cpu"))
-    with pytest.raises(ValueError, match="another model"):
-        trainer.load_state(state, 3)
-    trainer.load_state(state, 2)
-    assert trainer.steps == 2
-
-
-def test_training_starts_anew(
-    spec: MiniRun, shared: Path, state: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A state of a larger model under this run's id costs the steps, not the run."""
-    save_checkpoint(
-        tmp_path / CHECKPOINT,
-        make_checkpoint(spec.run_id, MAKER, [(0, {}), (2, {})], {**state, "model": {"x": torch.zeros(3)}}),
-    )
-    sink = ListSink()
-    outcome = train(spec, sink, Resources(shared, tmp_path, device="cpu"))
-    assert (outcome.status, outcome.step) == (DONE, 2)
-    assert [step for step, _ in sink.rows] == [0, 1, 2]
-    assert "is ignored, training starts over: it contains another model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", GOOD, pickle.dumps({"a": 1})])

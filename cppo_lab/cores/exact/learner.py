@@ -50,7 +50,6 @@ class Learner(SteppedTrainer):
     """Parameters and random generators of a run. Samples are not text: it keeps no answers and no weights."""
 
     GENERATORS = ("problems", "sampling", "shuffling", "engine")
-    WEIGHTS, PAST = "parameters", "past"
 
     def __init__(self, spec: ExactRun) -> None:
         self.spec, self.process = spec, process_of(spec)

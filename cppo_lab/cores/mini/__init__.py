@@ -8,6 +8,6 @@ Guarantees of this package:
   (`warm_start.py`).
 - Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
 
-Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks.py`: problems and their grading;
-`sampler.py`: a rollout policy that differs as rollout engines do.
+Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks.py`: problems and their
+grading; `sampler.py`: a rollout policy that differs as rollout engines do.
 """

@@ -46,7 +46,6 @@ class Trainer(SteppedTrainer):
     """Model and random generators of a run."""
 
     GENERATORS = ("problems", "sampling", "shuffling")
-    WEIGHTS, PAST = "model", "policy"
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
         self.spec, self.mismatch, self.doing = spec, resources.mismatch, resources.doing
