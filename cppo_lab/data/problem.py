@@ -60,7 +60,9 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
     if "prompt" in row:
         prompt = _single_message(row["prompt"], where)
         answer = _answer(_field(row, "reward_model", where), "ground_truth", where)
-        identifier = (row.get("extra_info") or {}).get("index") if _is_row(row.get("extra_info")) else None
+        identifier = (
+            (row.get("extra_info") or {}).get("index") if isinstance(row.get("extra_info"), Mapping) else None
+        )
         if benchmark and not is_wrapped(prompt):
             raise UserError(
                 f"{where}: `prompt` of a {benchmark} row is {_shown(prompt)}, not a problem in DAPO's template: "
@@ -83,10 +85,6 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
     if identifier is None or isinstance(identifier, bool) or not isinstance(identifier, int | str):
         identifier = f"{name}-{position}"
     return Problem(name, prompt, answer, str(identifier))
-
-
-def _is_row(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _shown(value: object) -> str:

@@ -452,44 +452,31 @@ def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
     return score * ours.vectors.valid(case) if name in ("cppo", "threshold_c") else None
 
 
-def _mask(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    if name == "cppo_soft_sapo":  # SAPO's own gate is not admissible, hence no gate of the rule
+def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | None:
+    """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of one of these in logp."""
+    if (
+        name == "cppo_soft_sapo" and part == "mask"
+    ):  # SAPO's own gate is not admissible, hence no gate of the rule
         [advantage, ratio] = ours.given(case, "advantage", "ratio")
         gate = sapo_gate(_threshold_tests(ours, case)[1])
         return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * ours.vectors.valid(case)
-    found = ours.output(case, name)
-    return found and found[0].keep
-
-
-def _objective(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    found = ours.output(case, name)
-    return found and found[0].objective.detach()
-
-
-def _gradient(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    if (found := ours.output(case, name)) is None:
+    method, mode = name, ""
+    if part in ("loss", "dloss"):
+        method, _, mode = name.partition("/")
+        if mode not in MODES:
+            return None
+    if (found := ours.output(case, method)) is None:
         return None
-    return torch.autograd.grad(found[0].objective.sum(), found[1], retain_graph=True)[0]
-
-
-def _loss(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    found = _differentiable_loss(ours, case, name)
-    return found and found[0].detach()
-
-
-def _loss_gradient(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    found = _differentiable_loss(ours, case, name)
-    return found and torch.autograd.grad(*found, retain_graph=True)[0]
-
-
-def _differentiable_loss(ours: Recomputation, case: str, name: str) -> tuple[Tensor, Tensor] | None:
-    """The loss of `<method>/<mode>` and the logp it is differentiable in."""
-    method, _, mode = name.partition("/")
-    found = ours.output(case, method)
-    if found is None or mode not in MODES:
-        return None
-    horizon = ours.vectors.cases[case].get("horizon") if mode == "seq-mean-token-sum-norm" else None
-    return -aggregate(found[0].objective, ours.vectors.valid(case), mode, horizon=horizon), found[1]
+    output, logp = found
+    if part == "mask":
+        return output.keep
+    value = output.objective
+    if mode:
+        horizon = ours.vectors.cases[case].get("horizon") if mode == "seq-mean-token-sum-norm" else None
+        value = -aggregate(value, ours.vectors.valid(case), mode, horizon=horizon)
+    if part in ("grad", "dloss"):
+        return torch.autograd.grad(value.sum(), logp, retain_graph=True)[0]
+    return value.detach()
 
 
 def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
@@ -512,10 +499,6 @@ PARTS: dict[str, Callable[[Recomputation, str, str], Tensor | None]] = {
     "w": _weights,
     "delta_b": _used_budget,
     "score": _score,
-    "mask": _mask,
-    "val": _objective,
-    "grad": _gradient,
-    "loss": _loss,
-    "dloss": _loss_gradient,
+    **{part: partial(_of_rule, part=part) for part in ("mask", "val", "grad", "loss", "dloss")},
     "metric": _metric,
 }

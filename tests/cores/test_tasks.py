@@ -187,21 +187,6 @@ class TestTraces:
         lengths = torch.full((3,), task.data.worked_length)
         assert task.rewards(traces, lengths, problems).tolist() == [1.0] * 3
 
-    def test_chain_slips_by_one_at_the_rate_asked_and_goes_on_from_there(self) -> None:
-        task, noise, n = task_of("chain", operations=8, spellings=3), 0.3, 2000
-        problems = task.sample(n, generator(0))
-        traces = by_value(task, task.noisy_traces(problems, noise, generator(1)))
-        count = 0
-        for prompt, trace in zip(problems.prompts.tolist(), traces, strict=True):
-            slips: list[int] = []
-            for step in range(8):  # a slip is what makes the reference agree on this step
-                before = slow_trace(task, prompt, [*slips, 0])[0][3 * step + 2]
-                slips.append((trace[3 * step + 2] - before) % 10)
-            assert set(slips) <= {0, 1}
-            assert trace == slow_trace(task, prompt, slips)[0]
-            count += sum(slips)
-        assert abs(count / (8 * n) - noise) < 5 * math.sqrt(noise * (1 - noise) / (8 * n))
-
     def test_addition_slips_where_a_carry_passes_on_at_the_rate_asked_and_follows_the_wrong_carry(
         self,
     ) -> None:

@@ -77,64 +77,69 @@ def test_a_line_of_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
         next(read.rows_of(path))
 
 
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        ([{"problem": "p", "answer": float("nan")}], "row 1: `answer` is nan, not a number"),
-        ([{"problem": "p", "answer": 70.0}], "row 1: `answer` is 70.0, a binary fraction"),
-        ([{"problem": "p", "answer": "1"}, {"problem": None, "answer": "1"}], "row 2: `problem` is missing"),
-        ([{"question": "p"}], "has the columns ['question']"),
-        ([], "has the columns []"),
-        ([{"problem": b"\xff\xfe", "answer": "1"}], "row 1: `problem` is b'\\xff\\xfe'"),
-    ],
-)
-def test_parquet_rows_that_cannot_be_used(tmp_path: Path, rows: list[dict[str, Any]], told: str) -> None:
-    path = write_parquet(tmp_path / "train.parquet", rows)
+TRAIN = {"train.jsonl": [dapo_row("p", "1")]}
+BARE = dapo_row("p", "1") | {"prompt": [{"role": "user", "content": "Find x."}]}
+TWO_ANSWERS = [*shipped("aime25"), {**shipped("aime25")[3], "answer": "1"}]
+# Files of a folder, what is prepared from it (the folder itself if empty), and what is said.
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    *(
+        ({"train.parquet": rows}, "train.parquet", told)
+        for rows, told in (
+            ([{"problem": "p", "answer": float("nan")}], "row 1: `answer` is nan, not a number"),
+            ([{"problem": "p", "answer": 70.0}], "row 1: `answer` is 70.0, a binary fraction"),
+            (
+                [{"problem": "p", "answer": "1"}, {"problem": None, "answer": "1"}],
+                "row 2: `problem` is missing",
+            ),
+            ([{"question": "p"}], "has the columns ['question']"),
+            ([], "has the columns []"),
+            ([{"problem": b"\xff\xfe", "answer": "1"}], "row 1: `problem` is b'\\xff\\xfe'"),
+            *(
+                (content, "cannot be read as parquet after row 0")
+                for content in (b"", b"PAR1", b"hello, world", b"PAR1" + b"\0" * 100 + b"PAR1")
+            ),
+        )
+    ),
+    *(
+        (
+            TRAIN | {"aime26.jsonl": [{"problem": "p", "answer": answer}]},
+            "",
+            "AIME answers are whole numbers from 0",
+        )
+        for answer in ("1000", "-1", "x", "1.0")
+    ),
+    (
+        TRAIN | {"aime24.jsonl": [BARE]},
+        "",
+        "line 1: `prompt` of a aime24 row is 'Find x.', not a problem in DAPO's",
+    ),
+    (TRAIN | {"aime24.jsonl": shipped("aime24")[:15]}, "", "has 15 problems, aime24 has 30"),
+    (
+        *(TRAIN | {"aime25.jsonl": TWO_ANSWERS}, ""),
+        "aime25.jsonl, line 31: a prompt of aime25 has the answers '117' and '1'",
+    ),
+    ({}, "absent", "no such file or folder; valid: hub, sample"),
+    ({}, "", "holds no training set"),
+    ({"train.csv": b"problem,answer"}, "train.csv", "is neither .jsonl nor .parquet"),
+    ({"train.jsonl": []}, "", "holds no row to train on"),
+    (
+        TRAIN | {"train.parquet": [BARE]},
+        "",
+        "several files for train (train.jsonl, train.parquet): leave one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "source", "told"), REFUSED, ids=[row[2][:40] for row in REFUSED])
+def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: str, told: str) -> None:
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        else:
+            (write_jsonl if name.endswith(".jsonl") else write_parquet)(tmp_path / name, content)
     with pytest.raises(UserError) as error:
-        prepare(str(path), tmp_path / "data")
+        prepare(str(tmp_path / source), tmp_path / "data")
     assert told in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"hello, world", b"PAR1" + b"\0" * 100 + b"PAR1"])
-def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "train.parquet"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read as parquet after row 0"):
-        prepare(str(path), tmp_path / "data")
-
-
-def test_a_benchmark_prompt_outside_the_template_is_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])
-    bare = dapo_row("p", "1") | {"prompt": [{"role": "user", "content": "Find x."}]}
-    write_jsonl(tmp_path / "aime24.jsonl", [bare])
-    with pytest.raises(
-        UserError, match=r"line 1: `prompt` of a aime24 row is 'Find x.', not a problem in DAPO's"
-    ):
-        prepare(str(tmp_path), tmp_path / "data")
-
-
-@pytest.mark.parametrize("answer", ["1000", "-1", "x", "1.0"])
-def test_an_aime_answer_is_a_whole_number_below_1000(tmp_path: Path, answer: str) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])
-    write_jsonl(tmp_path / "aime26.jsonl", [{"problem": "p", "answer": answer}])
-    with pytest.raises(UserError, match="AIME answers are whole numbers from 0 to 999"):
-        prepare(str(tmp_path), tmp_path / "data")
-
-
-def test_paths_that_name_no_training_set(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file or folder; valid: hub, sample"):
-        prepare(str(tmp_path / "absent"), tmp_path / "data")
-    with pytest.raises(UserError, match="holds no training set"):
-        prepare(str(tmp_path), tmp_path / "data")
-    (tmp_path / "train.csv").write_text("problem,answer")
-    with pytest.raises(UserError, match=r"is neither .jsonl nor .parquet"):
-        prepare(str(tmp_path / "train.csv"), tmp_path / "data")
-    write_jsonl(tmp_path / "train.jsonl", [])
-    with pytest.raises(UserError, match="holds no row to train on"):
-        prepare(str(tmp_path), tmp_path / "data")
-    write_parquet(tmp_path / "train.parquet", [dapo_row("p", "1")])
-    with pytest.raises(UserError, match=r"several files for train \(train.jsonl, train.parquet\): leave one"):
-        prepare(str(tmp_path), tmp_path / "data")
 
 
 @pytest.fixture

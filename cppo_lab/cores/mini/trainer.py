@@ -54,7 +54,8 @@ class Trainer(SteppedTrainer):
         seeded = spec.model.for_seed(spec.seed)
         torch.manual_seed(seeded.start_seed)  # decides the initial weights of a first warm start only
         context = spec.data.prompt_length + spec.rollout.max_response_length
-        device = _device(resources.device)
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(kind if resources.device == "auto" else resources.device)
         self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(device)
         start = load_warm_start(seeded, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
@@ -189,11 +190,6 @@ class Trainer(SteppedTrainer):
     def answers(self) -> StepAnswers | None:
         """The responses kept from the last validation and its training step, returned once; None if there are none."""
         return None if self._record is None else self._record.take()
-
-
-def _device(name: str) -> torch.device:
-    """`auto` is CUDA if available."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 # A run of the embedded trainer.
