@@ -129,7 +129,7 @@ MATHS = (
         "cppo_lab/maths/aggregation.py",
         "(lengths > 0).sum()",
         "(lengths >= 0).sum()",
-        "tests/maths/test_rules.py",
+        "tests/maths/test_aggregation.py",
     ),
     Fault(
         "TV without its factor 1/2",
