@@ -16,9 +16,9 @@ from cppo_lab.plugins import CORE_GROUP, Plugin, entry_points
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "mini": "cppo_lab.cores.mini.record:MINI",
+        "mini": "cppo_lab.cores.mini:MINI",
         "verl": "cppo_lab.cores.verl.record:VERL",
-        "exact": "cppo_lab.cores.exact.record:EXACT",
+        "exact": "cppo_lab.cores.exact:EXACT",
     }
 )
 

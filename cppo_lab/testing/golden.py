@@ -200,8 +200,9 @@ class Recomputation:
         if method is None or (match and masking is None):
             return None
         permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
-        logp, *inputs = self.given(case, "logp", "rollout_logp", "advantage", "valid", method.divergence)
-        tokens = Tokens(logp.requires_grad_(), *inputs, permutation=permutation)
+        names = "logp", "rollout_logp", "advantage", "valid", method.divergence
+        logp, rollout_logp, advantage, valid, divergence = self.given(case, *names)
+        tokens = Tokens(logp.requires_grad_(), rollout_logp, advantage, valid, divergence, permutation)
         if match and masking:  # the release's form: stopgrad(min(rho, cap) keep) A log pi
             weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
             return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import ClassVar
 
-from cppo_lab.cores.exact.record import EXACT
-from cppo_lab.cores.mini.record import MINI
+from cppo_lab.cores.exact import EXACT
+from cppo_lab.cores.mini import MINI
 from cppo_lab.testing import CoreTests
 from tests.conftest import TINY
 from tests.cores.test_core_records import SMALL, package, python

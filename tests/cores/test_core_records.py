@@ -12,7 +12,7 @@ import pytest
 from cppo_lab import PARTS_FOLDER, core_records
 from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
 from cppo_lab.cores.base import Resources, load_companion, load_exporter, load_stand_ins
-from cppo_lab.cores.mini.record import MINI
+from cppo_lab.cores.mini import MINI
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
@@ -192,7 +192,7 @@ def test_machines_and_gpus_are_the_layouts_where_it_is_used() -> None:
     ("path", "said"),
     [
         ("tests.cores.test_core_records:RECORD", "is a str, not a cppo_lab.core_records.CoreRecord"),
-        ("cppo_lab.cores.mini.record:MINI", "is the record of 'mini'"),
+        ("cppo_lab.cores.mini:MINI", "is the record of 'mini'"),
         ("nowhere:ACME", "cannot be imported"),
     ],
 )

@@ -10,3 +10,24 @@ Guarantees of this package:
 
 Begin with `process.py`, then `learner.py` and `trainer.py`. docs/evidence/exact.md has the definitions.
 """
+
+from cppo_lab.core_records import CoreRecord
+
+EXACT = CoreRecord(
+    name="exact",
+    title="the exact core",
+    note="Runs of the **exact core**: policies of tables on a small Markov process, trained with the same rules on "
+    "sampled responses. Expected rewards, the surrogate, its error and the bounds are computed, not estimated; "
+    "validation scores are expectations. They are no evidence for or against the paper's scores.",
+    settings="cppo_lab.spec.run:ExactRun",
+    train="cppo_lab.cores.exact.trainer:train",
+    train_together="cppo_lab.cores.exact.trainer:train_together",
+    most_together=40,
+    datasets="cppo_lab.cores.exact.datasets:datasets",
+    own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
+    seed_fixes_start=True,
+    doctor="cppo_lab.doctor.machine:MINI",
+    miniature="a policy of tables on a small Markov process",
+    score="expected score",
+    no_preflight="its runs take seconds on a CPU",
+)

@@ -6,7 +6,7 @@ Nothing here draws from a generator or changes a number of the run.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -88,8 +88,8 @@ class MiniAnswerRecorder:
         ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
         groups = self._trained_groups
         for row, sample in self._responses(TRAINING, step, groups, n, problems, rollout, rewards, ids):
-            drawn = {"group": row // n, "reward": float(rewards[row]), "advantage": float(advantages[row])}
-            self._samples.append(replace(sample, **drawn))
+            reward, advantage = float(rewards[row]), float(advantages[row])
+            self._samples.append(replace(sample, group=row // n, reward=reward, advantage=advantage))
 
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
@@ -139,7 +139,7 @@ class MiniAnswerRecorder:
 
     def _responses(
         self,
-        kind: str,
+        kind: Literal["validation", "training"],
         step: int,
         places: Sequence[int],
         size: int,
