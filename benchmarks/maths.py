@@ -6,7 +6,6 @@ cppo_over_vanilla_*        CPPO's loss (adaptive budget), forward and backward, 
                            [B, T] float32, over verl's `vanilla` loss on the same tensors: wall time, peak memory.
 topk_over_*                sampled log-prob and Top-20 TV from logits [N, 151936] float32, forward and backward,
                            over the log-prob alone: by our own `token_logp`, by log_softmax and gather.
-bfloat16_topk_over_*       the same from bfloat16 logits, as trainers hold them.
 
 Ratios are medians over runs in turn, on one thread; those of a GPU: docs/gpu_kit.md. The last line is JSON, see
 `common.py`.
@@ -168,7 +167,7 @@ def loss_figures(rows: int, width: int, repeats: int) -> dict[str, float | None]
     return {"cppo_over_vanilla_time": ratio, "cppo_over_vanilla_peak_memory": peak_ratio(rows, width)}
 
 
-def logits_tensors(count: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def logits_tensors(count: int) -> tuple[Tensor, ...]:
     """logits [count, V] with gradient, tokens, mu's Top-K ids and log-probs, log mu(token)."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(count, VOCABULARY, generator=generator)
@@ -176,12 +175,12 @@ def logits_tensors(count: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     top = logits.topk(K)
     normaliser = logits.logsumexp(-1, keepdim=True)
     sampled = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0] + 0.1
-    return logits.to(dtype).requires_grad_(), tokens, top.indices, top.values - normaliser + 0.01, sampled
+    return logits.requires_grad_(), tokens, top.indices, top.values - normaliser + 0.01, sampled
 
 
-def logits_figures(count: int, dtype: torch.dtype, repeats: int) -> dict[str, float]:
+def logits_figures(count: int, repeats: int) -> dict[str, float]:
     """Log-prob and Top-K divergence over the log-prob alone, forward and backward."""
-    given = logits_tensors(count, dtype)
+    given = logits_tensors(count)
     logits, tokens = given[:2]
 
     def backward(function: Callable[[], Tensor]) -> Step:
@@ -212,9 +211,7 @@ def main() -> None:
         return
     rows, width, count, repeats = (16, 1024, 4, 3) if options.quick else (512, 8192, 512, 15)
     figures = loss_figures(rows, width, repeats)
-    figures |= logits_figures(count, torch.float32, repeats)
-    narrow = logits_figures(count, torch.bfloat16, repeats)
-    figures |= {f"bfloat16_{name}": value for name, value in narrow.items()}
+    figures |= logits_figures(count, repeats)
     absent = {"cppo_over_vanilla_*": "no verl"}
     print(result("maths", figures, {"*": "x"}, at_most=TARGETS, absent=absent, quick=options.quick).line())
 

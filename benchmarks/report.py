@@ -64,7 +64,7 @@ def paper(folder: Path, quick: bool) -> dict[str, float]:
     """One round of the paper's reports; the quick form has that of `main` alone."""
     steps = {"reference_import": ["reference", "import"]}
     if not quick:
-        steps |= {"second_import": ["reference", "import"], "report": ["report", "study", "--from", "paper"]}
+        steps["report"] = ["report", "study", "--from", "paper"]
     steps["report_main"] = ["report", "main", "--from", "paper"]
     figures: dict[str, float] = {}
     for name, words in steps.items():

@@ -8,15 +8,11 @@ dppo_binary_over_vanilla    DPPO on the Binary TV, through the same processor wi
 grpo_over_vanilla           vanilla's rule through our path.
 vanilla_entropy_over_vanilla  vanilla with verl's own entropy, which our losses report without being asked.
 mismatch_share_of_update    processor time of the metrics `mismatch/*` by that of the rest, in the update of cppo_topk.
-topk_gigabytes_per_step     the Top-20 of one training step on the wire, all responses at their longest, by arithmetic
-                            (prompts x responses x length x 20 x bytes): int32 and float16 as we send them (6 bytes),
-                            and int64 and float32 (12 bytes).
 
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
 stretch as it does wall times: medians over rounds in which all take turns, on one thread. The last line is
-JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue, but for the
-arithmetic.
+JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue.
 """
 
 import importlib.util
@@ -34,8 +30,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from common import Clock, arguments, result
-
-from cppo_lab.tracking.reference_curves import reading
 
 K = 20
 VOCABULARY = 32768
@@ -161,17 +155,6 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
     return figures | {"mismatch_share_of_update": statistics.median(shares)}
 
 
-def topk_gigabytes() -> dict[str, float]:
-    """Top-20 of one training step of the paper's settings, at most, by model and kinds of numbers."""
-    sizes = {}
-    with reading("table_config.csv") as rows:
-        for row in rows:
-            places = int(row["prompts"]) * int(row["n"]) * int(row["t_max"]) * K
-            for kind, size in (("int32_float16", 6), ("int64_float32", 12)):
-                sizes[f"topk_gigabytes_per_step_{row['model']}_{kind}"] = places * size / 1e9
-    return sizes
-
-
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "half the responses, shorter, one round behind the one that warms up").quick
@@ -181,8 +164,7 @@ def main() -> None:
         print("no verl: pip install '.[verl]'", file=sys.stderr)
     else:
         figures |= update_ratios(4, 8, 16, 1) if quick else update_ratios(8, 48, 96, 5)
-    figures |= topk_gigabytes()
-    units = {"topk_gigabytes_*": "GB", "mismatch_share_*": "", "*": "x"}
+    units = {"mismatch_share_*": "", "*": "x"}
     print(result("verl_loss", figures, units, at_most=TARGETS, absent={"*": "no verl"}, quick=quick).line())
 
 

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,35 +69,23 @@ html_show_sphinx = False
 """
 
 
-@dataclass(frozen=True)
-class Group:
-    """A part of the navigation: its heading and its documents, as paths below the tree's root."""
-
-    heading: str
-    documents: tuple[str, ...]
-
-
-def navigation(root: Path = ROOT) -> list[Group]:
-    """The README's table of documents, row by row; documents that it does not list come last.
+def navigation(root: Path = ROOT) -> dict[str, list[str]]:
+    """Heading -> documents, by the README's table of them; documents that it does not list come last.
 
     Raises:
         DevError: the README has no such table.
     """
-    text = (root / "README.md").read_text(encoding="utf-8")
-    _, found, table = text.partition("\n## Documents\n")
+    _, _, table = (root / "README.md").read_text(encoding="utf-8").partition("\n## Documents\n")
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")]
-    groups = []
-    for cells in rows[2:]:  # behind the head and its rule
-        names = (name for name in re.findall(r"\]\(([^()#:\s]+\.md)\)", cells[2]))
-        groups.append(Group(cells[1].strip().capitalize(), tuple(dict.fromkeys(names))))
-    if not found or not groups:
+    if len(rows) < 3:
         raise DevError("README.md has no table under `## Documents`, of which the site's navigation is made")
-    named = {name for group in groups for name in group.documents}
-    others = sorted(
-        name for name in (path.relative_to(root).as_posix() for path in documents(root)) if name not in named
-    )
-    further = Group("Further", tuple(name for name in others if name != "README.md"))
-    return [*groups, further] if further.documents else groups
+    groups = {}
+    for cells in rows[2:]:  # behind the head and its rule
+        names = re.findall(r"\]\(([^()#:\s]+\.md)\)", cells[2])
+        groups[cells[1].strip().capitalize()] = list(dict.fromkeys(names))
+    listed = {"README.md", *(name for names in groups.values() for name in names)}
+    further = sorted({path.relative_to(root).as_posix() for path in documents(root)} - listed)
+    return groups | ({"Further": further} if further else {})
 
 
 def documents(root: Path = ROOT) -> list[Path]:
@@ -126,31 +113,20 @@ def stage(root: Path, source: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
     with (source / "README.md").open("a", encoding="utf-8") as readme:
-        readme.write(
-            "\n".join(
-                ["", *map(_toctree, navigation(root)), _toctree(Group("Reference", ("api", "metrics")))]
-            )
-        )
+        for heading, names in {**navigation(root), "Reference": ["api", "metrics"]}.items():
+            listed = "\n".join(name.removesuffix(".md") for name in names)
+            readme.write(f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n")
     (source / "api.rst").write_text(api(), encoding="utf-8")
     (source / "metrics.md").write_text(metrics(), encoding="utf-8")
     (source / "conf.py").write_text(CONFIGURATION, encoding="utf-8")
 
 
-def _toctree(group: Group) -> str:
-    names = "\n".join(name.removesuffix(".md") for name in group.documents)
-    return f"```{{toctree}}\n:hidden:\n:caption: {group.heading}\n\n{names}\n```\n"
-
-
 def api() -> str:
     """The page of public names."""
-    parts = [_heading("API", "=")]
+    parts = ["API\n==="]
     for heading, directives in API.items():
-        parts += [_heading(heading, "-"), *(f".. {directive}" for directive in directives)]
+        parts += [f"{heading}\n{'-' * len(heading)}", *(f".. {directive}" for directive in directives)]
     return "\n\n".join(parts) + "\n"
-
-
-def _heading(text: str, line: str) -> str:
-    return f"{text}\n{line * len(text)}"
 
 
 def metrics() -> str:

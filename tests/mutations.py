@@ -1,12 +1,9 @@
-"""Deliberate faults, each of which the tests of its room must catch.
+"""Deliberate faults, one of each kind in each room, which the tests must catch.
 
-`make mutations` puts one fault at a time into a copy of the tree, runs the tests of its room there, and writes the
-table `docs/evidence/mutations.csv`. It fails if a fault survives, if a fault no longer applies to the code, or if
-the copy without a fault does not pass. The tests never import this script: a suite that knows its faults proves
+`make mutations` puts one fault at a time into a copy of the tree, runs the test file that should catch it there, and
+writes the table `docs/evidence/mutations.csv`. It fails if a fault survives, if a fault no longer applies to the code,
+or if the copy without a fault does not pass. The tests never import this script: a suite that knows its faults proves
 nothing.
-
-Only tests that need no server, no apt package and no root count (the tier `fast` of tests/tiers.py). A fault names the
-file that most likely catches it: that one runs first, and all tests of the room if it does not.
 """
 
 import argparse
@@ -18,7 +15,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -32,25 +28,13 @@ COPIED = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "dev", "tests", "
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace `old`, which stands exactly once in `file` (a path below the tree), by `new`.
-
-    `first`: the test file that most likely catches it, and runs before the others of its room.
-    """
+    """Replace `old`, which stands exactly once in `file` (a path below the tree), by `new`: `test` must fail."""
 
     what: str
     file: str
     old: str
     new: str
-    first: str
-
-
-@dataclass(frozen=True)
-class Room:
-    """`faults` in one part of the product, and the `tests` (files and folders) that must catch each."""
-
-    title: str
-    tests: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    test: str
 
 
 MATHS = (
@@ -388,20 +372,11 @@ ANALYSIS = (
 )
 
 ROOMS = {
-    "maths": Room("The maths", ("tests/maths",), MATHS),
-    "launch": Room("Launching", ("tests/launch", "tests/test_run.py"), LAUNCH),
-    "tracking": Room("Tracking", ("tests/tracking", "tests/runs", "tests/test_files.py"), TRACKING),
-    "analysis": Room("Analysis", ("tests/analysis",), ANALYSIS),
+    "maths": ("The maths", MATHS),
+    "launch": ("Launching", LAUNCH),
+    "tracking": ("Tracking", TRACKING),
+    "analysis": ("Analysis", ANALYSIS),
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a fault: the first test that `failed` (empty: none did), and how long that took."""
-
-    fault: Fault
-    failed: str
-    seconds: float
 
 
 def preload() -> None:
@@ -419,28 +394,23 @@ def preload() -> None:
     import submitit  # noqa: F401
     import torch  # noqa: F401
 
-    ours = {name.partition(".")[0] for name in sys.modules} & {
-        "cppo_lab",
-        "analysis",
-        "reports",
-        "dev",
-        "tests",
-    }
+    ours = {name.partition(".")[0] for name in sys.modules} & {*COPIED}
     assert not ours, ours
     gc.freeze()
 
 
-def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Exit code of pytest on a copy of the tree with `fault`, and the first test that failed."""
+def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str, float]:
+    """Exit code of pytest on a copy of the tree with `fault`, the first test that failed, and the seconds."""
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cppo-mutation-") as folder:
         copy, said = Path(folder) / "tree", Path(folder) / "said"
+        copy.mkdir()
         for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "build")
-                shutil.copytree(source, copy / name, ignore=ignored)
+            ignored = shutil.ignore_patterns("__pycache__", "build")
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=ignored)
             else:
-                shutil.copy(source, copy / name)
+                shutil.copy(ROOT / name, copy / name)
         if fault is not None:
             path = copy / fault.file
             text = path.read_text(encoding="utf-8")
@@ -454,7 +424,7 @@ def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str]:
             _tests_of(copy, said, tests)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", said.read_text(errors="replace"), re.MULTILINE)
-    return code, failed[1] if failed else ""
+    return code, failed[1] if failed else "", time.monotonic() - began
 
 
 def _tests_of(copy: Path, said: Path, tests: tuple[str, ...]) -> NoReturn:
@@ -478,102 +448,49 @@ def _tests_of(copy: Path, said: Path, tests: tuple[str, ...]) -> NoReturn:
         os._exit(code)
 
 
-def tried(room: Room, fault: Fault) -> Result:
-    """The fault's own test file first, then all tests of the room."""
-    began = time.monotonic()
-    failed = _caught_by(fault, (fault.first,)) or _caught_by(fault, room.tests)
-    if failed and not failed.startswith(
-        fault.first.removeprefix("tests/")
-    ):  # `passes` has not looked at that file
-        path = f"tests/{failed.partition('::')[0]}"
-        failed = "" if outcome(None, (path,))[0] else failed
-    return Result(fault, failed, time.monotonic() - began)
-
-
-def _caught_by(fault: Fault, tests: tuple[str, ...]) -> str:
-    """The first test that failed; empty if none did."""
-    code, failed = outcome(fault, tests)
-    return failed if code == 1 else ""  # other codes: pytest itself failed, which proves nothing
-
-
-def passes(room: Room, faults: Sequence[Fault]) -> bool:
-    """Whether the tests that run first pass without any fault."""
-    code, failed = outcome(None, tuple(sorted({fault.first for fault in faults})))
-    if code:
-        print(
-            f"{room.title}: fails without any fault: {failed or f'pytest ended with {code}'}", file=sys.stderr
-        )
-    return code == 0
-
-
-def write_table(found: Mapping[str, Sequence[Result]]) -> None:
-    """A row for each fault; of rooms that were not tried, the present rows stay."""
-    rows: dict[str, list[list[str]]] = {}
-    if TABLE.is_file():
-        with TABLE.open(encoding="utf-8", newline="") as file:
-            for row in list(csv.reader(file))[1:]:
-                rows.setdefault(row[0], []).append(row)
-    for name, results in found.items():
-        title = ROOMS[name].title
-        rows[title] = [
-            [title, one.fault.what, one.fault.file, _short(one.failed) if one.failed else "SURVIVED"]
-            for one in results
-        ]
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("room", "fault", "file", "first failing test"))
-        for room in ROOMS.values():
-            writer.writerows(rows.get(room.title, []))
-
-
-def _short(test: str) -> str:
-    """`test_file.py::test_name`, without folders and parameters."""
-    path, _, name = test.partition("::")
-    return f"{Path(path).name}::{name.partition('[')[0]}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--room", action="append", choices=sorted(ROOMS), help="this room alone; may be repeated"
-    )
-    parser.add_argument(
-        "--only", metavar="TEXT", help="only faults whose description contains TEXT; writes no table"
-    )
+    parser.add_argument("--room", choices=sorted(ROOMS), help="this room alone; writes no table")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only faults with TEXT; writes no table")
     parser.add_argument("--jobs", type=int, default=2, help="faults at once (2)")
     options = parser.parse_args()
-    chosen = {
-        name: [fault for fault in room.faults if options.only is None or options.only in fault.what]
-        for name, room in ROOMS.items()
-        if options.room is None or name in options.room
-    }
-    chosen = {name: faults for name, faults in chosen.items() if faults}
+    chosen = [
+        (title, fault)
+        for name, (title, faults) in ROOMS.items()
+        for fault in faults
+        if options.room in (None, name) and options.only in fault.what
+    ]
     os.environ["OMP_NUM_THREADS"] = "1"
     began = time.monotonic()
     preload()
-    found: dict[str, list[Result]] = {name: [] for name in chosen}
+    rows, survivors = [], 0
     # Forked, so that what is loaded here is loaded in all; and before there is any thread.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-        rooms = [ROOMS[name] for name in chosen]
-        each = [(name, fault) for name, faults in chosen.items() for fault in faults]
-        sound = pool.map(passes, rooms, chosen.values())
-        tries = pool.map(tried, [ROOMS[name] for name, _ in each], [fault for _, fault in each])
-        if not all(list(sound)):
+        sound = pool.submit(outcome, None, tuple(sorted({fault.test for _, fault in chosen})))
+        tries = pool.map(outcome, [fault for _, fault in chosen], [(fault.test,) for _, fault in chosen])
+        code, failed, seconds = sound.result()
+        if code:
+            print(f"fails without any fault: {failed or f'pytest ended with {code}'}", file=sys.stderr)
             pool.shutdown(cancel_futures=True)
             return 1
-        print(f"without a fault all pass ({time.monotonic() - began:.0f} s)", flush=True)
-        for (name, fault), result in zip(each, tries, strict=True):
-            said = f"{'caught  ' if result.failed else 'SURVIVED'}  {name}: {fault.what}"
-            print(f"{said}  {result.failed} ({result.seconds:.0f} s)", flush=True)
-            found[name].append(result)
-    results = [result for of_room in found.values() for result in of_room]
-    survivors = sum(not result.failed for result in results)
-    print(f"{len(results)} faults, {survivors} survived ({time.monotonic() - began:.0f} s)")
-    if options.only is None:
-        write_table(found)
-    return 1 if survivors or not results else 0
+        print(f"without a fault all pass ({seconds:.0f} s)", flush=True)
+        for (title, fault), (code, failed, seconds) in zip(chosen, tries, strict=True):
+            caught = code == 1  # other codes: pytest itself failed, which proves nothing
+            survivors += not caught
+            said = "caught  " if caught else "SURVIVED"
+            print(f"{said}  {title}: {fault.what}  {failed} ({seconds:.0f} s)", flush=True)
+            path, _, test = failed.partition("::")
+            shown = f"{Path(path).name}::{test.partition('[')[0]}" if caught else "SURVIVED"
+            rows.append((title, fault.what, fault.file, shown))
+    print(f"{len(rows)} faults, {survivors} survived ({time.monotonic() - began:.0f} s)")
+    if not options.room and not options.only:
+        with TABLE.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("room", "fault", "file", "first failing test"))
+            writer.writerows(rows)
+    return 1 if survivors or not rows else 0
 
 
 if __name__ == "__main__":

@@ -22,14 +22,8 @@ CPU_SLACK = 5.0  # the limits are a GPU machine's; a CPU on which the kit is tri
 LEAST_SECONDS = 20.0  # with less a part is not begun
 RESULT, TABLE, LOG = "gpu_kit.json", "gpu_kit.txt", "gpu_kit.log"
 DONE, FAILED, OVER, SKIPPED = "done", "failed", "over its limit", "skipped"
-# Part -> its module, its function, and the seconds that it may take at most.
-PARTS = {
-    "parity": ("parity", "measure", 120.0),
-    "logits": ("logits", "measure", 90.0),
-    "compiled": ("logits", "measure_compiled", 120.0),
-    "update": ("update", "measure", 180.0),
-    "embedded": ("embedded", "measure", 120.0),
-}
+# Part, a module with a function `measure` -> the seconds that it may take at most.
+PARTS = {"parity": 120.0, "logits": 90.0, "update": 180.0, "embedded": 120.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,9 +77,8 @@ def measure(name: str, device: str, file: Path) -> int:
             f"torch {torch.__version__} sees no GPU: --device cpu tries the kit without one", file=sys.stderr
         )
         return 2
-    module, function, _ = PARTS[name]
-    part = importlib.import_module(f"benchmarks.gpu_kit.{module}")  # noqa: TID251  one of PARTS, which need each its libraries
-    getattr(part, function)(device, Record(file, device))
+    part = importlib.import_module(f"benchmarks.gpu_kit.{name}")  # noqa: TID251  one of PARTS
+    part.measure(device, Record(file, device))
     return 0
 
 
@@ -111,7 +104,7 @@ def run_part(name: str, device: str, out: Path, left: float) -> dict[str, Any]:
     """Run one part with `left` seconds for all that remain. Never raises for what it does."""
     if left < LEAST_SECONDS:
         return {"state": SKIPPED, "why": f"{max(left, 0):.0f} s were left, and it needs {LEAST_SECONDS:.0f}"}
-    limit = min(PARTS[name][2] * (1.0 if device == "cuda" else CPU_SLACK), left)
+    limit = min(PARTS[name] * (1.0 if device == "cuda" else CPU_SLACK), left)
     file, log = out / f"{name}.json", out / LOG
     file.unlink(missing_ok=True)
     with log.open("a", encoding="utf-8") as output:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.record import Record
-from cppo_lab.maths.divergence import topk_from_logp
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
 
 K = 20
@@ -34,39 +33,31 @@ def measure(device: str, record: Record) -> None:
             leaf.grad = None
 
         one_read = read(logits, name, device, record)
-        ratio = partial(_ratio, name, logits, one_read, device, record)
-        ratio("token_logp", partial(token_logp, logits, tokens), target=False)
-        ratio("topk_tv", partial(logp_and_divergence, *given, measure="tv"))
-        ratio("plain_topk_tv", partial(plain, *given))
-        ratio("topk_tv_with_backward", backward, target=False)
-        _agreement(f"{name}_plain", logp_and_divergence(*given, measure="tv")[:2], plain(*given), record)
+        ways: dict[str, Step] = {
+            "token_logp": partial(token_logp, logits, tokens),
+            "topk_tv": partial(logp_and_divergence, *given, measure="tv"),
+            "topk_tv_with_backward": backward,
+        }
+        for way, step in ways.items():
+            taken = milliseconds(step, device)
+            record.figure(f"{name}_{way}", taken, "ms")
+            # A tiny shape on a CPU says nothing of a target for GPUs.
+            limit = AT_MOST if way == "topk_tv" and device == "cuda" else None
+            record.figure(f"{name}_{way}_over_one_read", taken / one_read, "x", at_most=limit)
+            peak = peak_bytes(step) / logits.nbytes if device == "cuda" else None
+            absent = "" if peak is not None else "only a GPU's allocator says"
+            record.figure(f"{name}_{way}_peak_over_logits", peak, "x the logits' bytes", absent=absent)
         record.note(f"{name}: logits [{len(logits)}, {logits.shape[1]}], {logits.nbytes / 1e9:.2f} GB")
 
 
-def measure_compiled(device: str, record: Record) -> None:
-    """`plain` through torch.compile. On a CPU with a backend that needs no C++ compiler, to try the path."""
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    record.note(f"torch.compile with backend {backend}")
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(
-        plain, backend=backend, dynamic=False, fullgraph=True
-    )
-    for name, given in _inputs(device, record):
-        one_read = read(given[0], name, device, record)
-        first = milliseconds(partial(compiled, *given), device, repeats=1, warm_up=0)
-        record.figure(f"{name}_compiling", first / 1e3, "s")
-        _ratio(name, given[0], one_read, device, record, "compiled_topk_tv", partial(compiled, *given))
-        _agreement(f"{name}_compiled", compiled(*given), plain(*given), record)
-
-
-def plain(
-    logits: Tensor, tokens: Tensor, ids: Tensor, topk_logp: Tensor, rollout_logp: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Log pi(token) and the Top-K TV from one log-sum-exp and a gather: what a compiler can fuse into one read."""
-    normaliser = logits.float().logsumexp(-1, keepdim=True)
-    logp = logits.gather(-1, tokens[:, None]).float() - normaliser
-    cells = logits.gather(-1, ids).float() - normaliser
-    divergence = topk_from_logp(ids, topk_logp, cells, tokens, rollout_logp, logp[:, 0], measure="tv")
-    return logp[:, 0], divergence
+def peak_bytes(step: Step) -> int:
+    """Bytes that a call takes on the GPU at its highest beyond what was there."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
 
 
 def read(logits: Tensor, name: str, device: str, record: Record) -> float:
@@ -84,12 +75,12 @@ def read(logits: Tensor, name: str, device: str, record: Record) -> float:
     return times[quickest]
 
 
-def milliseconds(step: Step, device: str, repeats: int = 0, warm_up: int = 3) -> float:
+def milliseconds(step: Step, device: str) -> float:
     """Median time of one call. On a GPU between two events of its own clock, with nothing else in its queue."""
-    for _ in range(warm_up):
+    for _ in range(3):
         step()
     times: list[float] = []
-    for _ in range(repeats or (20 if device == "cuda" else 3)):
+    for _ in range(20 if device == "cuda" else 3):
         if device == "cuda":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -120,36 +111,3 @@ def _inputs(device: str, record: Record) -> Iterator[tuple[str, Given]]:
     recorded = tokens, top.indices, top.values - normaliser + 0.01, sampled
     yield "bfloat16", (logits.to(torch.bfloat16), *recorded)
     yield "float32", (logits, *recorded)
-
-
-def _ratio(
-    name: str,
-    logits: Tensor,
-    one_read: float,
-    device: str,
-    record: Record,
-    way: str,
-    step: Step,
-    target: bool = True,
-) -> None:
-    """A way's time over one read, and the memory that it takes beyond the logits."""
-    taken = milliseconds(step, device)
-    record.figure(f"{name}_{way}", taken, "ms")
-    # A tiny shape on a CPU says nothing of a target for GPUs.
-    limit = AT_MOST if target and device == "cuda" else None
-    record.figure(f"{name}_{way}_over_one_read", taken / one_read, "x", at_most=limit)
-    peak = None
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        peak = (torch.cuda.max_memory_allocated() - before) / logits.nbytes
-    key, unit = f"{name}_{way}_peak_over_logits", "x the logits' bytes"
-    record.figure(key, peak, unit, absent="" if peak is not None else "only a GPU's allocator says")
-
-
-def _agreement(name: str, ours: tuple[Tensor, ...], plain: tuple[Tensor, ...], record: Record) -> None:
-    for what, mine, other in zip(("logp", "divergence"), ours, plain, strict=True):
-        record.figure(f"{name}_{what}_difference", float((mine - other).abs().max()), "", at_most=1e-4)

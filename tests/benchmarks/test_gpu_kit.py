@@ -113,7 +113,7 @@ def test_a_part_that_fails_takes_no_other_along(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(kit, "limited", ended)
     names = ("crashes", "silent", "hangs", "measures_nothing", "whole")
-    monkeypatch.setattr(kit, "PARTS", dict.fromkeys(names, ("", "", 3.0)))
+    monkeypatch.setattr(kit, "PARTS", dict.fromkeys(names, 3.0))
     ran = kit.run_parts("cpu", tmp_path, 5.0)
     assert {name: (part["state"], part["why"]) for name, part in ran.items()} == {
         "crashes": (kit.FAILED, "exit code -6: so far"),

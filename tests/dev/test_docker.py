@@ -17,79 +17,56 @@ DOCKER, APPTAINER = ROOT / "docker" / "Dockerfile.gpu", ROOT / "docker" / "appta
 STEPS = ["system", "packages", "project"]
 
 
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's, in order: a word in capitals each, and what follows."""
-    lines = [line for line in DOCKER.read_text().splitlines() if line and not line.startswith("#")]
-    found = [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
-    assert {word for word, _ in found} <= {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "CMD"}
-    return found
-
-
-def sections() -> dict[str, list[str]]:
-    """Apptainer's, by name; the header's lines under an empty one."""
-    found: dict[str, list[str]] = {"": []}
-    name = ""
-    for line in APPTAINER.read_text().splitlines():
-        if line.startswith("%"):
-            name = line[1:]
-            found[name] = []
-        elif line.strip() and not line.startswith("#"):
-            found[name].append(line.strip())
-    return found
-
-
-def steps(lines: list[str]) -> list[str]:
-    """The steps of docker/install.sh that lines of shell take."""
-    return [match[1] for line in lines if (match := re.search(r"docker/install\.sh (\w+)$", line))]
+def lines(path: Path) -> list[str]:
+    """Without comments and empty ones."""
+    return [line.strip() for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
 
 
 def test_both_images_are_made_by_the_same_steps_on_the_same_base() -> None:
-    runs = [rest for word, rest in instructions() if word == "RUN"]
-    assert steps(runs) == steps(sections()["post"]) == STEPS
+    instructions = [line.partition(" ")[::2] for line in lines(DOCKER)]
+    words = [word for word, _ in instructions]
+    assert set(words) <= {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "CMD"}
+    header, _, post = "\n".join(lines(APPTAINER)).partition("%post\n")
+    runs = [rest for word, rest in instructions if word == "RUN"]
+    assert [run for run in runs if "install.sh" in run] == [
+        f"bash /opt/cppo-lab/docker/install.sh {step}" for step in STEPS
+    ]
     # Nothing is installed past the script.
-    assert [rest for rest in runs if not steps([rest])] == ["useradd --create-home --uid 1001 cppo"]
-    assert len(sections()["post"]) == len(STEPS)
-    [base] = [rest for word, rest in instructions() if word == "FROM"]
-    assert sections()[""] == ["Bootstrap: docker", f"From: {base}"]
+    assert [run for run in runs if "install.sh" not in run] == ["useradd --create-home --uid 1001 cppo"]
+    post = post.partition("\n%")[0]
+    assert re.findall(r"docker/install\.sh (\w+)$", post, re.MULTILINE) == STEPS
+    assert post.count("\n") + 1 == len(STEPS)
     # flash-attn is compiled by the CUDA toolkit of the base, against torch's.
+    [base] = [rest for word, rest in instructions if word == "FROM"]
+    assert header.startswith(f"Bootstrap: docker\nFrom: {base}\n%")
     for lock in REQUIREMENTS:
         version = pins(lock.read_text())["cuda-toolkit"].version
         assert base == f"nvidia/cuda:{version}-devel-ubuntu24.04"
-
-
-def test_what_is_copied_is_there_and_the_image_ends_as_another_user() -> None:
-    copied = [rest.split() for word, rest in instructions() if word == "COPY"]
-    assert [words[-1].rstrip("/") for words in copied] == [f"/opt/cppo-lab{at}" for at in ("/docker", "", "")]
-    for *sources, _ in copied:
-        assert all((ROOT / source).exists() for source in sources)
+    copied = [rest.split() for word, rest in instructions if word == "COPY"]
+    assert [names[-1].rstrip("/") for names in copied] == [f"/opt/cppo-lab{at}" for at in ("/docker", "", "")]
+    sources = {source for *names, _ in copied for source in names}
+    assert all((ROOT / source).exists() for source in sources)
     # The steps find their files in the image.
     written = re.findall(r'-r "?([^\s"]+)', SCRIPT.read_text())
-    needed = {one.replace("$backend", backend) for one in written for backend in ("fsdp", "megatron")}
-    assert len(needed) == 4 and needed <= {source for *sources, _ in copied for source in sources}
-    words = [word for word, _ in instructions()]
-    assert dict(instructions())["USER"] not in ("root", "0")
-    assert "RUN" not in words[words.index("USER") :] and "COPY" not in words[words.index("USER") :]
+    needed = {name.replace("$backend", backend) for name in written for backend in ("fsdp", "megatron")}
+    assert len(needed) == 4 and needed <= sources
+    # It ends as another user.
+    assert dict(instructions)["USER"] not in ("root", "0")
+    assert not {"RUN", "COPY"} & set(words[words.index("USER") :])
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="asks git; this is no checkout")
 def test_what_is_left_out_of_the_image_is_no_part_of_the_project() -> None:
-    ignored = [
-        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")
-    ]
+    ignored = lines(ROOT / ".dockerignore")
     assert ".git" not in ignored
-    patterns = [f":(glob){one}" for line in ignored for one in (line, f"{line}/**")]
-    tracked = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", *patterns], capture_output=True, text=True, check=True
-    )
-    assert tracked.stdout == ""
+    patterns = [f":(glob){line}{below}" for line in ignored for below in ("", "/**")]
+    assert subprocess.check_output(["git", "-C", str(ROOT), "ls-files", *patterns]) == b""
 
 
 def test_the_wheels_without_hashes_are_those_that_the_lock_leaves_out() -> None:
-    lines = [line for line in WHEELS.read_text().splitlines() if not line.startswith("#")]
-    source = "https://github.com/verl-project/verl-wheelhouse/releases/download/"
-    found = {name: url for name, _, url in (line.partition(" @ ") for line in lines)}
-    assert sorted(found) == sorted(WHEELHOUSE)
-    assert all(url.startswith(source) and url.endswith(".whl") for url in found.values())
+    source = r"https://github\.com/verl-project/verl-wheelhouse/releases/download/\S+\.whl"
+    wheels = [re.fullmatch(rf"(\S+) @ {source}", line) for line in lines(WHEELS)]
+    assert sorted(wheel[1] if wheel else "" for wheel in wheels) == sorted(WHEELHOUSE)
     assert not set(WHEELHOUSE) & set(pins(MEGATRON.read_text()))
 
 

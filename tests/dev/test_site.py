@@ -11,7 +11,7 @@ import pytest
 from dev import site
 from dev.docstrings import as_restructured_text
 from dev.errors import DevError
-from dev.site import Group, navigation, stage
+from dev.site import navigation, stage
 
 README = """\
 # Title
@@ -45,18 +45,18 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_the_navigation_is_the_readme_s_table(tree: Path) -> None:
-    assert navigation(tree) == [
-        Group("Users", ("docs/one.md",)),
-        Group("Contributors", ("docs/two.md", "CONTRIBUTING.md")),
-        Group("Further", ("CHANGELOG.md",)),
-    ]
+    assert navigation(tree) == {
+        "Users": ["docs/one.md"],
+        "Contributors": ["docs/two.md", "CONTRIBUTING.md"],
+        "Further": ["CHANGELOG.md"],
+    }
     (tree / "README.md").write_text("# Title\n")
     with pytest.raises(DevError, match="no table under `## Documents`"):
         navigation(tree)
 
 
 def test_every_document_of_this_tree_is_in_the_navigation_once() -> None:
-    named = [name for group in navigation() for name in group.documents]
+    named = [name for names in navigation().values() for name in names]
     assert sorted(named) == sorted(
         path.relative_to(site.ROOT).as_posix() for path in site.documents() if path.name != "README.md"
     )
