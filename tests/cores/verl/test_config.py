@@ -177,6 +177,7 @@ PAPER = {
     f"{ROLLOUT}.top_p": 1.0,
     f"{ROLLOUT}.top_k": -1,
     f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.logprobs_mode": "processed_logprobs",  # log mu at the sampling temperature
     f"{ROLLOUT}.dtype": "bfloat16",
     f"{ROLLOUT}.engine_kwargs.cppo_lab": {"topk": 20, "topk_dtype": "float16", "seed": 0, "seed_requests": True},
     f"{ROLLOUT}.val_kwargs.n": 16,

@@ -157,7 +157,7 @@ def test_every_rule_trains(on_ray: OnRay, rule: str) -> None:
     assert 0 < row["train/grad_norm"] < 1000
     assert {"train/loss", "train/entropy", "train/relative_logprob_error", "perf/mfu"} <= set(row)
     # Both servers have the weights of the step before.
-    assert row["mismatch/before_update/abs_log_ratio_max"] < 1e-3
+    assert row["mismatch/before_update/abs_log_ratio_max"] < 1e-4
     # The second minibatch sees a policy that has moved away from mu. What the rollout keeps of mu is rounded to
     # float16 here, which is a divergence of its own; the probabilities of the sampled tokens are not.
     assert row["rule/divergence_mean"] > 1e-5
