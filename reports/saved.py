@@ -6,12 +6,14 @@ The content of `report.json` is not trusted: every field is validated, and error
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from cppo_lab.analysis.fields import Fields, boolean, count, number, text
+from pydantic import BaseModel
+
+from cppo_lab.analysis.fields import Count, Number, parsed
 from cppo_lab.errors import UserError, printable
 from cppo_lab.files import read_plain
 
@@ -64,21 +66,74 @@ REMEDY = "make the report again with `cppo report`"
 
 HEAD = ("kind", "name", "title", "experiment", "core", "command")
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
-_CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "text": text,
-    "true or false": boolean,
-    "count": count,
-    "number": number,
-}
-_CELL = {"state": "text", "provisional": "true or false", "expected": "count"}
-_RUN = {"run_id": "text?", "state": "text", "step": "count?", "score": "number?", "version": "text"}
-_VERDICT = {
-    **dict.fromkeys(("claim", "text", "outcome", "reason"), "text"),
-    **dict.fromkeys(("estimate", "low", "high"), "number?"),
-    "provisional": "true or false",
-}
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class _Stat(BaseModel):
+    mean: Number | None = None
+    n: Count
+
+
+class _Cell(BaseModel):
+    model: str
+    variant: str
+    state: str
+    provisional: bool
+    expected: Count
+    score: _Stat | None = None
+    components: dict[str, _Stat | None]
+
+    def values(self) -> Values:
+        stats = {name: stat for name, stat in self.components.items() if stat and stat.mean is not None}
+        mean = None if self.score is None else self.score.mean
+        return {
+            **self.model_dump(include={"state", "provisional", "expected"}),
+            "runs": 0 if self.score is None or mean is None else self.score.n,
+            "score": mean,
+            "components": {name: stat.mean for name, stat in stats.items()},
+        }
+
+
+class _Run(BaseModel):
+    key: str
+    run_id: str | None = None
+    state: str
+    step: Count | None = None
+    score: Number | None = None
+    version: str
+
+
+class _Sweep(BaseModel):
+    name: str
+    cells: tuple[_Cell, ...]
+    runs: tuple[_Run, ...]
+
+
+class _Verdict(BaseModel):
+    sweep: str
+    claim: str
+    text: str
+    outcome: str
+    reason: str
+    estimate: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    provisional: bool
+
+
+class _Record(BaseModel):
+    format: Literal["cppo-report-1"]
+    kind: str
+    name: str
+    title: str
+    experiment: str
+    core: str
+    command: str
+    sweeps: tuple[_Sweep, ...]
+    verdicts: tuple[_Verdict, ...]
+    figures: dict[str, str]
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -111,70 +166,24 @@ def read_record(folder: Path) -> SavedReport:
         raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
         raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
-    fields = Fields.parse(data.decode("utf-8", errors="replace"), str(path), REMEDY)
-    if fields.values.get("format") != FORMAT:
-        raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
-    cells: dict[tuple[str, ...], Values] = {}
-    runs: dict[tuple[str, ...], Values] = {}
-    for sweep in _inner(fields, "sweeps"):
-        name = sweep.one("name", text, "text")
-        for cell in _inner(sweep, "cells"):
-            key = _values(cell, {"model": "text", "variant": "text"}).values()
-            cells[name, *key] = _values(cell, _CELL) | _scores(cell)
-        for run in _inner(sweep, "runs"):
-            runs[name, run.one("key", text, "text")] = _values(run, _RUN)
-    verdicts: dict[tuple[str, ...], Values] = {
-        (one.one("sweep", text, "text"), one.one("claim", text, "text")): _values(one, _VERDICT)
-        for one in _inner(fields, "verdicts")
-    }
-    figures, files = (_texts(fields.inner(key)) for key in ("figures", "files"))
+    record = parsed(_Record, data, str(path), REMEDY)
     return SavedReport(
-        **_values(fields, dict.fromkeys(HEAD, "text")),
-        cells=cells,
-        runs=runs,
-        verdicts=verdicts,
-        figures=figures,
-        files=files,
+        **{key: getattr(record, key) for key in (*HEAD, "figures", "files")},
+        cells={
+            (sweep.name, cell.model, cell.variant): cell.values()
+            for sweep in record.sweeps
+            for cell in sweep.cells
+        },
+        runs={
+            (sweep.name, run.key): run.model_dump(exclude={"key"})
+            for sweep in record.sweeps
+            for run in sweep.runs
+        },
+        verdicts={
+            (verdict.sweep, verdict.claim): verdict.model_dump(exclude={"sweep"})
+            for verdict in record.verdicts
+        },
     )
-
-
-def _inner(fields: Fields, key: str) -> list[Fields]:
-    """The JSON objects in a list."""
-    items = fields.listed(key, lambda value: value if isinstance(value, dict) else None, "JSON object")
-    return [Fields(item, f"{fields.what}, {key}[{index}],", REMEDY) for index, item in enumerate(items)]
-
-
-def _texts(fields: Fields) -> dict[str, str]:
-    return {name: fields.one(name, text, "text") for name in fields.values}
-
-
-def _values(fields: Fields, kinds: Mapping[str, str]) -> Values:
-    """The values of these keys, each of the kind that is named; null is valid where a question mark follows."""
-    return {
-        key: None
-        if kind.endswith("?") and fields.values.get(key) is None
-        else fields.one(key, _CHECKS[kind.rstrip("?")], kind.rstrip("?"))
-        for key, kind in kinds.items()
-    }
-
-
-def _scores(cell: Fields) -> Values:
-    score, components = _stat(cell, "score"), cell.inner("components")
-    means = {name: _stat(components, name) for name in components.values}
-    return {
-        "runs": 0 if score is None else score[1],
-        "score": None if score is None else score[0],
-        "components": {name: found[0] for name, found in means.items() if found is not None},
-    }
-
-
-def _stat(fields: Fields, key: str) -> tuple[float, int] | None:
-    """Mean and number of runs; None if there is no score."""
-    if fields.values.get(key) is None:
-        return None
-    stat = fields.inner(key)
-    mean = stat.optional("mean")
-    return None if mean is None else (mean, stat.one("n", count, "count"))
 
 
 # The differences between two reports, from their records, and as lines for a terminal.

@@ -78,25 +78,21 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
 
     tokens, responses = 16_384, 4
     rule = RuleSpec(name="cppo", delta=0.15, delta_b=0.02, delta_b_mode="fixed", w_min=0.8)
-    made = Diagnostics(rule, tokens)
-    draw = torch.Generator().manual_seed(1)
+    diagnostics, draw = Diagnostics(rule, tokens), torch.Generator().manual_seed(1)
     logp, mu = (-3 * torch.rand(responses, tokens, generator=draw) for _ in range(2))
-    valid = torch.ones_like(logp).bool()
-    made.see(
-        3,
-        ObservedTokens(
-            logp, mu, (logp.exp() - mu.exp()).abs() / 3, torch.ones_like(logp), valid, valid.long()
-        ),
-        lambda ids: ["中文 \n" for _ in ids],
-    )
-    made.end_step()
-    tables = {name: json.dumps(table) for name, table in made.tables().items()}
-    assert all(len(text.encode()) < artifacts.LARGEST / 2 for text in tables.values())
-    positions, windows = (run_with(store, f"{name}.json", text) for name, text in tables.items())
-    gaps = read_positions(store[0], [positions])[positions]
-    assert gaps.tokens == (responses,) * tokens
-    assert gaps.mean == pytest.approx((logp.exp() - mu.exp()).abs().mean(0).tolist(), abs=1e-6)
-    window = read_windows(store[0], [windows])[windows]
+    gaps, valid = (logp.exp() - mu.exp()).abs(), torch.ones_like(logp).bool()
+    observed = ObservedTokens(logp, mu, gaps / 3, torch.ones_like(logp), valid, valid.long())
+    diagnostics.see(3, observed, lambda ids: ["中文 \n" for _ in ids])
+    diagnostics.end_step()
+    ids = []
+    for name, table in diagnostics.tables().items():
+        text = json.dumps(table)
+        assert len(text.encode()) < artifacts.LARGEST / 2
+        ids.append(run_with(store, f"{name}.json", text))
+    [positions] = read_positions(store[0], ids).values()
+    assert positions.tokens == (responses,) * tokens
+    assert positions.mean == pytest.approx(gaps.mean(0).tolist(), abs=1e-6)
+    [window] = read_windows(store[0], ids).values()
     assert (window.step, len(window.symbols), window.token_threshold) == (3, tokens, 0.15)
     assert {"token", "prefix"} <= set(window.masked_by)
 
@@ -104,20 +100,32 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("positions", "{", "is not JSON"),
-        ("positions", "[]", "is not a JSON object"),
-        ("positions", {"tokens": [1]}, r"has 1 values of 'tokens' beside lists of 3"),
-        ("positions", {"tokens": [1, 2, -1]}, r"has tokens\[2\]=-1, which is no count"),
-        ("positions", {"gap_mean": "much"}, "lacks the list 'gap_mean'"),
-        ("positions", {"gap_mean": [0.1, True, None]}, r"gap_mean\[1\]=True, which is no number"),
-        ("positions", {"gap_mean": [0.1, None, None]}, "has no gap at a position that has tokens"),
+        ("positions", "{", "is invalid: Invalid JSON"),
+        ("positions", "[]", "is invalid: Input should be an object"),
+        ("positions", {"tokens": [1]}, r"lists of different lengths: .*'tokens': 1"),
+        ("positions", {"tokens": [1, 2, -1]}, r"has tokens\.2=-1: Input should be greater"),
+        ("positions", {"gap_mean": "much"}, "has gap_mean='much': Input should be a valid array"),
+        (
+            "positions",
+            {"gap_mean": [0.1, True, None]},
+            r"has gap_mean\.1=True: Input should be a valid number",
+        ),
+        ("positions", {"gap_mean": [0.1, None, None]}, "no gap at a position that has tokens"),
         ("positions", {"position": [1, 2, 4]}, "positions other than 1, 2, 3"),
-        ("positions", {"w_min": "0.8"}, "has w_min='0.8', which is no number"),
-        ("window", {"masked_by": ["", "whim"]}, "no reason to mask"),
-        ("window", {"moves_away": [1, 0]}, "no true or false"),
-        ("window", {"prefix_threshold": [float("nan"), 1]}, "no number"),
-        ("window", {"step": None}, "no count"),
-        ("window", {key: [] for key, value in WINDOW.items() if isinstance(value, list)}, "has no token"),
+        ("positions", {"w_min": "0.8"}, "has w_min='0.8': Input should be a valid number"),
+        (
+            "window",
+            {"masked_by": ["", "whim"]},
+            r"has masked_by\.1='whim': Input should be '', 'token' or 'prefix'",
+        ),
+        ("window", {"moves_away": [1, 0]}, r"has moves_away\.0=1: Input should be a valid boolean"),
+        ("window", {"prefix_threshold": [float("nan"), 1]}, r"has prefix_threshold\.0=nan"),
+        ("window", {"step": None}, "has step=None: Input should be a valid integer"),
+        (
+            "window",
+            {key: [] for key, value in WINDOW.items() if isinstance(value, list)},
+            "has symbols: Tuple should have at least 1",
+        ),
     ],
 )
 def test_what_is_not_as_it_should_be_is_named(
@@ -153,7 +161,15 @@ def test_the_window_that_shows_most(letters: str, shown: str) -> None:
     count = len(letters)
     reasons = tuple({"t": "token", "p": "prefix"}.get(letter, "") for letter in letters)
     away = tuple(letter != "." for letter in letters)
-    window = TokenWindow(1, tuple(letters), (0.1,) * count, 0.15, (0.2,) * count, away, reasons)
+    window = TokenWindow(
+        step=1,
+        symbols=tuple(letters),
+        weighted_divergence=(0.1,) * count,
+        token_threshold=0.15,
+        prefix_threshold=(0.2,) * count,
+        moves_away=away,
+        masked_by=reasons,
+    )
     assert "".join(window.span(4).symbols) == shown
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 
-from cppo_lab.analysis import artifacts
-from cppo_lab.analysis.fields import Fields
+from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow
+from cppo_lab.analysis.fields import parsed
 from cppo_lab.analysis.search import parse_search
 from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
@@ -103,17 +103,14 @@ def test_record_of_bytes(tmp_path_factory: pytest.TempPathFactory, content: byte
 @fuzz(60)
 @given(values=altered(POSITIONS))
 def test_positions(values: Any) -> None:
-    refused(
-        lambda: artifacts._positions(Fields.parse(as_json(values).decode(), "positions.json")),
-        "positions.json",
-    )
+    refused(lambda: parsed(PositionGaps, as_json(values), "positions.json"), "positions.json")
 
 
 @fuzz(60)
 @given(values=altered(WINDOW))
 def test_window(values: Any) -> None:
     def read() -> None:
-        window = artifacts._window(Fields.parse(as_json(values).decode(), "window.json"))
+        window = parsed(TokenWindow, as_json(values), "window.json")
         assert len(window.span(4).symbols) <= 4
         assert len(window.effective()) == len(window.symbols)
 
