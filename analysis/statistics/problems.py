@@ -28,7 +28,7 @@ from scipy.special import stdtrit
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, SelectionState
+from cppo_lab.analysis.selection import GAPS, RunScore
 from cppo_lab.analysis.statistics.collapse import wilson
 from cppo_lab.analysis.statistics.estimate import (
     LEVEL,
@@ -135,9 +135,9 @@ def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
     parts = [
         part for stratum in strata if (part := mean_estimate([float(x) for x in shares[stratum]])) is not None
     ]
-    found = combine(parts, [1 / len(strata)] * len(strata))
-    assert found is not None, "an evaluation has problems"
-    return found
+    mean = combine(parts, [1 / len(strata)] * len(strata))
+    assert mean is not None, "an evaluation has problems"
+    return mean
 
 
 # The problems that separate two methods, and the performance profile of a method over problems.
@@ -234,8 +234,8 @@ def pass_at_k(right: Counts, samples: int, k: int) -> FloatArray:
     """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`."""
     _demand(samples, k)
     by_count = [1 - Fraction(comb(samples - count, k), comb(samples, k)) for count in range(samples + 1)]
-    found: FloatArray = np.array([float(chance) for chance in by_count])[np.asarray(right, dtype=np.intp)]
-    return found
+    chances: FloatArray = np.array([float(chance) for chance in by_count])[np.asarray(right, dtype=np.intp)]
+    return chances
 
 
 def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
@@ -312,17 +312,13 @@ def problem_difference(
 
 def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
     """Variance of the mean over benchmarks that comes from the interaction of run and problem: mean square / (S P)."""
-    runs, found, strata = len(values), 0.0, strata_of(benchmark_of)
-    if runs < 2:
-        return 0.0
-    for stratum in strata:
-        if len(stratum) < 2:
-            continue
-        part = values[:, stratum]
-        rest = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
-        square = float((rest**2).sum()) / ((runs - 1) * (len(stratum) - 1))
-        found += square / (runs * len(stratum)) / len(strata) ** 2
-    return found
+    runs, strata = len(values), strata_of(benchmark_of)
+    variances = [0.0]
+    for part in (values[:, stratum] for stratum in strata if len(stratum) > 1 and runs > 1):
+        residuals = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
+        square = float((residuals**2).sum()) / ((runs - 1) * (part.shape[1] - 1))
+        variances.append(square / part.size)
+    return math.fsum(variances) / len(strata) ** 2
 
 
 def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
@@ -339,17 +335,17 @@ def _quantile(degrees: float) -> float:
     return float(stdtrit(degrees, (1 + LEVEL) / 2))
 
 
-def _degrees(quantile: float, one: float, other: float) -> float:
-    """The degrees of freedom between `one` and `other` at which t has this quantile."""
-    low, high = sorted((one, other))
+def _degrees(quantile: float, *ends: float) -> float:
+    """The degrees of freedom between the `ends` at which t has this quantile."""
+    low, high = sorted(ends)
     for _ in range(60):  # the quantile falls as the degrees rise
         middle = (low + high) / 2
         low, high = (middle, high) if _quantile(middle) > quantile else (low, middle)
     return (low + high) / 2
 
 
-def _correlation(one: FloatArray, other: FloatArray) -> float | None:
-    a, b = one - one.mean(), other - other.mean()
+def _correlation(ours: FloatArray, theirs: FloatArray) -> float | None:
+    a, b = ours - ours.mean(), theirs - theirs.mean()
     scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
     return float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
 
@@ -454,7 +450,6 @@ def _together(evaluations: Evaluations) -> float:
 
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
-_RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,9 +489,9 @@ class CellProblems:
     @property
     def between(self) -> float | None:
         """rho at the last validation, averaged over runs; None if no run shows it."""
-        found = [evaluation_variance(run, self.samples, self.benchmark_of).between for run in self.last]
-        known = [one for one in found if one is not None]
-        return sum(known) / len(known) if known else None
+        variances = (evaluation_variance(run, self.samples, self.benchmark_of) for run in self.last)
+        shares = [variance.between for variance in variances if variance.between is not None]
+        return sum(shares) / len(shares) if shares else None
 
     def pass_at(self, k: int) -> Estimate:
         """pass@k at the last validation, averaged over runs, with its standard error over other problems."""
@@ -528,17 +523,21 @@ class PairedProblems:
 
 def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
     """The cells whose finished runs all recorded outcomes, on the same problems as the other cells of their model."""
-    found = []
+    cells = []
     for model in board.models:
-        cells = [(variant, _kept(board, model, variant)) for variant in board.variants]
-        kept = [pair for _, own in cells for pair in own]
-        whole = all(outcomes is not None and len(outcomes.steps) for _, outcomes in kept)
-        known = [(run, outcomes) for run, outcomes in kept if outcomes is not None]
-        if known and whole and len({_problems(outcomes) for _, outcomes in known}) == 1:
-            for variant, own in cells:
-                runs = [(run, outcomes) for run, outcomes in own if outcomes is not None]
-                found += [_cell(board, model, variant, runs)] if runs else []
-    return tuple(one for one in found if one is not None)
+        recorded: dict[str, list[tuple[RunScore, Outcomes]]] = defaultdict(list)
+        whole = True
+        for run in (run for run in board.runs if run.model == model and run.state not in GAPS):
+            outcomes = board.data.outcomes.get(run.mlflow_id or "")
+            if outcomes is None or not len(outcomes.steps):
+                whole = False
+            else:
+                recorded[run.variant].append((run, outcomes))
+        problems = {outcomes.key for runs in recorded.values() for _, outcomes in runs}
+        if whole and len(problems) == 1:
+            ordered = (variant for variant in board.variants if variant in recorded)
+            cells += [_cell(board, model, variant, recorded[variant]) for variant in ordered]
+    return tuple(cell for cell in cells if cell is not None)
 
 
 def paired_problems(
@@ -546,25 +545,25 @@ def paired_problems(
 ) -> tuple[PairedProblems, ...]:
     """The per-problem comparison for each difference of final means (over seeds) whose two cells are in `cells`."""
     by_name = {(cell.model, cell.variant): cell for cell in cells}
-    found = []
-    for one in differences:
-        ours = by_name.get((one.model, one.variant))
-        theirs = by_name.get((one.model, one.against))
+    pairs = []
+    for each in differences:
+        ours = by_name.get((each.model, each.variant))
+        theirs = by_name.get((each.model, each.against))
         if ours is None or theirs is None:
             continue
-        rows = _paired_rows(ours, theirs) if one.paired else (ours.final, theirs.final)
-        found.append(
+        rows = _paired_rows(ours, theirs) if each.paired else (ours.final, theirs.final)
+        pairs.append(
             PairedProblems(
-                model=one.model,
-                variant=one.variant,
-                against=one.against,
-                difference=problem_difference(*rows, ours.benchmark_of, one.estimate, one.paired),
+                model=each.model,
+                variant=each.variant,
+                against=each.against,
+                difference=problem_difference(*rows, ours.benchmark_of, each.estimate, each.paired),
                 separated=separations(ours.last, theirs.last, ours.samples),
                 ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
                 theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
             )
         )
-    return tuple(found)
+    return tuple(pairs)
 
 
 def majority_score(
@@ -574,17 +573,23 @@ def majority_score(
     texts of all answers to all problems were recorded there.
     """
     runs = {run.mlflow_id: run for run in board.runs_of(cell.model, cell.variant)}
-    found = []
+    chances = []
     for mlflow_id in cell.mlflow_ids:
-        run, own = runs[mlflow_id], answers.get(mlflow_id)
-        outcomes = board.data.outcomes[mlflow_id]
-        step = int((outcomes if run.t_stop is None else outcomes.until(run.t_stop)).steps[-1])
-        kept = next((one for one in own.texts if one.step == step), None) if own else None
-        votes = _votes(kept.samples if kept else ())
-        if any(_count(votes.get(name, ((), 0))) != cell.samples for name in cell.problems):
+        step = int(_in_window(runs[mlflow_id], board.data.outcomes[mlflow_id]).steps[-1])
+        texts = answers[mlflow_id].texts if mlflow_id in answers else ()
+        votes = _votes([sample for each in texts if each.step == step for sample in each.samples])
+        if any(votes[name].total() != cell.samples for name in cell.problems):
             return None
-        found.append([majority_at_k(votes[name][1], votes[name][0], cell.samples) for name in cell.problems])
-    return clustered_mean(np.mean(found, axis=0), cell.benchmark_of)
+        of_run = []
+        for counts in (votes[name] for name in cell.problems):
+            wrong = [count for answer, count in counts.items() if answer != _RIGHT]
+            of_run.append(majority_at_k(counts[_RIGHT], wrong, cell.samples))
+        chances.append(of_run)
+    return clustered_mean(np.mean(chances, axis=0), cell.benchmark_of)
+
+
+def _in_window(run: RunScore, outcomes: Outcomes) -> Outcomes:
+    return outcomes if run.t_stop is None else outcomes.until(run.t_stop)
 
 
 def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
@@ -592,61 +597,46 @@ def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
     answers; None without two such validations.
     """
     ours, theirs = [], []
-    for one, other in pairwise(_graded(texts, samples) for texts in answers.texts):
-        for problem in sorted(one.keys() & other.keys()):
-            ours.append(one[problem])
-            theirs.append(other[problem])
+    for before, after in pairwise(_graded(texts, samples) for texts in answers.texts):
+        for problem in sorted(before.keys() & after.keys()):
+            ours.append(before[problem])
+            theirs.append(after[problem])
     return draw_correlation(np.array(ours), np.array(theirs)) if ours and samples > 1 else None
 
 
 def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
     """Problem -> the grades of its answers by draw, for the problems with all answers."""
-    found: dict[str, dict[int, bool]] = defaultdict(dict)
-    for one in texts.samples:
-        if one.kind == VALIDATION:
-            found[one.problem][one.draw] = one.right
+    grades: dict[str, dict[int, bool]] = defaultdict(dict)
+    for sample in texts.samples:
+        if sample.kind == VALIDATION:
+            grades[sample.problem][sample.draw] = sample.right
     return {
         problem: [graded[draw] for draw in range(samples)]
-        for problem, graded in sorted(found.items())
+        for problem, graded in grades.items()
         if graded.keys() == set(range(samples))
     }
 
 
-def _count(votes: tuple[Sequence[int], int]) -> int:
-    return sum(votes[0]) + votes[1]
+_RIGHT = "right"
 
 
-def _votes(samples: Sequence[Sample]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Problem -> (count of each distinct wrong answer, count of right answers). Answers of one value agree, whatever
-    their spelling. Missing answers never agree with each other.
+def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
+    """Problem -> how often each answer was given. Answers of one value agree, whatever their spelling, as all right
+    ones do. Missing answers never agree with each other.
     """
-    right, wrong = Counter[str](), defaultdict[str, Counter[str]](Counter)
-    for one in samples:
-        if one.kind != VALIDATION:
-            continue
-        wrong[one.problem].update(
-            () if one.right else (f"#{one.draw}" if one.answer is None else f"={value(one.answer)}",)
-        )
-        right[one.problem] += one.right
-    return {name: (tuple(counted.values()), right[name]) for name, counted in wrong.items()}
+    votes = defaultdict[str, Counter[str]](Counter)
+    for sample in samples:
+        if sample.kind == VALIDATION:
+            wrong = f"#{sample.draw}" if sample.answer is None else f"={value(sample.answer)}"
+            votes[sample.problem][_RIGHT if sample.right else wrong] += 1
+    return votes
 
 
 def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
     """The rows of the common seeds, in the order of ours."""
     shared = [seed for seed in ours.seeds if seed in theirs.seeds]
-    mine = ours.final[[ours.seeds.index(seed) for seed in shared]]
-    other = theirs.final[[theirs.seeds.index(seed) for seed in shared]]
-    return mine, other
-
-
-def _kept(board: Scoreboard, model: str, variant: str) -> list[tuple[RunScore, Outcomes | None]]:
-    """The finished runs of a cell with their outcomes."""
-    finished = (run for run in board.runs_of(model, variant) if run.state in _RESULTS)
-    return [(run, board.data.outcomes.get(run.mlflow_id or "")) for run in finished]
-
-
-def _problems(outcomes: Outcomes) -> tuple[object, ...]:
-    return outcomes.samples, outcomes.benchmarks, outcomes.problems, outcomes.benchmark_of.tobytes()
+    rows = ([side.seeds.index(seed) for seed in shared] for side in (ours, theirs))
+    return ours.final[next(rows)], theirs.final[next(rows)]
 
 
 def _cell(
@@ -655,7 +645,7 @@ def _cell(
     final, inside, evaluations = [], [], list[tuple[float, float]]()
     first = runs[0][1]
     for run, whole in runs:
-        outcomes = whole if run.t_stop is None else whole.until(run.t_stop)
+        outcomes = _in_window(run, whole)
         weights = late_weights(board, run)
         rows = {int(step): row for step, row in zip(outcomes.steps, outcomes.right, strict=True)}
         if not weights or not weights.keys() <= rows.keys():

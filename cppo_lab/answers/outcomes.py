@@ -82,12 +82,12 @@ class Outcomes:
 
     def is_of_same_problems(self, other: "Outcomes") -> bool:
         """Whether both have the same problems and the same number of answers to each."""
-        return (self.samples, self.benchmarks, self.problems, self.benchmark_of.tolist()) == (
-            other.samples,
-            other.benchmarks,
-            other.problems,
-            other.benchmark_of.tolist(),
-        )
+        return self.key == other.key
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What outcomes of the same problems have in common."""
+        return self.samples, self.benchmarks, self.problems, self.benchmark_of.tobytes()
 
     def averages(self) -> NDArray[np.float64]:
         """Avg@k [V, number of benchmarks], the share of right answers."""

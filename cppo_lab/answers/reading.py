@@ -10,7 +10,7 @@ from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.files import names_below, open_below
 
-_STEP = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
+STEP_FILE = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
 
 
 class AnswerFiles(Protocol):
@@ -57,7 +57,7 @@ def read_outcomes(files: AnswerFiles) -> Outcomes | None:
 
 def steps_with(files: AnswerFiles, kind: str) -> list[int]:
     """The steps that have a file of this kind (`texts` or `tokens`), increasing."""
-    matches = (_STEP.fullmatch(name) for name in files.names())
+    matches = (STEP_FILE.fullmatch(name) for name in files.names())
     return sorted({int(match[2]) for match in matches if match and match[1] == kind})
 
 

@@ -1,6 +1,5 @@
 """Writing the files of a run's answers, step by step, within their size limit."""
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +7,14 @@ from pathlib import Path
 
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.answers.reading import STEP_FILE, FolderFiles, read_outcomes
 from cppo_lab.answers.texts import Sample, Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.errors import UserError
-from cppo_lab.files import names_below, open_below
+from cppo_lab.files import names_below
 from cppo_lab.spec import AnswersSpec
 
 TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
-_OF_STEP = re.compile(r"(?:texts-(\d{6,})\.jsonl\.gz|tokens-(\d{6,})\.npz)")
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class Recording:
         last = -1 if step is None else step
         names = names_below(self.folder, ANSWERS)
         for name in names:
-            match = _OF_STEP.fullmatch(name)
-            if match and int(match[1] or match[2]) > last:
+            match = STEP_FILE.fullmatch(name)
+            if match and int(match[2]) > last:
                 (self.folder / ANSWERS / name).unlink(missing_ok=True)
         self._outcomes = None
         if step is None and Path(OUTCOMES).name in names:
@@ -95,11 +94,7 @@ class Recording:
     def _on_file(self) -> Outcomes | None:
         """The outcomes written by an earlier attempt."""
         try:
-            file = open_below(self.folder, *OUTCOMES.split("/"))
-            if file is None:
-                return None
-            with file:
-                return outcomes.read(file.read(outcomes.LARGEST + 1), str(self.folder / OUTCOMES))
+            return read_outcomes(FolderFiles(self.folder))
         except UserError as error:
             print(f"outcomes of earlier validations are lost: {error}", file=sys.stderr, flush=True)
             return None

@@ -2,11 +2,12 @@
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cppo_lab.answers import ANSWERS
 from cppo_lab.errors import UserError
@@ -18,7 +19,27 @@ LONGEST = 2**20  # characters of a prompt or response; the middle of a longer on
 REMEDY = "delete that file"
 VALIDATION: Final = "validation"
 TRAINING: Final = "training"
-_REPLACEMENT = "\ufffd"
+
+
+def as_text(value: str | bytes) -> str:
+    """Valid Unicode text: invalid UTF-8 bytes and lone surrogates become U+FFFD.
+
+    The middle of a text longer than LONGEST characters is replaced by a note.
+    """
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if not value.isascii():
+        value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if len(value) <= LONGEST:
+        return value
+    half = LONGEST // 2
+    return f"{value[:half]}\n[{len(value) - 2 * half} characters are left out here]\n{value[-half:]}"
+
+
+Text = Annotated[str, BeforeValidator(lambda value: as_text(value) if isinstance(value, str) else value)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +57,23 @@ class Sample:
     the response's reward and advantage.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     kind: Literal["validation", "training"]
-    step: int
-    benchmark: str
-    problem: str
-    draw: int
-    prompt: str
-    response: str
-    truth: str | None
-    answer: str | None
-    right: bool
-    length: int
-    cut_off: bool
-    stop: str
-    group: int | None = None
-    reward: float | None = None
-    advantage: float | None = None
+    step: Count
+    benchmark: Text
+    problem: Text
+    draw: Count
+    prompt: Text
+    response: Text
+    truth: Text | None
+    answer: Text | None
+    right: Flag
+    length: Count
+    cut_off: Flag
+    stop: Text
+    group: Annotated[int, Field(strict=True)] | None = None
+    reward: Number | None = None
+    advantage: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -66,21 +88,6 @@ class Texts:
 def texts_name(step: int) -> str:
     """The name of a step's file, relative to the run's folder."""
     return f"{ANSWERS}/texts-{step:06d}.jsonl.gz"
-
-
-def as_text(value: str | bytes) -> str:
-    """Valid Unicode text: invalid UTF-8 bytes and lone surrogates become U+FFFD.
-
-    The middle of a text longer than LONGEST characters is replaced by a note.
-    """
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if not value.isascii():
-        value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if len(value) <= LONGEST:
-        return value
-    half = LONGEST // 2
-    return f"{value[:half]}\n[{len(value) - 2 * half} characters are left out here]\n{value[-half:]}"
 
 
 def write(texts: Texts) -> bytes:
@@ -108,11 +115,10 @@ def read(data: bytes, what: str) -> Texts:
     """
     try:
         first, *lines = _unpacked(data).decode().removesuffix("\n").split("\n")
-        about = json.loads(first)
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        step, left_out = (_count(about.get(name)) for name in ("step", "left_out"))
-        return Texts(step, tuple(_sample(line, step) for line in lines), left_out)
+        about, samples = _parsed(_ABOUT, first), tuple(_parsed(_SAMPLE, line) for line in lines)
+        if any(sample.step != about.step for sample in samples):
+            raise ValueError("a sample is of another step than its file")
+        return Texts(about.step, samples, about.left_out)
     except (ValueError, EOFError, RecursionError, OSError, zlib.error) as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UserError(f"{what} has no texts of a run ({reason}): {REMEDY}") from None
@@ -129,51 +135,23 @@ def _unpacked(data: bytes) -> bytes:
     return content
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "step": (int,),
-    "benchmark": (str,),
-    "problem": (str,),
-    "draw": (int,),
-    "prompt": (str,),
-    "response": (str,),
-    "truth": (str, type(None)),
-    "answer": (str, type(None)),
-    "right": (bool,),
-    "length": (int,),
-    "cut_off": (bool,),
-    "stop": (str,),
-    "group": (int, type(None)),
-    "reward": (float, type(None)),
-    "advantage": (float, type(None)),
-}
-assert list(_KINDS) == [field.name for field in fields(Sample)]
+class _About(BaseModel):
+    format: Literal[1]
+    step: Count
+    left_out: Count
 
 
-def _sample(line: str, step: int) -> Sample:
-    """Parse a line of the file. Raises ValueError if it is invalid."""
-    values: dict[str, Any] = json.loads(line)
-    if not isinstance(values, dict) or values.keys() != _KINDS.keys():
-        raise ValueError("a line does not have the fields of a sample")
-    for name, value in values.items():
-        if type(value) not in _KINDS[name]:
-            raise ValueError(f"{name} of a sample is a {type(value).__name__}")
-        if isinstance(value, str):
-            values[name] = as_text(value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} of a sample is not finite")
-    if values["kind"] not in (VALIDATION, TRAINING) or values["step"] != step:
-        raise ValueError("a sample is of another kind, or of another step than its file")
-    for name in ("draw", "length"):
-        _count(values[name])
-    return Sample(**values)
+_ABOUT, _SAMPLE = TypeAdapter(_About), TypeAdapter(Sample)
+T = TypeVar("T")
 
 
-def _count(value: object) -> int:
-    """`value` as a count. Raises ValueError if it is none."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError("one of its numbers is not a count")
-    return value
+def _parsed(kind: TypeAdapter[T], line: str) -> T:
+    """A line of the file. Raises ValueError if it is invalid."""
+    try:
+        return kind.validate_python(json.loads(line))
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a line'}: {first['msg']}") from None
 
 
 def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from cppo_lab.answers import ANSWERS
 from cppo_lab.answers.npz import Column, pack, unpacked
@@ -200,49 +201,38 @@ def _texts(about: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _rule(values: object) -> RuleUsed:
     """The rule that a file names. Raises ValueError if it names none."""
-    if not isinstance(values, dict) or values.keys() != RuleUsed.__dataclass_fields__.keys():
-        raise ValueError("it names no rule")
-    constants = values["constants"]
-    plain = isinstance(constants, dict) and all(
-        type(constant) in (int, float, str) for constant in constants.values()
-    )
-    texts = all(isinstance(values[name], str) for name in ("name", "estimator", "measure"))
-    maybe = all(isinstance(values[name], str | None) for name in ("path", "convention"))
-    if not (plain and texts and maybe and type(values["k"]) in (int, type(None))):
-        raise ValueError("it names no rule")
-    return RuleUsed(**values)
+    try:
+        return TypeAdapter(RuleUsed).validate_python(values)
+    except ValidationError:
+        raise ValueError("it names no rule") from None
 
 
 def _check(tokens: RecordedTokens) -> None:
     """Raises ValueError if the parts do not fit together, or a value is out of range."""
     bounds = np.concatenate([[0], tokens.ends])
-    count, responses = len(tokens.token), len(tokens.ends)
+    count, responses, vocabulary = len(tokens.token), len(tokens.ends), tokens.vocabulary
+    finite = ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep")
+    constants = tokens.rule.constants.values()
     if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != count:
-        raise ValueError("its responses do not cover its tokens")
-    if any(getattr(tokens, name).shape != (responses,) for name in _PER_RESPONSE):
-        raise ValueError("its columns have different lengths")
-    if any(getattr(tokens, name).shape != (count,) for name in PER_TOKEN):
-        raise ValueError("its columns have different lengths")
-    if len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):
-        raise ValueError("its order is not a permutation of its tokens")
-    _check_values(tokens)
-
-
-def _check_values(tokens: RecordedTokens) -> None:
-    for name in ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep"):
-        if not np.all(np.isfinite(getattr(tokens, name))):
-            raise ValueError(f"its {name} is not finite")
-    if np.any(tokens.divergence < 0) or np.any((tokens.keep < 0) | (tokens.keep > 1)):
-        raise ValueError("a divergence, or a share kept, is out of range")
-    if np.any(tokens.group < 0) or np.any(tokens.draw < 0) or np.any(tokens.reason > len(tokens.tests)):
-        raise ValueError("a number of a response, or a test, is out of range")
-    if len(tokens.pieces) != len(tokens.vocabulary) or np.any(
-        tokens.vocabulary[1:] <= tokens.vocabulary[:-1]
+        why = "its responses do not cover its tokens"
+    elif any(getattr(tokens, name).shape != (responses,) for name in _PER_RESPONSE) or any(
+        getattr(tokens, name).shape != (count,) for name in PER_TOKEN
     ):
-        raise ValueError("its vocabulary is not sorted, or has no text for each entry")
-    if not np.all(np.isin(tokens.token, tokens.vocabulary)):
-        raise ValueError("a token is not in its vocabulary")
-    if any(
-        isinstance(constant, float) and math.isnan(constant) for constant in tokens.rule.constants.values()
-    ):
-        raise ValueError("a constant of its rule is no number")
+        why = "its columns have different lengths"
+    elif len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):
+        why = "its order is not a permutation of its tokens"
+    elif not all(np.all(np.isfinite(getattr(tokens, name))) for name in finite):
+        why = f"one of {', '.join(finite)} is not finite"
+    elif np.any(tokens.divergence < 0) or np.any((tokens.keep < 0) | (tokens.keep > 1)):
+        why = "a divergence, or a share kept, is out of range"
+    elif np.any(tokens.group < 0) or np.any(tokens.draw < 0) or np.any(tokens.reason > len(tokens.tests)):
+        why = "a number of a response, or a test, is out of range"
+    elif len(tokens.pieces) != len(vocabulary) or np.any(vocabulary[1:] <= vocabulary[:-1]):
+        why = "its vocabulary is not sorted, or has no text for each entry"
+    elif not np.all(np.isin(tokens.token, vocabulary)):
+        why = "a token is not in its vocabulary"
+    elif any(isinstance(constant, float) and math.isnan(constant) for constant in constants):
+        why = "a constant of its rule is no number"
+    else:
+        return
+    raise ValueError(why)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cppo_lab.answers.replay import FROM_SAMPLED, replay, why_not
+from cppo_lab.answers.replay import FROM_SAMPLED, Replayed, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import Tokens
@@ -16,30 +16,25 @@ from tests.maths.maths_batches import CONSTANTS
 
 LENGTHS = (40, 3, 0, 64, 17)
 REPLAYED = [name for name, rule in RULES.items() if not rule.needs & {MINIBATCH, PERMUTATION}]
+SHUFFLED = "cppo_no_prefix_budget_shuffled"
 
 
 def padded(values: np.ndarray) -> torch.Tensor:
-    """[N] -> [B, T] by a loop."""
-    found = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.from_numpy(values[:0].copy()).dtype)
-    start = 0
-    for row, length in enumerate(LENGTHS):
-        for column in range(length):
-            found[row, column] = values[start + column].item()
-        start += length
-    return found
+    """[N] -> [B, T]."""
+    parts = np.split(values, np.cumsum(LENGTHS)[:-1])
+    rows = [np.pad(part, (0, max(LENGTHS) - len(part))) for part in parts]
+    return torch.from_numpy(np.stack(rows))
 
 
-def on_tensors(
-    name: str, recorded: RecordedTokens, divergence: torch.Tensor, **drawn: torch.Tensor
-) -> torch.Tensor:
-    """What the rule keeps of the padded tensors, [N]."""
+def assert_as_on_tensors(replayed: Replayed, tokens: RecordedTokens, divergence: np.ndarray) -> None:
+    """It keeps what the rule keeps of the padded tensors."""
     valid = padded(np.ones(sum(LENGTHS))).bool()
-    advantages = torch.from_numpy(recorded.advantage.copy())[:, None].expand(valid.shape)
-    tokens = Tokens(
-        padded(recorded.logp), padded(recorded.rollout_logp), advantages, valid, divergence, **drawn
-    )
-    output = RULES[name].load(tokens, **CONSTANTS[name])
-    return output.keep[valid]
+    advantages = torch.from_numpy(tokens.advantage.copy())[:, None].expand(valid.shape)
+    logps = padded(tokens.logp), padded(tokens.rollout_logp)
+    drawn = {"permutation": padded(tokens.order.astype(np.int64))} if len(tokens.order) else {}
+    batch = Tokens(*logps, advantages, valid, padded(divergence), **drawn)
+    output = RULES[replayed.rule].load(batch, **CONSTANTS[replayed.rule])
+    np.testing.assert_array_equal(replayed.keep, output.keep[valid].numpy())
 
 
 @pytest.mark.parametrize("name", REPLAYED)
@@ -47,105 +42,86 @@ def test_every_rule_is_the_rule_on_the_same_tensors(name: str) -> None:
     """Through a file; the rules that need a KL get the one between sampled tokens and all others."""
     dropped = 0.0
     for seed in range(5):
-        recorded = read(write(made.tokens(LENGTHS, seed)), "the file")
-        found = replay(recorded, name, CONSTANTS[name])
-        divergence = padded(recorded.divergence)
+        tokens = read(write(made.tokens(LENGTHS, seed)), "the file")
+        replayed = replay(tokens, name, CONSTANTS[name])
+        divergence = tokens.divergence
         if KL in RULES[name].needs:
-            mu, pi = padded(recorded.rollout_logp).double().exp(), padded(recorded.logp).double().exp()
-            terms = (
-                mu * (mu / pi).log()
-                + (1 - mu) * ((1 - mu).clamp_min(1e-12) / (1 - pi).clamp_min(1e-12)).log()
-            )
-            torch.testing.assert_close(
-                padded(found.measured).double(), terms.clamp_min(0), rtol=1e-3, atol=1e-6
-            )
-            divergence = padded(found.measured)
-        expected = on_tensors(name, recorded, divergence)
-        np.testing.assert_array_equal(found.keep, expected.numpy())
-        assert np.all((found.reason > 0) == (found.keep < 1)) or name in (
-            "cispo",
-            "minpro",
-            "seq_tis",
-            "cppo_soft",
-        )
-        dropped += float((1 - found.keep).sum()) + float((found.reason > 0).sum())
+            mu, pi = np.exp(tokens.rollout_logp.astype(float)), np.exp(tokens.logp.astype(float))
+            others = np.maximum(1 - mu, 1e-12) / np.maximum(1 - pi, 1e-12)
+            terms = mu * np.log(mu / pi) + (1 - mu) * np.log(others)
+            divergence = replayed.measured
+            np.testing.assert_allclose(divergence, np.maximum(terms, 0), rtol=1e-3, atol=1e-6)
+        assert_as_on_tensors(replayed, tokens, divergence)
+        weighs = name in ("cispo", "minpro", "seq_tis", "cppo_soft")
+        assert weighs or np.all((replayed.reason > 0) == (replayed.keep < 1))
+        dropped += float((1 - replayed.keep).sum()) + float((replayed.reason > 0).sum())
     assert dropped > 0
 
 
 def test_shuffled_weights_are_replayed_with_the_order_that_training_drew() -> None:
-    name = "cppo_no_prefix_budget_shuffled"
-    plain = made.tokens(LENGTHS)
-    assert "drew none" in str(why_not(RULES[name], plain))
-    generator = np.random.default_rng(1)
+    plain, generator = made.tokens(LENGTHS), np.random.default_rng(1)
+    assert "drew none" in str(why_not(RULES[SHUFFLED], plain))
     order = np.concatenate([generator.permutation(length) for length in LENGTHS]).astype(np.int32)
-    recorded = read(write(replace(plain, order=order)), "the file")
-    found = replay(recorded, name, CONSTANTS[name])
-    expected = on_tensors(
-        name, recorded, padded(recorded.divergence), permutation=padded(order.astype(np.int64))
-    )
-    np.testing.assert_array_equal(found.keep, expected.numpy())
-    assert 0 < found.keep.mean() < 1
+    tokens = read(write(replace(plain, order=order)), "the file")
+    replayed = replay(tokens, SHUFFLED, CONSTANTS[SHUFFLED])
+    assert_as_on_tensors(replayed, tokens, tokens.divergence)
+    assert 0 < replayed.keep.mean() < 1
     with pytest.raises(UserError, match="cannot be replayed"):
-        replay(replace(plain, order=np.zeros(len(order), np.int32)), name, CONSTANTS[name])
+        replay(replace(plain, order=np.zeros(len(order), np.int32)), SHUFFLED, CONSTANTS[SHUFFLED])
 
 
 def test_the_terms_of_cppo_explain_what_it_drops() -> None:
     """By loops in float64: w_t, S_{t-1}, c_t, the mask and the reason."""
-    recorded = made.tokens(LENGTHS)
+    tokens = made.tokens(LENGTHS)
     constants = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
-    found = replay(recorded, "cppo", constants)
-    assert found.weight is not None and found.prefix_sum is not None and found.limit is not None
+    found = replay(tokens, "cppo", constants)
     start, reasons = 0, set()
-    for length, advantage in zip(LENGTHS, recorded.advantage, strict=True):
+    for length, advantage in zip(LENGTHS, tokens.advantage, strict=True):
         spent = weights = 0.0
         for t in range(length):
             at = start + t
             weight = 1 - 0.2 * t / max(length - 1, 1)
             limit = min(0.15, 0.15 + 0.02 * weights - spent)
-            assert found.weight[at] == pytest.approx(weight, rel=1e-6)
-            assert found.prefix_sum[at] == pytest.approx(spent, rel=1e-5, abs=1e-6)
-            assert found.limit[at] == pytest.approx(limit, rel=1e-5, abs=1e-6)
-            divergence = float(recorded.divergence[at])
-            away = float(advantage) * (float(recorded.logp[at]) - float(recorded.rollout_logp[at])) > 0
-            reason = (
-                "threshold" if weight * divergence > 0.15 else "budget" if weight * divergence > limit else ""
-            )
-            assert ("", *found.tests)[found.reason[at]] == (reason if away else "")
-            assert found.keep[at] == (not (away and reason))
+            terms = found.weight[at], found.prefix_sum[at], found.limit[at]
+            assert terms == pytest.approx((weight, spent, limit), rel=1e-5, abs=1e-6)
+            measure = weight * float(tokens.divergence[at])
+            reason = "threshold" if measure > 0.15 else "budget" if measure > limit else ""
+            if float(advantage) * (float(tokens.logp[at]) - float(tokens.rollout_logp[at])) <= 0:
+                reason = ""  # it does not move away
+            assert (("", *found.tests)[found.reason[at]], found.keep[at]) == (reason, not reason)
             reasons.add(reason)
-            spent, weights = spent + weight * divergence, weights + weight
+            spent, weights = spent + measure, weights + weight
         start += length
     assert reasons == {"", "threshold", "budget"}
-    assert replay(recorded, "dppo", {"delta": 0.1}).weight is None
+    assert replay(tokens, "dppo", {"delta": 0.1}).weight is None
 
 
 def test_the_runs_own_rule_is_the_default() -> None:
-    recorded = made.tokens(LENGTHS)
-    found = replay(recorded)
-    assert (found.rule, found.constants, found.divergence) == ("cppo", recorded.rule.constants, "binary_tv")
-    np.testing.assert_array_equal(found.keep, replay(recorded, "cppo", recorded.rule.constants).keep)
+    tokens = made.tokens(LENGTHS)
+    found = replay(tokens)
+    assert (found.rule, found.constants, found.divergence) == ("cppo", tokens.rule.constants, "binary_tv")
+    assert len(replay(made.tokens(())).keep) == 0
 
 
 def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
-    recorded = made.tokens(LENGTHS)
-    held = replace(recorded, rule=replace(recorded.rule, estimator="topk", k=20, convention="union"))
-    mu, pi = np.exp(recorded.rollout_logp.astype(float)), np.exp(recorded.logp.astype(float))
-    ratio = recorded.logp.astype(float) - recorded.rollout_logp.astype(float)
+    tokens = made.tokens(LENGTHS)
+    tokens = replace(tokens, rule=replace(tokens.rule, estimator="topk", k=20, convention="union"))
+    logp, rollout_logp = tokens.logp.astype(float), tokens.rollout_logp.astype(float)
+    ratio = logp - rollout_logp
     expected = {
-        "binary_tv": np.abs(mu - pi),
+        "binary_tv": np.abs(np.exp(rollout_logp) - np.exp(logp)),
         "sample_k2": ratio**2 / 2,
         "sample_k3": np.expm1(ratio) - ratio,
-        "topk_tv": recorded.divergence,
+        "topk_tv": tokens.divergence,
     }
-    for name in (*FROM_SAMPLED, "topk_tv"):
-        found = replay(held, "dppo", {"delta": 0.1}, divergence=name)
+    for name in {*FROM_SAMPLED, *expected}:
+        found = replay(tokens, "dppo", {"delta": 0.1}, divergence=name)
         assert found.divergence == name
         if name in expected:
             np.testing.assert_allclose(found.measured, expected[name], rtol=1e-3, atol=1e-6)
-    for name in ("topk_kl", "exact_tv", "nonsense", ""):
-        if name:
-            with pytest.raises(UserError, match=f"unknown divergence of kept tokens '{name}'"):
-                replay(held, "dppo", {"delta": 0.1}, divergence=name)
+    for name in ("topk_kl", "exact_tv", "nonsense"):
+        with pytest.raises(UserError, match=f"unknown divergence of kept tokens '{name}'"):
+            replay(tokens, "dppo", {"delta": 0.1}, divergence=name)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +138,3 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
 def test_what_cannot_be_replayed_is_refused(rule: str, constants: dict[str, float], said: str) -> None:
     with pytest.raises(UserError, match=said):
         replay(made.tokens(LENGTHS), rule, constants)
-
-
-def test_no_response_at_all_is_no_error() -> None:
-    assert len(replay(made.tokens(()), "cppo").keep) == 0
