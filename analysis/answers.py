@@ -43,8 +43,8 @@ def read_outcomes(
         if folder is not None and not (folder / OUTCOMES).exists():
             continue
         files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
-        if (found := reading.read_outcomes(files)) is not None:
-            outcomes[mlflow_id] = found
+        if (of_run := reading.read_outcomes(files)) is not None:
+            outcomes[mlflow_id] = of_run
     return outcomes
 
 

@@ -35,8 +35,8 @@ class Baseline:
 
     def of(self, variant: str) -> str | None:
         """The baseline of `variant`; None for a baseline itself, and if there is none with its axis values."""
-        found = self.name if self.matched is None else self.matched.get(variant)
-        return None if found == variant else found
+        baseline = self.name if self.matched is None else self.matched.get(variant)
+        return None if baseline == variant else baseline
 
 
 USUAL = Baseline()

@@ -22,18 +22,13 @@ def run_id_of(run: StoredRun) -> str:
     return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
 
 
-def newest_of_each(found: Iterable[StoredRun]) -> list[StoredRun]:
+def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
     """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
-    best: dict[str, StoredRun] = {}
 
-    def rank(run: StoredRun) -> tuple[bool, int, str]:
-        return (run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id)
+    def rank(run: StoredRun) -> tuple[str, bool, int, str]:
+        return run_id_of(run), run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id
 
-    for run in found:
-        key = run_id_of(run)
-        if key not in best or rank(run) > rank(best[key]):
-            best[key] = run
-    return [best[key] for key in sorted(best)]
+    return list({run_id_of(run): run for run in sorted(attempts, key=rank)}.values())
 
 
 # The tidy frames of a sweep, as returned by the readers of a store.
@@ -104,9 +99,10 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
         for name, place in history.points():
             segments.append((len(ids), number.setdefault(name, len(number)), place.stop - place.start))
         ids.append(mlflow_id)
-        steps.append(_narrow(history.step))
+        fits = np.all(np.abs(history.step) < 2**31)
+        steps.append(history.step.astype(np.int32 if fits else np.int64))
         values.append(np.array(history.value))  # a copy, so that the file's buffer can be freed
-    runs, metrics, lengths = (np.array(column, dtype=np.int64) for column in _columns(segments))
+    runs, metrics, lengths = np.array(segments, dtype=np.int64).reshape(-1, 3).T
     names = sorted(number)
     place_of = np.empty(len(names), dtype=np.int64)
     place_of[[number[name] for name in names]] = np.arange(len(names))
@@ -127,37 +123,18 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
 
 
 class PointsByMetric:
-    """Looks up the points of single runs and metrics in a frame of `points_frame` by its sort order; filtering the
-    whole frame would take longer the more points it has.
+    """Looks up the points of single runs and metrics in a frame of `points_frame`: filtering the whole frame would take
+    longer the more points it has.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
-        self._of_metric: dict[
-            str, tuple[NDArray[Any], NDArray[Any]]
-        ] = {}  # metric -> its rows, and their runs
+        self._rows = frame.groupby(["metric", "mlflow_id"], observed=True).indices
 
     def of(self, metric: str, mlflow_ids: Iterable[str | None]) -> pd.DataFrame:
         """The points of a metric in these runs, in the order of the frame."""
-        if metric not in self._of_metric:
-            metrics = self._frame["metric"].cat
-            code = metrics.categories.get_indexer([metric])[0]
-            rows = np.flatnonzero(metrics.codes.to_numpy() == code) if code >= 0 else np.empty(0, np.int64)
-            self._of_metric[metric] = rows, self._frame["mlflow_id"].cat.codes.to_numpy()[rows]
-        rows, runs = self._of_metric[metric]
-        codes = np.sort(self._frame["mlflow_id"].cat.categories.get_indexer(list(mlflow_ids)))
-        ends = zip(np.searchsorted(runs, codes, "left"), np.searchsorted(runs, codes, "right"), strict=True)
-        parts = [rows[start:stop] for start, stop in ends]
-        return self._frame.take(np.concatenate([np.empty(0, np.int64), *parts]))
-
-
-def _columns(segments: list[tuple[int, int, int]]) -> Iterable[Sequence[int]]:
-    return zip(*segments, strict=True) if segments else ((), (), ())
-
-
-def _narrow(step: NDArray[np.int64]) -> NDArray[Any]:
-    fits = not len(step) or (step.min() >= -(2**31) and step.max() < 2**31)
-    return step.astype(np.int32 if fits else np.int64)
+        rows = [self._rows.get((metric, mlflow_id), ()) for mlflow_id in mlflow_ids]
+        return self._frame.take(np.sort(np.concatenate([np.empty(0, np.int64), *rows])).astype(np.int64))
 
 
 def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[np.int64]) -> pd.Categorical:
@@ -187,8 +164,4 @@ def result_version(run: StoredRun) -> str:
     points = sorted(
         (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
     )
-    return _digest((tags, sorted(run.params.items()), points))
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()
+    return hashlib.sha256(repr((tags, sorted(run.params.items()), points)).encode()).hexdigest()

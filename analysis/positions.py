@@ -42,30 +42,29 @@ class GapCurves:
 def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     """Average each run over the tokens of a bin, then average the runs; None if no bin has enough tokens."""
     longest = max((len(run.positions) for run in runs), default=0)
-    width = max(1, math.ceil(longest / BINS))
-    steps, mean, top10 = [], [], []
-    for start in range(0, longest, width):
-        cut = slice(start, start + width)
-        seen = [(run, np.array(run.tokens[cut], dtype=float)) for run in runs]
-        seen = [(run, tokens) for run, tokens in seen if tokens.sum() >= FEWEST]
-        if len(seen) < len(runs):  # every point is a mean over the same runs
-            continue
-        steps.append(start + (min(width, longest - start) + 1) / 2)
-        mean.append([_weighted(run.mean[cut], tokens) for run, tokens in seen])
-        top10.append([_weighted(run.top10[cut], tokens) for run, tokens in seen])
-    if not steps:
+    if not longest:
         return None
-    return GapCurves(len(runs), _curve(steps, mean), _curve(steps, top10))
+    width = math.ceil(longest / BINS)
+    binned = pd.concat(
+        {number: _binned(run, width) for number, run in enumerate(runs)}, axis="columns"
+    ).dropna()
+    if binned.empty:  # every point is a mean over the same runs
+        return None
+    starts = [width * place for place in binned.index]
+    positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
+    bands = (band(binned.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
+    return GapCurves(
+        len(runs), *(GapCurve(positions, each.kind, each.mean, each.low, each.high) for each in bands)
+    )
 
 
-def _weighted(values: Sequence[float], tokens: np.ndarray) -> float:
-    known = np.array(values)[tokens > 0]
-    return float(np.average(known, weights=tokens[tokens > 0]))
-
-
-def _curve(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> GapCurve:
-    around = band(pd.DataFrame(runs), 0)
-    return GapCurve(tuple(steps), around.kind, around.mean, around.low, around.high)
+def _binned(run: PositionGaps, width: int) -> pd.DataFrame:
+    """The gaps in each bin, weighted by tokens; without the bins that have too few."""
+    gaps = pd.DataFrame({"mean": run.mean, "top10": run.top10}, dtype=float)
+    tokens = pd.Series(run.tokens, dtype=float)
+    places = np.arange(len(tokens)) // width
+    sums, seen = gaps.mul(tokens, axis="index").groupby(places).sum(), tokens.groupby(places).sum()
+    return sums[seen >= FEWEST].div(seen[seen >= FEWEST], axis="index")
 
 
 def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:

@@ -1,7 +1,6 @@
 """Scores the runs of a sweep's declared grid and names every gap."""
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +72,11 @@ class Scoreboard:
 
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
         """The points of a metric that the runs of one cell have, as in `data.metrics`."""
-        ids = [run.mlflow_id for run in self.runs_of(model, variant)]
-        return self._logged.of(metric, ids)
+        return self._logged.of(metric, (run.mlflow_id for run in self.runs_of(model, variant)))
+
+    def points_of(self, run: RunScore, metric: str) -> pd.DataFrame:
+        """The points of a metric of one run, as in `data.metrics`."""
+        return self._logged.of(metric, [run.mlflow_id])
 
     @cached_property
     def _logged(self) -> PointsByMetric:
@@ -109,8 +111,8 @@ def score_sweep(
         )
     _refuse_duplicates(data.sweep, expected)
     curves = validation_curves(data.metrics, data.runs)
-    stored_runs = _StoredRuns(data.runs)
-    runs = tuple(_score(entry, stored_runs.find(entry), curves) for entry in dict.fromkeys(expected))
+    stored = _stored_runs(data.runs)
+    runs = tuple(_score(entry, stored.get(_key(entry)), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
     if gaps and not partial:
         raise UserError(_incomplete(data, runs, gaps))
@@ -119,7 +121,7 @@ def score_sweep(
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo plan {data.sweep}`"
         )
-    cells = {pair: score_cell(own, curves.benchmarks) for pair, own in _by_cell(runs).items()}
+    cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in _by_cell(runs).items()}
     used = {run.mlflow_id for run in runs}
     return Scoreboard(
         data=data,
@@ -147,55 +149,35 @@ def _refuse_duplicates(sweep: str, expected: Sequence[ExpectedRun]) -> None:
 
 def _by_cell(runs: Sequence[RunScore]) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
     """(model, variant) -> its runs; cells in the order of their first run."""
-    found: dict[tuple[str, str], list[RunScore]] = defaultdict(list)
+    cells: dict[tuple[str, str], list[RunScore]] = defaultdict(list)
     for run in runs:
-        found[run.model, run.variant].append(run)
-    return {pair: tuple(own) for pair, own in found.items()}
+        cells[run.model, run.variant].append(run)
+    return {pair: tuple(of_cell) for pair, of_cell in cells.items()}
 
 
-class _StoredRuns:
-    """The runs of the store by the ways in which a declaration may identify them. If several runs match by name alone,
-    finished runs are preferred, then newer ones.
+def _stored_runs(runs: pd.DataFrame) -> Mapping[tuple[object, ...], Any]:
+    """The rows of the runs by the ways in which a declaration may identify them (`_key`). If several runs match by name
+    alone, finished runs are preferred, then newer ones.
     """
+    done = runs["status"].isin(schema.FINISHED)
+    rows: dict[tuple[object, ...], Any] = {}
+    for row in runs.assign(done=done).sort_values(["done", "start", "mlflow_id"]).itertuples():
+        name = row.model, row.variant
+        rows[(row.run_id,)] = rows[name] = rows[*name, None if pd.isna(row.seed) else int(row.seed)] = row
+    return rows
 
-    def __init__(self, runs: pd.DataFrame) -> None:
-        done_last = runs.assign(done=runs["status"].isin(schema.FINISHED)).sort_values(
-            ["done", "start", "mlflow_id"]
-        )
-        self._by_id: dict[str, Any] = {}
-        self._by_name: dict[tuple[str, str], Any] = {}
-        self._by_seed: dict[tuple[str, str, int], Any] = {}
-        for row in done_last.itertuples():
-            self._by_id[row.run_id] = row
-            self._by_name[row.model, row.variant] = row
-            if not pd.isna(row.seed):
-                self._by_seed[row.model, row.variant, int(row.seed)] = row
 
-    def find(self, entry: ExpectedRun) -> Any:
-        """The row of the run that matches `entry`; None if there is none."""
-        if entry.run_id is not None:
-            return self._by_id.get(entry.run_id)
-        if entry.seed is None:
-            return self._by_name.get((entry.model, entry.variant))
-        return self._by_seed.get((entry.model, entry.variant, entry.seed))
+def _key(entry: ExpectedRun) -> tuple[object, ...]:
+    if entry.run_id is not None:
+        return (entry.run_id,)
+    return (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
 
 
 def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     if row is None:
-        gap = Choice(SelectionState.MISSING)
+        state = SelectionState.MISSING
         return RunScore(
-            entry.run_id,
-            None,
-            entry.model,
-            entry.variant,
-            entry.seed,
-            "",
-            "",
-            "",
-            "",
-            None,
-            SelectionState.MISSING,
-            gap,
+            entry.run_id, None, entry.model, entry.variant, entry.seed, state=state, choice=Choice(state)
         )
     t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)
     choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
@@ -205,13 +187,13 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
         model=entry.model,
         variant=entry.variant,
         seed=None if pd.isna(row.seed) else int(row.seed),
+        state=state_in_store(row.status, row.core, choice),
+        choice=choice,
         rule=row.rule,
         core=row.core,
         status=row.status,
         reason=row.reason,
         t_stop=t_stop,
-        state=state_in_store(row.status, row.core, choice),
-        choice=choice,
     )
 
 
@@ -296,13 +278,9 @@ def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
 
 def rank_descending(values: dict[tuple[str, str], float]) -> dict[tuple[str, str], int]:
     """Ranks inside each model (the first item of the key): 1 + the number of strictly higher values."""
-    rising: dict[str, list[float]] = defaultdict(list)
-    for (model, _), value in sorted(values.items(), key=lambda entry: entry[1]):
-        rising[model].append(value)
-    return {
-        (model, variant): 1 + len(rising[model]) - bisect_right(rising[model], value)
-        for (model, variant), value in values.items()
-    }
+    series = pd.Series(list(values.values()), dtype=float)
+    ranks = series.groupby([model for model, _ in values]).rank(method="min", ascending=False)
+    return dict(zip(values, ranks.astype(int).tolist(), strict=True))
 
 
 def ends_early(run: RunScore) -> bool:

@@ -6,7 +6,7 @@ The step is selected for each run separately; seeds are averaged afterwards.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -79,13 +79,13 @@ class RunScore:
     model: str
     variant: str
     seed: int | None
-    rule: str
-    core: str
-    status: str
-    reason: str
-    t_stop: int | None
     state: SelectionState
     choice: Choice
+    rule: str = ""
+    core: str = ""
+    status: str = ""
+    reason: str = ""
+    t_stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,15 @@ class Stat:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Stat | None":
-        """None for no values."""
-        if not values:
+    def of(cls, values: Iterable[float | None]) -> "Stat | None":
+        """Of the values that are there; None if none is."""
+        numbers = [value for value in values if value is not None]
+        n = len(numbers)
+        if not n:
             return None
-        mean = math.fsum(values) / len(values)
-        if len(values) == 1:
-            return cls(mean, None, 1)
-        return cls(
-            mean,
-            math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)),
-            len(values),
-        )
+        mean = math.fsum(numbers) / n
+        squares = math.fsum((number - mean) ** 2 for number in numbers)
+        return cls(mean, math.sqrt(squares / (n - 1)) if n > 1 else None, n)
 
 
 @dataclass(frozen=True)
@@ -200,11 +197,7 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
     else:
         state = gaps[0].state
     choices = [run.choice for run in counted]
-    components = {}
-    for name in benchmarks:
-        stat = Stat.of([choice.components[name] for choice in choices if name in choice.components])
-        if stat is not None:
-            components[name] = stat
+    stats = {name: Stat.of(choice.components.get(name) for choice in choices) for name in benchmarks}
     return CellScore(
         model=model,
         variant=variant,
@@ -214,10 +207,10 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
         collapsed=collapsed,
         t_stop=max((run.t_stop for run in runs if run.t_stop is not None), default=None),
         steps=tuple(choice.step for choice in choices if choice.step is not None),
-        score=Stat.of([choice.score for choice in choices if choice.score is not None]),
-        components=components,
-        base=Stat.of([choice.base for choice in choices if choice.base is not None]),
-        gain=Stat.of([choice.gain for choice in choices if choice.gain is not None]),
+        score=Stat.of(choice.score for choice in choices),
+        components={name: stat for name, stat in stats.items() if stat is not None},
+        base=Stat.of(choice.base for choice in choices),
+        gain=Stat.of(choice.gain for choice in choices),
     )
 
 
@@ -241,8 +234,8 @@ class ValidationCurves:
 
     def of(self, mlflow_id: str) -> pd.DataFrame:
         """One run's curves, indexed by step; empty if it has no validation."""
-        found = self._of_run.get(mlflow_id)
-        return self.frame.iloc[:0].droplevel("mlflow_id") if found is None else found
+        curve = self._of_run.get(mlflow_id)
+        return self.frame.iloc[:0].droplevel("mlflow_id") if curve is None else curve
 
     @cached_property
     def _of_run(self) -> Mapping[str, pd.DataFrame]:
@@ -256,20 +249,14 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
 
     If benchmarks were evaluated with several sample counts (Avg@1 and Avg@16), the largest is used.
     """
-    # Few of very many points are validations: they are picked by category code, before names are expanded.
-    names = metrics["metric"].astype("category").cat
-    parsed = [schema.parse_validation_metric(name) for name in names.categories]
-    known = np.array([found is not None for found in parsed], dtype=bool)
-    codes = names.codes.to_numpy()
-    picked = known[codes] if len(parsed) else np.zeros(len(codes), dtype=bool)
-    # Column by column: selecting rows and columns at once would copy whole columns first.
-    columns = ("mlflow_id", "step", "value")
-    rows = pd.DataFrame({name: metrics[name].array[picked] for name in columns})
-    codes = codes[picked]
-    sizes = np.array([0 if found is None else found[1] for found in parsed], dtype=int)[codes]
-    samples = int(sizes.max()) if len(sizes) else 0
-    benchmark = np.array(["" if found is None else found[0] for found in parsed], dtype=object)
-    rows = rows.astype({"mlflow_id": object}).assign(benchmark=benchmark[codes])[sizes == samples]
+    names = metrics["metric"].astype("category")
+    validations = {
+        name: found for name in names.unique() if (found := schema.parse_validation_metric(name)) is not None
+    }
+    samples = max((size for _, size in validations.values()), default=0)
+    benchmark_of = {name: benchmark for name, (benchmark, size) in validations.items() if size == samples}
+    rows = metrics[names.isin(benchmark_of)].astype({"mlflow_id": object, "metric": object})
+    rows["benchmark"] = rows["metric"].map(benchmark_of)
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))
@@ -279,10 +266,10 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     logged = rows.assign(model=rows["mlflow_id"].map(model_of)).groupby("model")["benchmark"]
     of_model = {model: tuple(sorted(set(names) - {schema.MEAN})) for model, names in logged}
     models = wide.index.get_level_values("mlflow_id").map(model_of)
-    for model, own in of_model.items():
-        if own:
+    for model, names in of_model.items():
+        if names:
             inside = models == model
-            parts = wide.loc[inside, list(own)]
+            parts = wide.loc[inside, list(names)]
             only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
             mean = parts.mean(axis=1, skipna=False)
             wide.loc[inside, schema.MEAN] = mean.where(~only_mean, wide.loc[inside, schema.MEAN])

@@ -9,7 +9,6 @@ from cppo_lab.analysis.grid import SweepGrid
 from cppo_lab.analysis.points import is_result
 from cppo_lab.analysis.reader import StoreListing, list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.selection import RunScore
 from cppo_lab.errors import UserError
 
 MAIN = "main"
@@ -80,31 +79,26 @@ def read_study(
     sweep has any score.
     """
     listed = listing or list_runs(uri, experiment)
-    found = tuple(_sweep(listed, grid, partial) for grid in sweeps)
-    if not found:
+    scored = tuple(_sweep(listed, grid, partial) for grid in sweeps)
+    if not scored:
         raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
-    if all(sweep.board is None for sweep in found):
-        raise UserError(f"study {name!r} has nothing to report: {found[0].absent}")
-    main = next((sweep.board for sweep in found if sweep.grid.name == MAIN), None)
+    if all(sweep.board is None for sweep in scored):
+        raise UserError(f"study {name!r} has nothing to report: {scored[0].absent}")
+    main = next((sweep.board for sweep in scored if sweep.grid.name == MAIN), None)
     if main is None:
-        return StudyResults(name, experiment, found, {}, {})
+        return StudyResults(name, experiment, scored, {}, {})
     pair = [
-        *runs_of(main, main.models[0], OURS),
-        *runs_of(main, main.models[0], COMPARED),
+        *main.runs_of(main.models[0], OURS),
+        *main.runs_of(main.models[0], COMPARED),
     ]
-    ours = [run for model in main.models for run in runs_of(main, model, OURS)]
+    ours = [run for model in main.models for run in main.runs_of(model, OURS)]
     return StudyResults(
         name,
         experiment,
-        found,
+        scored,
         read_positions(uri, [run.mlflow_id for run in pair if run.mlflow_id]),
         read_windows(uri, [run.mlflow_id for run in ours if run.mlflow_id]),
     )
-
-
-def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]:
-    """The runs of one cell, in the declared order of seeds."""
-    return board.runs_of(model, variant)
 
 
 def _sweep(listing: StoreListing, grid: SweepGrid, partial: bool) -> StudySweep:

@@ -12,7 +12,6 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.study import runs_of
 from cppo_lab.errors import UserError
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
 from cppo_lab.reports.tables import TextRow, TextTable, core_of
@@ -94,7 +93,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         return TextTable(title, core, "Model", headings, tuple(rows), ("As printed in the paper's Table 3.",))
     rows = []
     for model in models:
-        runs = runs_of(board, model, OURS)
+        runs = board.runs_of(model, OURS)
         logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs if run.mlflow_id]
         rows.append(TextRow(model, False, tuple(_value(read, logged) for _, read in COLUMNS)))
     notes = (

@@ -79,12 +79,12 @@ class Claim:
         """Whether the claim is about the surrogate's error, which the exact core's runs log."""
         return self.score in (Quantity.ERROR, Quantity.ERROR_SLOPE)
 
-    def shown(self, found: Estimate) -> tuple[float, float | None, float | None]:
+    def shown(self, difference: Estimate) -> tuple[float, float | None, float | None]:
         """Value and ends of the 95 % interval as reports give them: ratios of errors, else fractions."""
         if not self.of_errors:
-            return found.value, found.low, found.high
-        low, high = (None if end is None else math.exp(-end) for end in (found.high, found.low))
-        return math.exp(-found.value), low, high
+            return difference.value, difference.low, difference.high
+        low, high = (None if end is None else math.exp(-end) for end in (difference.high, difference.low))
+        return math.exp(-difference.value), low, high
 
     @property
     def unit(self) -> str:
@@ -115,6 +115,8 @@ def log_size(fraction: float) -> float:
     return -math.log1p(-fraction)
 
 
+_CPPO_OVER_DPPO = (("cppo",), ("dppo",))
+
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's
 # effects. Each further claim is tested only if the one before it is supported, so the family-wise error of a chain is
 # that of a single test. Two chains start from it: one over models and settings, one over training and response lengths.
@@ -124,7 +126,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CPPO is above DPPO in the mean over the models",
         "main",
         Kind.SUPERIORITY,
-        (("cppo",), ("dppo",)),
+        _CPPO_OVER_DPPO,
         over_models=True,
     ),
     Claim(
@@ -132,7 +134,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CPPO is above DPPO on every model",
         "main",
         Kind.SUPERIORITY,
-        (("cppo",), ("dppo",)),
+        _CPPO_OVER_DPPO,
         after="cppo_mean",
     ),
     Claim("cppo_best", "CPPO is best in every setting", "main", Kind.BEST, (("cppo",),), after="cppo_each"),
@@ -141,7 +143,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CPPO's lead over DPPO widens in training",
         "main",
         Kind.SUPERIORITY,
-        (("cppo",), ("dppo",)),
+        _CPPO_OVER_DPPO,
         over_models=True,
         after="cppo_mean",
         score=Quantity.RISE,
@@ -151,7 +153,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CPPO's lead over DPPO grows with the length of the responses",
         "main",
         Kind.TREND,
-        (("cppo",), ("dppo",)),
+        _CPPO_OVER_DPPO,
         after="cppo_widens",
         smallest=SMALLEST_SLOPE,
     ),
@@ -277,13 +279,13 @@ def claims_about(variants: Mapping[str, Sequence[str]], whole: bool = False) -> 
     If the paper has no claim about a sweep, the claim is that CPPO is best in it, unless the sweep is part of a `whole`
     study.
     """
-    found = [claim for claim in CLAIMS if claim.sweep in variants]
-    if found or whole:
-        return found
+    stated = [claim for claim in CLAIMS if claim.sweep in variants]
+    if stated or whole:
+        return stated
     [best] = (claim for claim in CLAIMS if claim.kind is Kind.BEST)
     text = "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
     return [
         replace(best, text=text, sweep=name, after=None)
-        for name, own in variants.items()
-        if best.tiers[0][0] in own and len(own) > 1
+        for name, of_sweep in variants.items()
+        if best.tiers[0][0] in of_sweep and len(of_sweep) > 1
     ]

@@ -88,18 +88,15 @@ def logrank(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]]) -> Lo
     expected collapses is the sum of the scores of one side, so its permutation distribution can be enumerated. None
     without a collapse, or if no stratum has runs on both sides.
     """
-    kept = [(ours, theirs) for ours, theirs in strata if ours and theirs]
-    if not any(run.collapsed for pair in kept for side in pair for run in side):
+    whole = [(ours, theirs) for ours, theirs in strata if ours and theirs]
+    if not any(run.collapsed for pair in whole for side in pair for run in side):
         return None
-    difference, variance = 0.0, 0.0
-    for ours, theirs in kept:
-        scores = _scores([*ours, *theirs])
-        difference += math.fsum(scores[: len(ours)])
-        variance += _hypergeometric(ours, theirs)
-    observed = sum(run.collapsed for ours, _ in kept for run in ours)
-    p = _exact_p(kept, abs(difference))
-    if p is not None:
-        return LogRank(observed, observed - difference, p, True)
+    difference = sum(math.fsum(_scores([*ours, *theirs])[: len(ours)]) for ours, theirs in whole)
+    observed = sum(run.collapsed for ours, _ in whole for run in ours)
+    exact = _exact_p(whole, abs(difference))
+    if exact is not None:
+        return LogRank(observed, observed - difference, exact, True)
+    variance = sum(_hypergeometric(ours, theirs) for ours, theirs in whole)
     normal = 2 * float(ndtr(-abs(difference) / math.sqrt(variance))) if variance > 0 else 1.0
     return LogRank(observed, observed - difference, normal, False)
 
@@ -124,16 +121,16 @@ def _hypergeometric(ours: Sequence[RunTime], theirs: Sequence[RunTime]) -> float
     return total
 
 
-def _exact_p(kept: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]], distance: float) -> float | None:
+def _exact_p(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]], distance: float) -> float | None:
     """The share of permutations whose sum is at least as far from 0; None if there are too many sums to enumerate."""
     whole = {0.0: 1.0}
-    for ours, theirs in kept:
-        own = _sums(_scores([*ours, *theirs]), len(ours))
-        if own is None or len(whole) * len(own) > MOST_SUMS:
+    for ours, theirs in strata:
+        of_stratum = _sums(_scores([*ours, *theirs]), len(ours))
+        if of_stratum is None or len(whole) * len(of_stratum) > MOST_SUMS:
             return None
         joined = defaultdict[float, float](float)
-        for (one, p), (other, q) in itertools.product(whole.items(), own.items()):
-            joined[round(one + other, _DIGITS)] += p * q
+        for (total, p), (further, q) in itertools.product(whole.items(), of_stratum.items()):
+            joined[round(total + further, _DIGITS)] += p * q
         whole = dict(joined)
     far = math.fsum(p for total, p in whole.items() if abs(total) >= distance - 10**-_DIGITS * 10)
     return min(1.0, far)
@@ -192,8 +189,8 @@ def newcombe(
         together = strata**2 / (1 / np.broadcast_to(runs, strata)).sum()
         low, high = _limits(share, together, z)
         squares = squares + (high - share if sign == side else share - low) ** 2
-    found: FloatArray = (ours - theirs).mean(-1) + side * np.sqrt(squares)
-    return found
+    end: FloatArray = (ours - theirs).mean(-1) + side * np.sqrt(squares)
+    return end
 
 
 @dataclass(frozen=True)
@@ -248,8 +245,8 @@ def share_difference(ours: Sequence[Counts], theirs: Sequence[Counts]) -> ShareD
 
 def counts_of(runs: tuple[RunValues, ...], model: str, variant: str) -> Counts:
     """(collapsed, finished) runs of a cell."""
-    own = cell_runs(runs, model, variant)
-    return sum(run.collapsed for run in own), len(own)
+    of_cell = cell_runs(runs, model, variant)
+    return sum(run.collapsed for run in of_cell), len(of_cell)
 
 
 def run_times(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[RunTime, ...]:
@@ -257,7 +254,7 @@ def run_times(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[Ru
     return tuple(RunTime(run.ended, run.collapsed) for run in cell_runs(runs, model, variant))
 
 
-def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Share | None:
+def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -> Share | None:
     """The mean score over runs of which some collapse, with a 95 % interval that allows for unseen collapses.
 
     It is (1 - q) s + q c, where q is the probability of a collapse (Wilson's interval), s the mean score of the
@@ -265,11 +262,11 @@ def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Sh
     s from their limits are added in quadrature (Zou and Donner 2008). There is no interval with fewer than two
     surviving runs; None without runs.
     """
-    n = len(kept) + len(collapsed)
+    n = len(survived) + len(collapsed)
     if not n:
         return None
-    value = math.fsum([*kept, *collapsed]) / n
-    surviving = mean_estimate(kept)
+    value = math.fsum([*survived, *collapsed]) / n
+    surviving = mean_estimate(survived)
     if surviving is None or surviving.low is None or surviving.high is None:
         return Share(value, None, None)
     broken = math.fsum(collapsed) / len(collapsed) if collapsed else 0.0
@@ -309,36 +306,33 @@ def cell_collapses(
 ) -> tuple[CellCollapse, ...]:
     """Every cell with a finished run; then, if there are several models, each variant over all models that have it."""
     cells = [pair for pair in board.cells if cell_runs(runs, *pair)]
-    found = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
+    collapses = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
     if len(board.models) > 1:
         for variant in board.variants:
             models = [model for model in board.models if (model, variant) in cells]
             if models:
-                found.append(_cell(runs, "", variant, models, baseline))
-    return tuple(found)
+                collapses.append(_cell(runs, "", variant, models, baseline))
+    return tuple(collapses)
 
 
 def _cell(
     runs: tuple[RunValues, ...], model: str, variant: str, models: Sequence[str], baseline: Baseline
 ) -> CellCollapse:
-    times = [run_times(runs, one, variant) for one in models]
-    every = [run for of_model in times for run in of_model]
+    every = [run for name in models for run in run_times(runs, name, variant)]
     collapsed = sum(run.collapsed for run in every)
-    own = cell_runs(runs, model, variant)
-    kept = [run.final for run in own if not run.collapsed]
+    of_cell = cell_runs(runs, model, variant)
+    survived = [run.final for run in of_cell if not run.collapsed]
     test, against = None, baseline.of(variant)
     if against is not None:
-        test = logrank(
-            [(mine, run_times(runs, one, against)) for mine, one in zip(times, models, strict=True)]
-        )
+        test = logrank([(run_times(runs, name, variant), run_times(runs, name, against)) for name in models])
     return CellCollapse(
         model=model,
         variant=variant,
         collapsed=collapsed,
         runs=len(every),
         share=wilson(collapsed, len(every)),
-        surviving=mean_estimate(kept),
-        mean=mean_with_collapses(kept, [run.final for run in own if run.collapsed]),
+        surviving=mean_estimate(survived),
+        mean=mean_with_collapses(survived, [run.final for run in of_cell if run.collapsed]),
         test=test,
         curve=kaplan_meier(every),
         last_step=max(run.step for run in every),

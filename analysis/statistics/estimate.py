@@ -104,16 +104,22 @@ def combine(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate | N
     n = sum(part.n for part in parts)
     if any(part.unknown == ONE_RUN for part in parts):
         return Estimate(value, n, unknown=ONE_RUN)
-    known = [
-        ((weight * part.error) ** 2, part.degrees)
-        for weight, part in zip(weights, parts, strict=True)
-        if part.error is not None and part.degrees is not None and weight
-    ]
-    total = math.fsum(square for square, _ in known)
-    if not total:
-        return Estimate(value, n, unknown=NO_SPREAD)
-    degrees = total**2 / math.fsum(square**2 / degrees for square, degrees in known)
+    total, degrees = _satterthwaite(
+        [
+            ((weight * part.error) ** 2, part.degrees)
+            for weight, part in zip(weights, parts, strict=True)
+            if part.error is not None and part.degrees is not None and weight
+        ]
+    )
     return estimate(value, n, math.sqrt(total), degrees)
+
+
+def _satterthwaite(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of independent (variance, degrees of freedom), with its degrees of freedom; (0, 0) if nothing varies."""
+    total = math.fsum(variance for variance, _ in variances)
+    if not total:
+        return 0.0, 0.0
+    return total, total**2 / math.fsum(variance**2 / degrees for variance, degrees in variances)
 
 
 def variance(values: Sequence[float]) -> float:
@@ -265,11 +271,9 @@ def bootstrap(
     value, n = float(statistic(strata)), sum(len(runs) for runs in strata)
     if any(len(runs) < 2 for runs in strata):
         return Estimate(value, n, unknown=ONE_RUN)
-    squares = [(float(np.var(runs, ddof=1)) / len(runs), len(runs) - 1) for runs in strata]
-    spread = math.fsum(square for square, _ in squares)
-    if not spread:
+    _, degrees = _satterthwaite([(float(np.var(runs, ddof=1)) / len(runs), len(runs) - 1) for runs in strata])
+    if not degrees:
         return Estimate(value, n, unknown=NO_SPREAD)
-    degrees = spread**2 / math.fsum(square**2 / count for square, count in squares)
     error = float(np.std(statistic(resample(strata, rng, resamples, rescale=True)), ddof=1))
     return estimate(value, n, error, degrees)
 
@@ -293,12 +297,12 @@ RANGE = "range"  # from the lower to the higher of two runs
 FEWEST = 3  # runs for an interval; with two it extends 12.7 standard errors to each side and shows nothing
 
 
-def score_limits(found: Estimate) -> tuple[float, float] | None:
+def score_limits(estimate: Estimate) -> tuple[float, float] | None:
     """The 95 % interval of a cell's mean score; of two runs their range, as in a band: each of two values is the mean's
     standard error away from the mean. None if the runs do not determine one.
     """
-    half = found.error if found.n < FEWEST else found.half
-    return None if half is None else (found.value - half, found.value + half)
+    half = estimate.error if estimate.n < FEWEST else estimate.half
+    return None if half is None else (estimate.value - half, estimate.value + half)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from cppo_lab import schema
@@ -98,18 +99,20 @@ def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
             and run.seed is not None
             and run.state in (SelectionState.SCORED, SelectionState.COLLAPSE)
         }
-        tables = {name: _table(board, model, variant, name, tuple(runs)) for name in READ}
-        if not runs or tables[METRICS["error"]].size == 0:
+        logged = {name: board.logged(model, variant, name) for name in READ}
+        points = {
+            name: of_metric[of_metric["mlflow_id"].isin(runs) & (of_metric["step"] > 0)]
+            for name, of_metric in logged.items()
+        }
+        horizon = board.data.params.get(next(iter(runs), ""), {}).get(schema.HORIZON, "")
+        if not horizon.isdigit() or points[METRICS["error"]].empty:
             continue
-        steps = max(table.shape[1] for table in tables.values())
-        padded = {name: _padded(table, steps) for name, table in tables.items()}
-        horizon = board.data.params.get(next(iter(runs)), {}).get(schema.HORIZON, "")
-        if not horizon.isdigit():
-            continue
+        steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
+        tables = {name: _table(of_metric, list(runs), steps) for name, of_metric in points.items()}
         curves[Condition(model, without_horizon(variant), int(horizon))] = Curves(
             tuple(runs.values()),
-            **{part: padded[metric] for part, metric in METRICS.items()},
-            by_position=np.stack([padded[metric] for metric in POSITIONS], axis=-1),
+            **{part: tables[metric] for part, metric in METRICS.items()},
+            by_position=np.stack([tables[metric] for metric in POSITIONS], axis=-1),
         )
     return curves
 
@@ -145,19 +148,12 @@ def without_horizon(variant: str) -> str:
     )
 
 
-def _table(board: Scoreboard, model: str, variant: str, metric: str, runs: tuple[str, ...]) -> Array:
+def _table(points: pd.DataFrame, runs: Sequence[str], steps: int) -> Array:
     """[run, step] of a metric, NaN where a run did not log it; steps count from 1."""
-    points = board.logged(model, variant, metric)
-    places = {mlflow_id: i for i, mlflow_id in enumerate(runs)}
-    points = points[points["mlflow_id"].isin(runs) & (points["step"] > 0)]
-    table = np.full((len(runs), int(points["step"].max()) if len(points) else 0), np.nan)
-    rows = points["mlflow_id"].astype(str).map(places).to_numpy(dtype=np.int64)
+    table = np.full((len(runs), steps), np.nan)
+    rows = pd.Index(runs).get_indexer(points["mlflow_id"].astype(str))
     table[rows, points["step"].to_numpy() - 1] = points["value"].to_numpy()
     return table
-
-
-def _padded(table: Array, steps: int) -> Array:
-    return np.pad(table, ((0, 0), (0, steps - table.shape[1])), constant_values=np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,51 +182,47 @@ class Pair:
         return ratios
 
 
-def paired(one: Curves, other: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
+def paired(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
     """The binned steps of two conditions, for the seeds that both have."""
-    seeds = tuple(sorted(set(one.seeds) & set(other.seeds)))
-    sides = [_binned(curves, seeds, equal) for curves in (one, other)]
-    keys = sorted({key for side in sides for _, key, _ in side})
-    place = {key: i for i, key in enumerate(keys)}
-    steps, errors = np.zeros((2, 2, len(seeds), len(keys)))
-    for i, side in enumerate(sides):
-        for row, key, error in side:
-            steps[i, row, place[key]] += 1
-            errors[i, row, place[key]] += error
+    seeds = tuple(sorted(set(ours.seeds) & set(theirs.seeds)))
+    sides = [_counted(side, seeds, equal) for side in (ours, theirs)]
+    _, places = np.unique(np.concatenate([bins for _, bins, _ in sides]), axis=0, return_inverse=True)
+    steps, errors = np.zeros((2, 2, len(seeds), int(places.max(initial=-1)) + 1))
+    of_side = np.split(places.ravel(), [len(sides[0][0])])
+    for side, ((rows, _, error), place) in enumerate(zip(sides, of_side, strict=True)):
+        np.add.at(steps[side], (rows, place), 1)
+        np.add.at(errors[side], (rows, place), error)
     return Pair(seeds, steps, errors)
 
 
-def _binned(
-    curves: Curves, seeds: tuple[int, ...], equal: EqualIn
-) -> list[tuple[int, tuple[int, int], float]]:
-    """(row of the seed, bin of movement and of return, |Delta|) of every step on which the policy moved; of every step
-    in one bin if nothing is to be equal.
+def _counted(curves: Curves, seeds: tuple[int, ...], equal: EqualIn) -> tuple[NDArray[np.intp], Array, Array]:
+    """Row of the seed [N], bins of movement and of return [N, 2] and |Delta| [N] of every step on which the policy
+    moved; of every step, in one bin, if nothing is to be equal.
     """
-    steps = []
-    for row, seed in enumerate(seeds):
-        i = curves.seeds.index(seed)
-        counted = np.isfinite(curves.movement[i]) & ((curves.movement[i] > 0) | (equal is EqualIn.NOTHING))
-        zeros = np.zeros(int(counted.sum()), dtype=int)
-        bins, levels = zeros, zeros
-        if equal is not EqualIn.NOTHING:
-            bins = np.floor(np.log(curves.movement[i][counted]) / BIN).astype(int)
-        if equal is EqualIn.RETURN:
-            levels = np.floor(curves.rollout_returns[i][counted] / RETURN_BIN).astype(int)
-        errors = np.abs(curves.error[i][counted]).tolist()
-        keys = zip(bins.tolist(), levels.tolist(), strict=True)
-        steps += [(row, key, error) for key, error in zip(keys, errors, strict=True)]
-    return steps
+    rows = [curves.seeds.index(seed) for seed in seeds]
+    movement, level, error = curves.movement[rows], curves.rollout_returns[rows], curves.error[rows]
+    counted = np.isfinite(movement) & ((movement > 0) | (equal is EqualIn.NOTHING))
+    bins = np.zeros((int(counted.sum()), 2))
+    if equal is not EqualIn.NOTHING:
+        bins[:, 0] = np.floor(np.log(movement[counted]) / BIN)
+    if equal is EqualIn.RETURN:
+        bins[:, 1] = np.floor(level[counted] / RETURN_BIN)
+    return np.nonzero(counted)[0], bins, np.abs(error[counted])
 
 
 def pairs_of(
-    curves: Mapping[Condition, Curves], model: str, one: str, other: str, equal: EqualIn = EqualIn.MOVEMENT
+    curves: Mapping[Condition, Curves],
+    model: str,
+    variant: str,
+    against: str,
+    equal: EqualIn = EqualIn.MOVEMENT,
 ) -> dict[int, Pair]:
     """Two variants on one model by horizon, shortest first, where both have runs."""
-    horizons = sorted({c.horizon for c in curves if (c.model, c.variant) == (model, one)})
+    horizons = sorted({c.horizon for c in curves if (c.model, c.variant) == (model, variant)})
     return {
-        h: paired(curves[Condition(model, one, h)], curves[there], equal)
+        h: paired(curves[Condition(model, variant, h)], curves[reference], equal)
         for h in horizons
-        if (there := Condition(model, other, h)) in curves
+        if (reference := Condition(model, against, h)) in curves
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from cppo_lab.analysis.statistics.estimate import (
     Estimate,
@@ -68,15 +69,13 @@ def difference(
 ) -> Difference | None:
     """`variant` minus `against` on one model; None if one of them has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
-    cells = (cell_runs(runs, model, name) for name in (variant, against))
-    found = difference_of(ours, theirs, all(run.paired for cell in cells for run in cell))
-    if found is None:
+    by_design = all(run.paired for name in (variant, against) for run in cell_runs(runs, model, name))
+    compared = difference_of(ours, theirs, by_design)
+    if compared is None:
         return None
-    value, paired = found
-    improvement = probability_of_improvement(
-        [np.array(list(ours.values()))], [np.array(list(theirs.values()))]
-    )
-    return Difference(model, variant, against, score, value, paired, len(ours), len(theirs), improvement)
+    sides = ([np.array(list(values.values()))] for values in (ours, theirs))
+    improvement = probability_of_improvement(*sides)
+    return Difference(model, variant, against, score, *compared, len(ours), len(theirs), improvement)
 
 
 def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float | None]]:
@@ -94,10 +93,10 @@ def above_zero(
 ) -> Difference | None:
     """The mean of a quantity over the runs of a cell, as a difference from 0; None if no run has it."""
     values = list(by_seed(runs, model, variant, quantity).values())
-    found = mean_estimate(values)
-    if found is None:
+    mean = mean_estimate(values)
+    if mean is None:
         return None
-    return Difference(model, variant, "", quantity, found, False, len(values), 0, None)
+    return Difference(model, variant, "", quantity, mean, False, len(values), 0, None)
 
 
 def over_models(
@@ -110,12 +109,8 @@ def over_models(
     """
     sides = ((part.model, name) for part in parts for name in (part.variant, part.against))
     if all(run.common for side in sides for run in cell_runs(runs, *side)):
-        found = [_by_seed(runs, part) for part in parts]
-        sums = [
-            math.fsum(weight * own[seed] for weight, own in zip(weights, found, strict=True))
-            for seed in (found[0] if found else ())
-            if all(seed in own for own in found)
-        ]
+        table = pd.DataFrame([_by_seed(runs, part) for part in parts]).dropna(axis="columns")
+        sums = [math.fsum(column) for column in table.mul(list(weights), axis="index").to_numpy().T]
         if len(sums) > 1 and (value := mean_estimate(sums)) is not None:
             return replace(value, n=sum(part.estimate.n for part in parts))
     return combine([part.estimate for part in parts], weights)
@@ -141,16 +136,19 @@ def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) ->
         for variant in (first.variant, first.against)
         if variant
     ]
-    return Difference(
+    improvement = probability_of_improvement(*sides) if first.against else None
+    return replace(_sum_of(parts), estimate=value, improvement=improvement)
+
+
+def _sum_of(parts: Sequence[Difference]) -> Difference:
+    """The first of the parts, over the models: with the runs of all."""
+    return replace(
+        parts[0],
         model="",
-        variant=first.variant,
-        against=first.against,
-        score=first.score,
-        estimate=value,
         paired=all(part.paired for part in parts),
         ours=sum(part.ours for part in parts),
         theirs=sum(part.theirs for part in parts),
-        improvement=probability_of_improvement(*sides) if first.against else None,
+        improvement=None,
     )
 
 
@@ -189,22 +187,23 @@ def slope(
         return None
     seeds = over_models(parts, weights, runs)
     assert seeds is not None, "there are parts"
-    first = parts[0]
-    found = _wider(seeds, _by_residuals([part.estimate.value for part in parts], weights))
-    ours, theirs = sum(part.ours for part in parts), sum(part.theirs for part in parts)
-    paired = all(part.paired for part in parts)
-    return Difference("", first.variant, first.against, first.score, found, paired, ours, theirs, None)
+    return replace(
+        _sum_of(parts),
+        estimate=_wider(seeds, _by_residuals([part.estimate.value for part in parts], weights)),
+    )
 
 
 def _by_residuals(values: Sequence[float], weights: Sequence[float]) -> Estimate:
     """The least-squares slope with the error that the residuals of the line give it."""
     count = len(values)
-    value = math.fsum(weight * one for weight, one in zip(weights, values, strict=True))
+    value = math.fsum(weight * of_model for weight, of_model in zip(weights, values, strict=True))
     if count < LEAST:
         return Estimate(value, count, unknown=TOO_FEW)
     mean, squares = math.fsum(values) / count, math.fsum(weight**2 for weight in weights)
     # A weight is the place of a model from the mean place, times the sum of the squared weights.
-    residuals = (one - mean - value * weight / squares for weight, one in zip(weights, values, strict=True))
+    residuals = (
+        of_model - mean - value * weight / squares for weight, of_model in zip(weights, values, strict=True)
+    )
     variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
     return estimate(value, count, math.sqrt(variance * squares), count - 2)
 
@@ -213,5 +212,5 @@ def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
     unknown = seeds.unknown or (models.unknown if models.n < LEAST else "")
     if unknown:
         return SlopeEstimate(seeds.value, models.n, unknown=unknown)
-    wider = max(seeds, models, key=lambda one: one.half or 0.0)
+    wider = max(seeds, models, key=lambda estimate: estimate.half or 0.0)
     return SlopeEstimate(seeds.value, models.n, wider.error, wider.degrees, "", seeds, models)

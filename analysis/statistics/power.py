@@ -9,12 +9,12 @@ only to a factor of about 0.5 to 6, so a number of seeds is an order of magnitud
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
@@ -61,17 +61,17 @@ def shown(error: float, degrees: float) -> float:
     return float(error * (stdtrit(degrees, 1 - ALPHA) + stdtrit(degrees, POWER)))
 
 
-def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
+def spread_of(estimate: Estimate, runs: int | None = None) -> Spread | None:
     """The spread of an estimate from `runs` of each variant and model (None: its own `n`); None if it has no error."""
-    if found.error is None or found.degrees is None:
+    if estimate.error is None or estimate.degrees is None:
         return None
     # At least 2: one side of an unpaired comparison may be a single run, when all spread comes from the other side.
-    count = max(2, found.n if runs is None else runs)
-    if isinstance(found, SlopeEstimate) and found.seeds is not None and found.models is not None:
-        seeds, models = spread_of(found.seeds, count), spread_of(found.models, count)
+    count = max(2, estimate.n if runs is None else runs)
+    if isinstance(estimate, SlopeEstimate) and estimate.seeds is not None and estimate.models is not None:
+        seeds, models = spread_of(estimate.seeds, count), spread_of(estimate.models, count)
         if seeds is not None and models is not None:
             return replace(seeds, models=(models.error, models.degrees))
-    return Spread(found.error, found.degrees, count)
+    return Spread(estimate.error, estimate.degrees, count)
 
 
 _PLACES = 400  # quadrature points of the distribution of the estimated error
@@ -100,12 +100,11 @@ def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int)
     """
     if not estimates:
         return None
-    known = [found for found in estimates if found is not None]
-    unknown = next((found.unknown for found in known if found.unknown), "")
-    if len(known) < len(estimates) or unknown:
-        why = unknown or "one side has no finished run"
-        return ReachedPower(claim.lead, 0.0, runs, None, why)
-    chances = [_chance(claim, found, runs) for found in known]
+    whole = [estimate for estimate in estimates if estimate is not None]
+    why = next((estimate.unknown for estimate in whole if estimate.unknown), "")
+    if len(whole) < len(estimates) or why:
+        return ReachedPower(claim.lead, 0.0, runs, None, why or "one side has no finished run")
+    chances = [_chance(claim, estimate, runs) for estimate in whole]
 
     def all_hold(n: int) -> float:
         return float(np.prod([chance(n) for chance in chances]))
@@ -126,10 +125,10 @@ def fewest(chance: Chance) -> int | None:
     return high
 
 
-def _chance(claim: Claim, found: Estimate, runs: int) -> Chance:
-    if isinstance(found, ShareDifference):
-        return lambda n: share_power(found.theirs, claim.lead, n)
-    spread = spread_of(found, runs)
+def _chance(claim: Claim, estimate: Estimate, runs: int) -> Chance:
+    if isinstance(estimate, ShareDifference):
+        return lambda n: share_power(estimate.theirs, claim.lead, n)
+    spread = spread_of(estimate, runs)
     assert spread is not None, "an estimate without an error says why"
     return lambda n: spread_power(claim.lead, claim.margin, spread, n)
 
@@ -150,8 +149,8 @@ def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> f
 def _relative_errors(degrees: float) -> FloatArray:
     """Ratios of estimated to true standard error for these degrees of freedom, at points of equal probability."""
     places = (np.arange(_PLACES) + 0.5) / _PLACES
-    found: FloatArray = np.sqrt(2 * gammaincinv(degrees / 2, places) / degrees)
-    return found
+    ratios: FloatArray = np.sqrt(2 * gammaincinv(degrees / 2, places) / degrees)
+    return ratios
 
 
 def share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
@@ -252,96 +251,57 @@ def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, desig
     if seeds < 2:
         return 0.0
     rng, of_seeds = np.random.default_rng(seeds), np.random.default_rng([seeds, 1])
-    holds = np.ones(STUDIES, dtype=bool)
-    parts: dict[tuple[str, str], list[_Part]] = {}
+    sides: dict[tuple[str, str], dict[str, tuple[FloatArray, FloatArray]]] = defaultdict(dict)
     for model, of_model in scores.items():
         shared = math.sqrt(design.correlation) * of_seeds.normal(0.0, deviation, (STUDIES, seeds))
-        own_deviation = math.sqrt(1 - design.correlation) * deviation
+        of_run = math.sqrt(1 - design.correlation) * deviation
         runs = {
-            variant: rng.normal(score, own_deviation, (STUDIES, seeds)) + shared
+            variant: rng.normal(score, of_run, (STUDIES, seeds)) + shared
             for variant, score in of_model.items()
         }
         for variant, against in pairs(claim, tuple(of_model)):
             if not {variant, against} <= runs.keys():
                 return 0.0  # like a verdict without runs on one side
-            part = _part(model, runs[variant], runs[against], design.paired)
-            if claim.over_models or claim.kind is Kind.TREND:
-                parts.setdefault((variant, against), []).append(part)
-            else:
-                holds &= _supported(claim, part.value, _halves(part.square, part.degrees))
-    for cells in parts.values():
-        mean, trend = (1 / len(cells),) * len(cells), claim.kind is Kind.TREND
-        weights = slope_weights([design.lengths[part.model] for part in cells]) if trend else mean
-        if weights is None or (trend and len(cells) < LEAST):
-            return 0.0  # all response lengths are equal, or there is no interval
-        value, half = _weighted(cells, weights, design.common)
-        if trend:
-            half = np.maximum(
-                half, _half_by_residuals(np.array([part.value for part in cells]), weights, value)
-            )
-        holds &= _supported(claim, value, half)
+            sides[variant, against][model] = runs[variant], runs[against]
+    trend, holds = claim.kind is Kind.TREND, np.ones(STUDIES, dtype=bool)
+    for of_models in sides.values():
+        together = claim.over_models or trend
+        for models in [list(of_models)] if together else [[model] for model in of_models]:
+            mean = (1 / len(models),) * len(models)
+            weights = slope_weights([design.lengths[model] for model in models]) if trend else mean
+            if weights is None or (trend and len(models) < LEAST):
+                return 0.0  # all response lengths are equal, or there is no interval
+            value, half = _interval([of_models[model] for model in models], weights, design, trend)
+            holds &= value - half >= (0 if claim.margin is None else -claim.margin)
+            if claim.margin is not None:
+                holds &= value + half <= claim.margin
     return float(holds.mean())
 
 
-def _weighted(
-    parts: Sequence["_Part"], weights: Sequence[float], common: bool
+def _interval(
+    sides: Sequence[tuple[FloatArray, FloatArray]], weights: Sequence[float], design: Design, trend: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """The weighted sums of the parts, and half the widths of their intervals: by seed if seeds are `common`."""
-    value: FloatArray = np.sum(
-        [weight * part.value for weight, part in zip(weights, parts, strict=True)], axis=0
-    )
-    if common:
-        by_seed = np.sum([weight * part.pairs for weight, part in zip(weights, parts, strict=True)], axis=0)
-        seeds = by_seed.shape[1]
-        return value, _halves(by_seed.var(1, ddof=1) / seeds, np.full(len(value), seeds - 1.0))
-    squares = np.array([weight**2 * part.square for weight, part in zip(weights, parts, strict=True)])
-    below = sum(square**2 / part.degrees for square, part in zip(squares, parts, strict=True))
-    return value, _halves(squares.sum(0), squares.sum(0) ** 2 / below)  # Satterthwaite's
-
-
-def _half_by_residuals(values: FloatArray, weights: Sequence[float], slopes: FloatArray) -> FloatArray:
-    """As `trend.slope` has it, for the values of the models [model, study]."""
-    squares = sum(weight**2 for weight in weights)
-    line = values.mean(0) + np.outer(weights, slopes) / squares
-    degrees = len(weights) - 2
-    return _halves(((values - line) ** 2).sum(0) / degrees * squares, np.full(len(slopes), float(degrees)))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One comparison on one model in every study: the difference, its squared standard error, its degrees of freedom;
-    and the difference of each seed [study, seed].
+    """The weighted sum over models of the differences of two variants, [study, seed] each, and half the widths of its
+    interval, in every study. Those of a trend are as in `paired.slope`.
     """
-
-    model: str
-    pairs: FloatArray
-    value: FloatArray
-    square: FloatArray
-    degrees: FloatArray
-
-
-def _part(model: str, ours: FloatArray, theirs: FloatArray, paired: bool) -> _Part:
-    studies, seeds = ours.shape
-    pairs = ours - theirs
-    value: FloatArray = pairs.mean(1)
-    if paired:
-        return _Part(model, pairs, value, pairs.var(1, ddof=1) / seeds, np.full(studies, seeds - 1.0))
-    own, other = ours.var(1, ddof=1) / seeds, theirs.var(1, ddof=1) / seeds
-    degrees = (own + other) ** 2 / ((own**2 + other**2) / (seeds - 1))
-    return _Part(model, pairs, value, own + other, degrees)
-
-
-def _halves(square: FloatArray, degrees: FloatArray) -> FloatArray:
-    """Half the widths of 95 % intervals with these squared standard errors."""
-    half: FloatArray = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
-    return half
-
-
-def _supported(claim: Claim, value: FloatArray, half: FloatArray) -> NDArray[np.bool_]:
-    """Which of these differences, with half the widths of their intervals, support the claim at ALPHA."""
-    supported: NDArray[np.bool_]
-    if claim.margin is None:
-        supported = value - half >= 0
+    seeds = sides[0][0].shape[1]
+    pairs = np.stack([ours - theirs for ours, theirs in sides])  # [model, study, seed]
+    factors = np.array(weights)[:, None]
+    value: FloatArray = (factors * pairs.mean(2)).sum(0)
+    if design.common:
+        square, degrees = (
+            np.tensordot(weights, pairs, 1).var(1, ddof=1) / seeds,
+            np.full(len(value), seeds - 1.0),
+        )
     else:
-        supported = (value - half >= -claim.margin) & (value + half <= claim.margin)
-    return supported
+        groups = [pairs] if design.paired else [np.stack(side) for side in zip(*sides, strict=True)]
+        parts = factors**2 * np.stack([group.var(2, ddof=1) / seeds for group in groups])
+        square = parts.sum((0, 1))
+        degrees = square**2 / (parts**2 / (seeds - 1)).sum((0, 1))  # Satterthwaite's, as Welch's are
+    half = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
+    if trend:
+        squares = (factors**2).sum()
+        residuals = pairs.mean(2) - pairs.mean((0, 2)) - factors * value / squares
+        variance = (residuals**2).sum(0) / (len(weights) - 2) * squares
+        half = np.maximum(half, stdtrit(len(weights) - 2, 1 - ALPHA) * np.sqrt(variance))
+    return value, half

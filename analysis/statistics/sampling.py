@@ -58,32 +58,21 @@ class SamplingError:
     edge: Share | None = None
 
 
-def answers_variance(share: float, problems: int, samples: int, between: float = 0.0) -> float:
-    """Variance over other answers to the same problems; `between` is rho; 0 gives the upper bound."""
-    return share * (1 - share) * (1 - between) / (problems * samples)
-
-
-def problems_variance(share: float, problems: int, samples: int, between: float = 1.0) -> float:
-    """Variance over other answers to other problems; `between` is rho; 1 gives the upper bound."""
-    return share * (1 - share) * (between + (1 - between) / samples) / problems
-
-
 def sampling_error(shares: Sequence[float], problems: int, samples: int) -> SamplingError:
     """Upper bounds for the unweighted mean over benchmarks with these shares, `problems` problems each."""
     count = len(shares)
-    answers = math.fsum(answers_variance(share, problems, samples) for share in shares)
-    others = math.fsum(problems_variance(share, problems, samples) for share in shares)
-    edge = edge_share(shares, [problems * samples] * count)
-    return SamplingError(math.sqrt(answers) / count, math.sqrt(others) / count, edge=edge)
+    variance = math.fsum(share * (1 - share) for share in shares)
+    answers, others = (math.sqrt(variance / number) / count for number in (problems * samples, problems))
+    return SamplingError(answers, others, edge=edge_share(shares, [problems * samples] * count))
 
 
 def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
     """The sampling error of the evaluation at the selected step: exact if the run recorded its outcomes, else bounds;
     None if the benchmarks or their numbers of problems are unknown, too.
     """
-    found = _known_error(board.data.outcomes.get(run.mlflow_id or ""), run.choice.step)
-    if found is not None:
-        return found
+    exact = _known_error(board.data.outcomes.get(run.mlflow_id or ""), run.choice.step)
+    if exact is not None:
+        return exact
     shares, samples = list(run.choice.components.values()), board.curves.samples
     problems = _problems(board, run)
     if not shares or problems is None or samples < 1:
@@ -96,28 +85,28 @@ def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError |
     if outcomes is None or step is None or step not in outcomes.steps:
         return None
     right = outcomes.right[int(np.searchsorted(outcomes.steps, step))]
-    found = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
-    if found.answers is None or found.problems is None:
+    variance = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
+    if variance.answers is None or variance.problems is None:
         return None
     edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
-    return SamplingError(math.sqrt(found.answers), math.sqrt(found.problems), True, found.between, edge)
+    errors = math.sqrt(variance.answers), math.sqrt(variance.problems)
+    return SamplingError(*errors, True, variance.between, edge)
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
     """The sampling error of one evaluation of a typical run of a cell (root mean square); None if it is unknown for any
     run.
     """
-    found = [run_sampling_error(board, run) for run in runs]
-    known = [error for error in found if error is not None]
-    if not known or len(known) < len(found):
+    errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
+    if not errors or len(errors) < len(runs):
         return None
-    between = [error.between for error in known if error.between is not None]
+    between = [error.between for error in errors if error.between is not None]
     return SamplingError(
-        math.sqrt(math.fsum(error.answers**2 for error in known) / len(known)),
-        math.sqrt(math.fsum(error.problems**2 for error in known) / len(known)),
-        all(error.known for error in known),
+        math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors)),
+        math.sqrt(math.fsum(error.problems**2 for error in errors) / len(errors)),
+        all(error.known for error in errors),
         math.fsum(between) / len(between) if between else None,
-        _common_edge([error.edge for error in known]),
+        _common_edge([error.edge for error in errors]),
     )
 
 
@@ -198,8 +187,8 @@ def _evaluation_variances(
     """The variance over other answers of each cell's final mean, as for fresh answers; empty if one is unknown."""
     wanted = {variant for variant in variants if (model, variant) in finished.cells}
     cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in wanted]
-    known = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
-    return known if len(known) == len(wanted) else []
+    variances = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
+    return variances if len(variances) == len(wanted) else []
 
 
 def _noise_of(error: float, degrees: float, cells: int, seeds: bool) -> MapNoise:

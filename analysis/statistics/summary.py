@@ -5,7 +5,6 @@ so their scatter shows the noise of its curve and nothing about other seeds.
 """
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
+import pandas as pd
 
 from cppo_lab.analysis.grid import USUAL, Baseline
-from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.scoring import Scoreboard, rank_descending
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
@@ -79,8 +79,8 @@ class Ranking:
 
 def rankings(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[Ranking, ...]:
     """Every model by every score that any of its variants has."""
-    found = (_ranking(board, runs, model, score) for model in board.models for score in Score)
-    return tuple(ranking for ranking in found if ranking.places)
+    every = (_ranking(board, runs, model, score) for model in board.models for score in Score)
+    return tuple(ranking for ranking in every if ranking.places)
 
 
 def kendall(first: Ranking, second: Ranking) -> float | None:
@@ -88,21 +88,16 @@ def kendall(first: Ranking, second: Ranking) -> float | None:
     than two.
     """
     pairs = [(place.rank, rank) for place in first.places if (rank := second.rank(place.variant)) is not None]
-    ours, theirs = (np.array(ranks) for ranks in zip(*pairs, strict=True)) if pairs else (np.empty(0),) * 2
-    agreed, apart = 0, [0, 0]
-    for place in range(1, len(pairs)):  # row by row: all pairs at once would take too much memory
-        signs = [np.sign(ranks[place] - ranks[:place]) for ranks in (ours, theirs)]
-        agreed += int(np.sum(signs[0] * signs[1]))
-        apart = [known + int(np.count_nonzero(sign)) for known, sign in zip(apart, signs, strict=True)]
-    return agreed / math.sqrt(apart[0] * apart[1]) if all(apart) else None
+    tau = float(pd.DataFrame(pairs, columns=["first", "second"], dtype=float).corr("kendall").iloc[0, 1])
+    return None if math.isnan(tau) else tau
 
 
 def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: Score) -> Ranking:
     cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
     means = {variant: math.fsum(values) / len(values) for variant, values in cells.items() if values}
     order = sorted(means, key=lambda variant: -means[variant])
+    ranks = rank_descending({(model, variant): mean for variant, mean in means.items()})
     noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
-    rising = sorted(means.values())
     places = []
     for variant, below in zip_longest(order, order[1:]):
         places.append(
@@ -110,7 +105,7 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
                 variant=variant,
                 value=means[variant],
                 runs=len(cells[variant]),
-                rank=1 + len(rising) - bisect_right(rising, means[variant]),
+                rank=ranks[model, variant],
                 margin=None if below is None else means[variant] - means[below],
                 noise=None if below is None else _both(noise[variant], noise[below]),
             )
@@ -215,9 +210,9 @@ def _cell(
 ) -> CellStatistics:
     scores, differences, against = {}, {}, baseline.of(variant)
     for score in Score:
-        found = mean_estimate(list(by_seed(runs, model, variant, score).values()))
-        if found is not None:
-            scores[score] = found
+        mean = mean_estimate(list(by_seed(runs, model, variant, score).values()))
+        if mean is not None:
+            scores[score] = mean
         if against is not None and (minus := difference(runs, model, variant, against, score)) is not None:
             differences[score] = minus
     declared = board.runs_of(model, variant)
@@ -249,28 +244,25 @@ def _adjusted(cells: Sequence[CellStatistics]) -> dict[tuple[str, str, Score], f
 def _aggregates(
     board: Scoreboard, runs: tuple[RunValues, ...], rng: np.random.Generator, resamples: int
 ) -> tuple[Aggregate, ...]:
-    found = []
+    aggregates = []
     for variant in board.variants:
         for score in Score:
             strata = [np.array(list(by_seed(runs, model, variant, score).values())) for model in board.models]
             if all(len(values) for values in strata):
-                found += [
+                aggregates += [
                     Aggregate(variant, score, name, bootstrap(strata, statistic, rng, resamples))
                     for name, statistic in AGGREGATES.items()
                 ]
-    return tuple(found)
+    return tuple(aggregates)
 
 
 def _overall(
     board: Scoreboard, runs: tuple[RunValues, ...], cells: Sequence[CellStatistics]
 ) -> tuple[Difference, ...]:
-    found = []
-    of_variant: dict[str, list[CellStatistics]] = defaultdict(list)
+    parts: dict[tuple[str, Score], list[Difference]] = defaultdict(list)
     for cell in cells:
-        of_variant[cell.variant].append(cell)
-    for variant in board.variants:
-        for score in Score:
-            parts = [cell.differences[score] for cell in of_variant[variant] if score in cell.differences]
-            if len(parts) == len(board.models) and (mean := mean_difference(parts, runs)) is not None:
-                found.append(mean)
-    return tuple(found)
+        for score, of_cell in cell.differences.items():
+            parts[cell.variant, score].append(of_cell)
+    whole = (parts[variant, score] for variant in board.variants for score in Score)
+    means = (mean_difference(of_pair, runs) for of_pair in whole if len(of_pair) == len(board.models))
+    return tuple(mean for mean in means if mean is not None)

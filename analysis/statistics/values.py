@@ -131,26 +131,20 @@ class FinishedRuns(tuple[RunValues, ...]):
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], tuple[RunValues, ...]]:
         """(model, variant) -> its runs, grouped once so that a lookup does not scan all runs."""
-        found: dict[tuple[str, str], list[RunValues]] = defaultdict(list)
+        cells: dict[tuple[str, str], list[RunValues]] = defaultdict(list)
         for run in self:
-            found[run.model, run.variant].append(run)
-        return {pair: tuple(own) for pair, own in found.items()}
+            cells[run.model, run.variant].append(run)
+        return {pair: tuple(runs) for pair, runs in cells.items()}
 
 
-_KNOWN: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
+_OF_BOARD: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
 
 
 def run_values(board: Scoreboard) -> FinishedRuns:
     """Every run of the board that is a result, in the board's order."""
-    if board not in _KNOWN:  # several parts of a report need them
-        _KNOWN[board] = _all_values(board)
-    return _KNOWN[board]
-
-
-def _all_values(board: Scoreboard) -> FinishedRuns:
-    return FinishedRuns(
-        _values(board, run, run.choice.score) for run in finished_runs(board) if run.choice.score is not None
-    )
+    if board not in _OF_BOARD:  # several parts of a report need them
+        _OF_BOARD[board] = FinishedRuns(_values(board, run) for run in finished_runs(board))
+    return _OF_BOARD[board]
 
 
 def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
@@ -163,31 +157,28 @@ def by_seed(
     runs: tuple[RunValues, ...], model: str, variant: str, score: Score | Quantity
 ) -> dict[int | None, float]:
     """Seed -> score of the runs of one cell that have it."""
-    own = cell_runs(runs, model, variant)
-    return {run.seed: value for run in own if (value := run.of(score)) is not None}
+    of_cell = cell_runs(runs, model, variant)
+    return {run.seed: value for run in of_cell if (value := run.of(score)) is not None}
 
 
 def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[RunValues, ...]:
     """The runs of one cell in their order."""
-    found = runs if isinstance(runs, FinishedRuns) else FinishedRuns(runs)
-    return found.cells.get((model, variant), ())
+    finished = runs if isinstance(runs, FinishedRuns) else FinishedRuns(runs)
+    return finished.cells.get((model, variant), ())
 
 
 def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
     one whose score fills them in. Empty for a run without a score.
     """
-    window, shares = _window(board.curves.of(run.mlflow_id or ""), run.t_stop), defaultdict[int, float](float)
-    seen = window[schema.MEAN].dropna()
-    if not len(seen):
+    seen = _window(board.curves.of(run.mlflow_id or ""), run.t_stop)[schema.MEAN].dropna()
+    if seen.empty:
         return {}
-    means = _to_the_end(seen, run)
-    first, last = int(seen.index[0]), int(seen.index[-1])
-    filled = last if float(seen.iloc[-1]) <= float(seen.iloc[0]) else first
-    steps = [int(step) for step in means.index if step > schema.late_after(_end(means, run.t_stop))]
-    steps = steps or [int(means.index[-1])]
-    for step in steps:
-        shares[step if step <= last else filled] += 1 / len(steps)
+    late = _late(_to_the_end(seen, run), run.t_stop)
+    filled = seen.index[-1] if seen.iloc[-1] <= seen.iloc[0] else seen.index[0]
+    shares = defaultdict[int, float](float)
+    for step in late.index:
+        shares[int(step if step <= seen.index[-1] else filled)] += 1 / len(late)
     return dict(shares)
 
 
@@ -196,23 +187,24 @@ def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
     return curve if inside else curve[curve.index <= t_stop]
 
 
-def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
+def _values(board: Scoreboard, run: RunScore) -> RunValues:
     curve = board.curves.of(run.mlflow_id or "")
     window, paired = _window(curve, run.t_stop), is_paired(board, run)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
+    collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
     return RunValues(
         model=run.model,
         variant=run.variant,
         seed=run.seed,
-        collapsed=run.state is SelectionState.COLLAPSE,
-        best=best,
+        collapsed=collapsed,
+        best=run.choice.score or 0.0,
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
-        final=_final(means, run.t_stop),
+        final=math.fsum(final) / len(final),
         area=_area(means),
         step_noise=noise(late),
         evaluations=len(window),
         late=len(late),
-        ended=_ended(run),
+        ended=(run.choice.last_step or 0) if collapsed or run.t_stop is None else run.t_stop,
         paired=paired,
         common=paired and run.mlflow_id in board.data.drawn_starts,
     )
@@ -245,11 +237,6 @@ def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
     return not logged or mlflow_id in data.drawn_starts
 
 
-def _ended(run: RunScore) -> int:
-    last = run.choice.last_step or 0
-    return last if run.state is SelectionState.COLLAPSE or run.t_stop is None else run.t_stop
-
-
 def rise(board: Scoreboard, run: RunScore) -> float | None:
     """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
     None without an evaluation in one of them. The score before training is excluded.
@@ -260,10 +247,8 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
         return None
     steps, scores = means.index.to_numpy(), means.to_numpy(dtype=np.float64)
     end = _end(means, run.t_stop)
-    early, late = (
-        scores[(steps > 0) & (steps <= schema.early_until(end))],
-        scores[steps > schema.late_after(end)],
-    )
+    early = scores[(steps > 0) & (steps <= schema.early_until(end))]
+    late = scores[steps > schema.late_after(end)]
     return float(late.mean() - early.mean()) if len(early) and len(late) else None
 
 
@@ -279,11 +264,10 @@ def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
     return pd.concat([means, filled]) if len(filled) else means
 
 
-def _final(means: pd.Series, t_stop: int | None) -> float:
-    """The mean late score; the last score if nothing was evaluated in the last part of the window."""
-    scores = means.to_numpy(dtype=np.float64)
-    late = scores[means.index.to_numpy() > schema.late_after(_end(means, t_stop))]
-    return math.fsum(late) / len(late) if len(late) else float(scores[-1])
+def _late(means: pd.Series, t_stop: int | None) -> pd.Series:
+    """The scores in the last part of the window; the last one if nothing was evaluated there."""
+    late = means[means.index > schema.late_after(_end(means, t_stop))]
+    return late if len(late) else means.iloc[-1:]
 
 
 def _end(means: pd.Series, t_stop: int | None) -> int:

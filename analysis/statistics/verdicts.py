@@ -7,12 +7,14 @@ masked tokens that the prefix budget rejects, in the first 30 % of the steps min
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm
@@ -36,29 +38,20 @@ LENGTH = "train/response_length"
 
 def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
     """The runs with their `measured` value, None if a run did not log the metrics it needs."""
-    scored = finished_runs(board)
-    if quantity is Quantity.RISE:
-        found = {(run.model, run.variant, run.seed): rise(board, run) for run in scored}
-    else:
-        found = {}
-        for model, variant in board.cells:
-            early = _early_prefix(board, model, variant)
-            for run in board.runs_of(model, variant):
-                found[model, variant, run.seed] = early.get(run.mlflow_id or "")
-    return FinishedRuns(replace(run, measured=found[run.model, run.variant, run.seed]) for run in runs)
+    measure = rise if quantity is Quantity.RISE else _early_prefix
+    measured = {(run.model, run.variant, run.seed): measure(board, run) for run in finished_runs(board)}
+    return FinishedRuns(replace(run, measured=measured[run.model, run.variant, run.seed]) for run in runs)
 
 
-def _early_prefix(board: Scoreboard, model: str, variant: str) -> dict[str, float]:
-    """MLflow run -> the quantity. Training ends with the window, or else at the last logged step."""
-    ends = {run.mlflow_id: run.t_stop for run in board.runs_of(model, variant)}
-    found = {}
-    for mlflow_id, points in board.logged(model, variant, PREFIX_SHARE).groupby("mlflow_id", observed=True):
-        end = ends.get(str(mlflow_id)) or int(points["step"].max())
-        early = points["value"][points["step"] <= schema.early_until(end)]
-        rest = points["value"][(points["step"] > schema.early_until(end)) & (points["step"] <= end)]
-        if len(early) and len(rest):
-            found[str(mlflow_id)] = float(early.mean() - rest.mean())
-    return found
+def _early_prefix(board: Scoreboard, run: RunScore) -> float | None:
+    """Training ends with the window, or else at the last logged step."""
+    points = board.points_of(run, PREFIX_SHARE)
+    if points.empty:
+        return None
+    end = run.t_stop or int(points["step"].max())
+    is_early = points["step"] <= schema.early_until(end)
+    early, later = points["value"][is_early], points["value"][~is_early & (points["step"] <= end)]
+    return float(early.mean() - later.mean()) if len(early) and len(later) else None
 
 
 def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
@@ -114,6 +107,11 @@ class Comparison:
     outcome: VerdictOutcome = VerdictOutcome.UNDECIDED
     leans_for: bool = False
 
+    @property
+    def estimate(self) -> Estimate | None:
+        """That of the difference."""
+        return None if self.difference is None else self.difference.estimate
+
 
 def compared(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
@@ -130,11 +128,10 @@ def compared(
     ]
     if not claim.over_models and claim.kind is not Kind.TREND:
         return single
-    groups = dict.fromkeys((one.variant, one.against) for one in single)
-    return [
-        _together(claim, board, runs, [one for one in single if (one.variant, one.against) == pair])
-        for pair in groups
-    ]
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for comparison in single:
+        groups[comparison.variant, comparison.against].append(comparison)
+    return [_together(claim, board, runs, parts) for parts in groups.values()]
 
 
 def _one(
@@ -142,13 +139,13 @@ def _one(
 ) -> Comparison:
     sides = [len(cell_runs(runs, model, variant)) for variant in pair if variant]
     if claim.kind is Kind.COLLAPSE:
-        found = _collapses(runs, [model], pair, score) if all(sides) else None
+        lead = _collapses(runs, [model], pair, score) if all(sides) else None
     elif claim.kind is Kind.POSITIVE:
-        found = above_zero(runs, model, pair[0], score)
+        lead = above_zero(runs, model, pair[0], score)
     else:
-        found = difference(runs, model, *pair, score)
+        lead = difference(runs, model, *pair, score)
     why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
-    return Comparison(model, *pair, found, min(sides), why)
+    return Comparison(model, *pair, lead, min(sides), why)
 
 
 def _together(
@@ -158,40 +155,42 @@ def _together(
     that the mean covers all models; for a quantity, models that did not log it are left out.
     """
     pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
-    known = [part.difference for part in parts if part.difference is not None]
+    leads = [part.difference for part in parts if part.difference is not None]
     lacking = next((part.why for part in parts if part.difference is None), "")
-    if lacking and (not known or lacking == NO_RUN):
+    if lacking and (not leads or lacking == NO_RUN):
         return Comparison("", *pair, None, fewest, lacking)
     if claim.kind is Kind.COLLAPSE:
-        return Comparison(
-            "", *pair, _collapses(runs, [part.model for part in parts], pair, known[0].score), fewest
-        )
+        models = [part.model for part in parts]
+        return Comparison("", *pair, _collapses(runs, models, pair, leads[0].score), fewest)
     if claim.kind is not Kind.TREND:
-        return Comparison("", *pair, mean_difference(known, runs), fewest)
-    lengths = {part.model: mean_length(board, part.model, part.against) for part in known}
+        return Comparison("", *pair, mean_difference(leads, runs), fewest)
+    lengths = {part.model: mean_length(board, part.model, part.against) for part in leads}
     logged = {model: length for model, length in lengths.items() if length is not None}
     if len(logged) < len(lengths):
         return Comparison("", *pair, None, fewest, "its runs did not log the length of their responses")
-    found = slope(known, logged, runs)
-    return Comparison("", *pair, found, fewest, "its models have equal response lengths")
+    trend = slope(leads, logged, runs)
+    return Comparison("", *pair, trend, fewest, "its models have equal response lengths")
 
 
 def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
     variants = {name for tier in claim.tiers for name in tier}
-    curves = {c: one for c, one in read_curves(board).items() if c.variant in variants}
-    curves = of_seeds(curves, claim.seeds or ())
+    read = {
+        condition: runs for condition, runs in read_curves(board).items() if condition.variant in variants
+    }
+    curves = of_seeds(read, claim.seeds or ())
     models = claim.models or tuple(dict.fromkeys(c.model for c in curves))
     groups = [("", models)] if claim.over_models else [(model, (model,)) for model in models]
-    found = []
+    slope, comparisons = claim.score is Quantity.ERROR_SLOPE, []
     for pair in pairs(claim, ()):
         for model, of_group in groups:
-            slope = claim.score is Quantity.ERROR_SLOPE
-            one = advantage(curves, of_group, pair, slope, EqualIn.MOVEMENT)
-            matched = advantage(curves, of_group, pair, slope, EqualIn.RETURN)
-            n = 0 if one is None else one.n
-            difference = Difference(model, *pair, Quantity.ERROR, one, True, n, n, None) if one else None
-            found.append(Comparison(model, *pair, difference, n, matched=matched))
-    return found
+            lead, matched = (
+                advantage(curves, of_group, pair, slope, equal)
+                for equal in (EqualIn.MOVEMENT, EqualIn.RETURN)
+            )
+            n = lead.n if lead else 0
+            difference = Difference(model, *pair, Quantity.ERROR, lead, True, n, n, None) if lead else None
+            comparisons.append(Comparison(model, *pair, difference, n, matched=matched))
+    return comparisons
 
 
 def _collapses(
@@ -255,21 +254,23 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Judge the claims on the scored sweeps (by name); a claim whose sweep is missing is undecided."""
     values = {name: run_values(board) for name, board in boards.items()}
-    found = {
+    judged = {
         claim.key: judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score)
         for claim in claims
     }
-    return tuple(replace(one, after=_closed_by(one.claim, claims, found)) for one in found.values())
+    return tuple(
+        replace(verdict, after=_closed_by(verdict.claim, claims, judged)) for verdict in judged.values()
+    )
 
 
-def _closed_by(claim: Claim, claims: Sequence[Claim], found: Mapping[str, Verdict]) -> Claim | None:
+def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdict]) -> Claim | None:
     """The first claim in the chain before `claim` that is not supported."""
     if claim.after is None:
         return None
-    before = found.get(claim.after)
+    before = judged.get(claim.after)
     if before is None:
-        return next(one for one in (*claims, *CLAIMS) if one.key == claim.after)
-    return _closed_by(before.claim, claims, found) or (None if before.outcome.holds else before.claim)
+        return next(other for other in (*claims, *CLAIMS) if other.key == claim.after)
+    return _closed_by(before.claim, claims, judged) or (None if before.outcome.holds else before.claim)
 
 
 def judge(
@@ -288,8 +289,8 @@ def judge(
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     if claim.pairing is not None:
         runs = FinishedRuns(replace(run, paired=claim.pairing, common=False) for run in runs)
-    found = _compare_all(claim, board, runs, score)
-    outcome = outcome_of_all([each.outcome for each in found])
+    comparisons = _compare_all(claim, board, runs, score)
+    outcome = outcome_of_all([each.outcome for each in comparisons])
     others = {
         other: outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
         for other in Score
@@ -299,53 +300,52 @@ def judge(
         claim=claim,
         score=score,
         outcome=outcome,
-        comparisons=found,
-        deciding=_deciding(claim, found, outcome),
+        comparisons=comparisons,
+        deciding=_deciding(claim, comparisons, outcome),
         provisional=(bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results,
         others=others,
-        power=_power(claim, found),
+        power=reached_power(
+            claim,
+            [each.estimate for each in comparisons],
+            min((each.runs for each in comparisons), default=0),
+        ),
     )
-
-
-def _power(claim: Claim, found: Sequence[Comparison]) -> ReachedPower | None:
-    estimates = [None if one.difference is None else one.difference.estimate for one in found]
-    return reached_power(claim, estimates, min((one.runs for one in found), default=0))
 
 
 def _compare_all(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
 ) -> tuple[Comparison, ...]:
     measured = compared(claim, board, runs, score)
-    estimates = [None if one.difference is None else one.difference.estimate for one in measured]
-    p_for = [None if one is None else _p_for(claim, one) for one in estimates]
-    p_against = [None if one is None else _p_against(claim, one) for one in estimates]
-    adjusted_for, adjusted_against = p_for if claim.of_errors else _holm(p_for), _holm(p_against)
-    found = []
-    for index, (one, estimate) in enumerate(zip(measured, estimates, strict=True)):
-        outcome = outcome_of(p_for[index], adjusted_against[index])
-        judged = replace(
-            one,
-            p_for=p_for[index],
-            p_against=p_against[index],
-            p_adjusted=adjusted_for[index],
-            outcome=outcome,
-            leans_for=estimate is not None and _leans_for(claim, estimate.value),
+    estimates = [each.estimate for each in measured]
+    p_for = [None if estimate is None else _p_for(claim, estimate) for estimate in estimates]
+    p_against = [None if estimate is None else _p_against(claim, estimate) for estimate in estimates]
+    adjusted = p_for if claim.of_errors else _holm(p_for)
+    return tuple(
+        replace(
+            each,
+            p_for=p,
+            p_against=against,
+            p_adjusted=of_all,
+            outcome=outcome_of(p, against_of_all),
+            leans_for=each.estimate is not None and _leans_for(claim, each.estimate.value),
         )
-        found.append(judged)
-    return tuple(found)
+        for each, p, against, of_all, against_of_all in zip(
+            measured, p_for, p_against, adjusted, _holm(p_against), strict=True
+        )
+    )
 
 
-def _p_for(claim: Claim, found: Estimate) -> float | None:
+def _p_for(claim: Claim, difference: Estimate) -> float | None:
     if claim.margin is None:
-        return found.p_above(0.0)
-    above, below = found.p_above(-claim.margin), found.p_below(claim.margin)
+        return difference.p_above(0.0)
+    above, below = difference.p_above(-claim.margin), difference.p_below(claim.margin)
     return None if above is None or below is None else max(above, below)
 
 
-def _p_against(claim: Claim, found: Estimate) -> float | None:
+def _p_against(claim: Claim, difference: Estimate) -> float | None:
     if claim.margin is None:
-        return found.p_below(claim.smallest)
-    above, below = found.p_above(claim.margin), found.p_below(-claim.margin)
+        return difference.p_below(claim.smallest)
+    above, below = difference.p_above(claim.margin), difference.p_below(-claim.margin)
     return None if above is None or below is None else min(above, below)
 
 
@@ -376,25 +376,24 @@ class Word(StrEnum):
     OPEN = "not decided"
 
 
-def word_of(found: Estimate, least: float, decided: bool | None = None) -> Word:
+def word_of(difference: Estimate, least: float, decided: bool | None = None) -> Word:
     """What a difference shows; one within `least` is not relevant. `decided`: that it is not 0 (None: if 0 is outside
     its interval).
     """
-    low, high = found.low, found.high
+    low, high = difference.low, difference.high
     if low is None or high is None:
         return Word.OPEN
     if -least < low and high < least:
         return Word.SAME
     if not (low > 0 or high < 0 if decided is None else decided):
         return Word.OPEN
-    return Word.BETTER if found.value > 0 else Word.WORSE
+    return Word.BETTER if difference.value > 0 else Word.WORSE
 
 
-def word_of_comparison(claim: Claim, found: Comparison) -> Word:
+def word_of_comparison(claim: Claim, comparison: Comparison) -> Word:
     """What a comparison of a claim shows, by the size that counts for the claim."""
-    if found.difference is None:
-        return Word.OPEN
-    return word_of(found.difference.estimate, claim.smallest if claim.margin is None else claim.margin)
+    least = claim.smallest if claim.margin is None else claim.margin
+    return Word.OPEN if comparison.estimate is None else word_of(comparison.estimate, least)
 
 
 def outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
@@ -408,16 +407,16 @@ def outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
     return next((outcome for outcome in worst_first if outcome in comparisons), VerdictOutcome.UNDECIDED)
 
 
-def _deciding(claim: Claim, found: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
+def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
     """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the one that
     is most certainly small if it is small, else the least certain comparison or one without a number.
     """
-    if not found:
+    if not comparisons:
         return None
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
-        alike = [each for each in found if each.outcome is outcome]
+        alike = [each for each in comparisons if each.outcome is outcome]
         return min(alike, key=lambda each: 1.0 if each.p_against is None else each.p_against)
-    return max(found, key=lambda each: _doubt(claim, each))
+    return max(comparisons, key=lambda each: _doubt(claim, each))
 
 
 def _doubt(claim: Claim, comparison: Comparison) -> tuple[int, float]:
@@ -437,10 +436,10 @@ MISSING = "Runs of the sweep are missing, unfinished or not part of this report,
 
 def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     """The reason for the outcome; `name` maps a variant to its display name."""
-    found, count = verdict.deciding, len(verdict.comparisons)
-    if found is None:
+    deciding, count = verdict.deciding, len(verdict.comparisons)
+    if deciding is None:
         return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
-    sentence = f"{_counted(verdict, count)} {_numbers(verdict.claim, found, name)}"
+    sentence = f"{_counted(verdict, count)} {_numbers(verdict.claim, deciding, name)}"
     if verdict.after is not None:
         sentence += f" {exploratory(verdict.after)}"
     if verdict.provisional:
@@ -459,14 +458,14 @@ def exploratory(before: Claim) -> str:
     return f"Exploratory: the claim before it is not supported ({before.text})."
 
 
-def power_words(found: ReachedPower | None) -> str:
+def power_words(power: ReachedPower | None) -> str:
     """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
-    if found is None:
+    if power is None:
         return ""
-    if found.unknown:
-        return f"none: {found.unknown}"
-    seeds = f"more than {MOST}" if found.needed is None else found.needed
-    return f"{found.power:.2f}; {POWER} takes {seeds} seeds"
+    if power.unknown:
+        return f"none: {power.unknown}"
+    seeds = f"more than {MOST}" if power.needed is None else power.needed
+    return f"{power.power:.2f}; {POWER} takes {seeds} seeds"
 
 
 def power_question(claim: Claim) -> str:
@@ -505,26 +504,26 @@ def _counted(verdict: Verdict, count: int) -> str:
     return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the weakest:"
 
 
-def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str:
-    where = "over the models" if claim.kind is Kind.TREND else place(found.model)
-    pair = f"{against_words(name(found.variant), name(found.against) if found.against else '')} {where}"
-    if found.difference is None:
-        return f"{pair}, where {found.why}."
-    estimate = found.difference.estimate
+def _numbers(claim: Claim, comparison: Comparison, name: Callable[[str], str]) -> str:
+    where = "over the models" if claim.kind is Kind.TREND else place(comparison.model)
+    pair = f"{against_words(name(comparison.variant), name(comparison.against) if comparison.against else '')} {where}"
+    if comparison.difference is None:
+        return f"{pair}, where {comparison.why}."
+    estimate = comparison.difference.estimate
     shown = claim.shown(estimate)
-    value, low, high = (None if one is None else _shown(claim, one) for one in shown)
+    value, low, high = (None if number is None else _shown(claim, number) for number in shown)
     text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
     if low is None:
         return f"{text}, without an interval: {estimate.unknown}."
-    how = _how(claim, found.difference)
+    how = _how(claim, comparison.difference)
     limit = (
         f"{_small(claim)} {_size(claim, claim.smallest)} counts as none"
         if claim.margin is None
         else f"margin {_size(claim, claim.margin)}{'' if claim.of_errors else ' points'}"
     )
     again = ""
-    if found.matched is not None:
-        again = f"; at an equal return, too: {_shown(claim, claim.shown(found.matched)[0])}"
+    if comparison.matched is not None:
+        again = f"; at an equal return, too: {_shown(claim, claim.shown(comparison.matched)[0])}"
     return f"{text} (95 % interval {low} to {high}, {how}; {limit}{again})."
 
 
@@ -540,17 +539,18 @@ def _small(claim: Claim) -> str:
     return "less than" if claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE) else "an advantage below"
 
 
-def _how(claim: Claim, found: Difference) -> str:
+def _how(claim: Claim, difference: Difference) -> str:
+    n = difference.estimate.n
     if claim.kind is Kind.TREND:
-        return f"slope over {found.estimate.n} models, which differ in more than length; {_width(found.estimate)}"
+        return f"slope over {n} models, which differ in more than length; {_width(difference.estimate)}"
     if claim.kind is Kind.POSITIVE or claim.of_errors:
-        return f"{found.estimate.n} {'seeds' if claim.of_errors else 'runs'}"
-    return f"{found.estimate.n} pairs of runs" if found.paired else "unpaired runs"
+        return f"{n} {'seeds' if claim.of_errors else 'runs'}"
+    return f"{n} pairs of runs" if difference.paired else "unpaired runs"
 
 
-def _width(found: Estimate) -> str:
+def _width(slope: Estimate) -> str:
     """What the interval of a slope is as wide as."""
     by_models = (
-        isinstance(found, SlopeEstimate) and found.models is not None and found.half == found.models.half
+        isinstance(slope, SlopeEstimate) and slope.models is not None and slope.half == slope.models.half
     )
     return f"width by {'their scatter around the line' if by_models else 'the spread over seeds'}"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.estimate import FEWEST
-from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults, runs_of
+from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults
 from cppo_lab.reports.figures import model_curves, schematic, tokens, training, validation
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import (
@@ -148,7 +148,7 @@ def _model_info(
 def _seeds(study: StudyResults) -> str:
     """An explanation of the bands, if cells have several seeds."""
     counts = {
-        sum(run.state not in GAPS for run in runs_of(board, *pair))
+        sum(run.state not in GAPS for run in board.runs_of(*pair))
         for board in study.boards.values()
         for pair in board.cells
     }

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from cppo_lab.analysis.artifacts import TokenWindow
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults, runs_of
+from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
@@ -56,12 +56,12 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
     model = board.models[0]
     lines, run_ids = [], []
     for variant in (COMPARED, OURS):
-        with_gaps = [run for run in runs_of(board, model, variant) if run.mlflow_id in study.positions]
+        with_gaps = [run for run in board.runs_of(model, variant) if run.mlflow_id in study.positions]
         found = gap_curves([study.positions[run.mlflow_id or ""] for run in with_gaps])
         if found is not None:
             lines.append(GapLines(variant, display_name(variant), PALETTES[palette].methods[variant], found))
             run_ids += [run.run_id or "" for run in with_gaps]
-    ours = [run for run in runs_of(board, model, OURS) if run.mlflow_id in study.positions]
+    ours = [run for run in board.runs_of(model, OURS) if run.mlflow_id in study.positions]
     if not any(line.variant == OURS for line in lines):
         return Absent(f"no run of {display_name(OURS)} on {model} has diagnostics/positions.json")
     rule = study.positions[ours[0].mlflow_id or ""]
@@ -176,7 +176,7 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
         return Absent(study.why_absent(MAIN))
     best: tuple[int, RunScore, TokenWindow] | None = None
     for model in board.models:
-        for run in runs_of(board, model, OURS):
+        for run in board.runs_of(model, OURS):
             found = study.windows.get(run.mlflow_id or "")
             if found is None:
                 continue

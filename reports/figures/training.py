@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import band
-from cppo_lab.analysis.study import OURS, runs_of
+from cppo_lab.analysis.study import OURS
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING
 from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
@@ -242,7 +242,7 @@ def _floor(board: Scoreboard, model: str) -> float | None:
     if core_of(board) == schema.PAPER:
         found = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
     else:
-        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs_of(board, model, OURS)]
+        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in board.runs_of(model, OURS)]
         found = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
     try:
         return float(found.pop()) if len(found) == 1 else None
