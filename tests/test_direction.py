@@ -7,12 +7,14 @@ from cppo_lab.core_records import BUILT_IN
 from cppo_lab.launch.launchers import LAUNCHERS
 
 ROOT = Path(__file__).parent.parent
+NAMES = frozenset({*BUILT_IN, *LAUNCHERS})
 AMBIGUOUS = {"exact"}  # also an estimator of divergences: counts where a core is spoken of
+RECORDS = "cppo_lab/core_records.py"
 
 
-def literal_names(path: Path, names: frozenset[str]) -> list[int]:
-    """The lines on which a file compares something with one of the names, or has it as a key of a table."""
-    found = []
+def named(path: Path) -> list[str]:
+    """Where a file compares something with one of the names, or has it as a key of a table."""
+    lines = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         parts: list[ast.expr | None] = []
         if isinstance(node, ast.Compare):
@@ -22,23 +24,19 @@ def literal_names(path: Path, names: frozenset[str]) -> list[int]:
             parts += node.keys
         elif isinstance(node, ast.MatchValue):
             parts.append(node.value)
-        plain = names - AMBIGUOUS if isinstance(node, ast.Dict) or "core" not in ast.unparse(node) else names
-        found += [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in plain]
-    return found
+        plain = NAMES - AMBIGUOUS if isinstance(node, ast.Dict) or "core" not in ast.unparse(node) else NAMES
+        lines += [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in plain]
+    return [f"{path.relative_to(ROOT)}:{line}" for line in lines]
 
 
 def test_no_file_compares_the_name_of_a_core_or_launcher() -> None:
     """What is particular to one is in its record. `EXTRAS` names the extra `verl` of pyproject.toml."""
-    names = frozenset({*BUILT_IN, *LAUNCHERS})
-    allowed = {"cppo_lab/core_records.py"}
-    files = [path for folder in ("cppo_lab", "analysis", "reports") for path in (ROOT / folder).rglob("*.py")]
-    found = {
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in files
-        if "build" not in path.parts and path.relative_to(ROOT).as_posix() not in allowed
-        for line in literal_names(path, names)
+    files = {
+        path.relative_to(ROOT).as_posix(): path
+        for folder in ("cppo_lab", "analysis", "reports")
+        for path in (ROOT / folder).rglob("*.py")
+        if "build" not in path.parts
     }
-    for path in sorted(allowed):  # where the names do stand, they are found
-        assert literal_names(ROOT / path, names), path
-    assert {path.relative_to(ROOT).parts[0] for path in files} == {"cppo_lab", "analysis", "reports"}
-    assert not found
+    assert {name.partition("/")[0] for name in files} == {"cppo_lab", "analysis", "reports"}
+    assert named(files.pop(RECORDS))  # where the names do stand, they are found
+    assert [place for path in files.values() for place in named(path)] == []

@@ -2,6 +2,7 @@
 what comes out, and a run that has ended costs one file.
 """
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,12 @@ def metrics(step: int) -> dict[str, float]:
     return values | ({"val/a/avg_at_16": step / 100} if step % 4 == 0 else {})
 
 
-def points(data: SweepData) -> list[tuple[str, int, str]]:
-    """The rows of a single run."""
-    return [(row.metric, row.step, repr(float(row.value))) for row in data.metrics.itertuples(index=False)]
-
-
-def expected(steps: int) -> list[tuple[str, int, str]]:
-    """What the rows have to be."""
-    names = sorted({name for step in range(1, steps + 1) for name in metrics(step)})
-    every = range(1, steps + 1)
-    return [
-        (name, step, repr(metrics(step)[name])) for name in names for step in every if name in metrics(step)
-    ]
+def assert_points(data: SweepData, steps: int, names: list[str]) -> None:
+    """The rows of a single run are these metrics of the first steps, by name."""
+    logged = [(name, step, metrics(step)) for name in names for step in range(1, steps + 1)]
+    expected = [(name, step, repr(values[name])) for name, step, values in logged if name in values]
+    rows = data.metrics[["metric", "step", "value"]].itertuples(index=False, name=None)
+    assert [(name, step, repr(float(value))) for name, step, value in rows] == expected
 
 
 @pytest.fixture(params=["sqlite", "server"])
@@ -56,41 +51,40 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path) -> st
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which metrics and artifacts were asked for."""
-    found: list[str] = []
-    asked, fetched = MlflowClient.get_metric_history, MlflowClient.download_artifacts
+    asked: list[str] = []
 
-    def counted(self: MlflowClient, run_id: str, key: str) -> Any:
-        found.append(key)
-        return asked(self, run_id, key)
+    def watch(method: str, what: str = "") -> None:
+        call = getattr(MlflowClient, method)
 
-    def counted_artifact(*args: Any, **kwargs: Any) -> Any:
-        found.append("artifact")
-        return fetched(*args, **kwargs)
+        def counted(client: MlflowClient, run_id: str, key: str, *more: Any) -> Any:
+            asked.append(what or key)
+            return call(client, run_id, key, *more)
 
-    monkeypatch.setattr(MlflowClient, "get_metric_history", counted)
-    monkeypatch.setattr(MlflowClient, "download_artifacts", counted_artifact)
-    return found
+        monkeypatch.setattr(MlflowClient, method, counted)
+
+    watch("get_metric_history")
+    watch("download_artifacts", "artifact")
+    return asked
 
 
 def test_a_run_from_its_first_steps_to_its_end(
     uri: str, requests: list[str], tiny_spec: RunSpec, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / tiny_spec.run_id
+    every = sorted(metrics(4))
+    read = functools.partial(read_sweep, uri, schema.experiment_name("mini"), "demo")
     recorder = Recorder(tiny_spec, TAGS, folder)
     for step in range(1, STEPS + 1):
         recorder.log(step, metrics(step))
         if step == STEPS // 2:
             ship(folder, uri, open_client(uri))
-            half = read_sweep(uri, schema.experiment_name("mini"), "demo")
-            assert points(half) == expected(STEPS // 2)
-            assert sorted(requests) == sorted(metrics(4))
-            requests.clear()
+            assert_points(read(), STEPS // 2, every)
+            assert sorted(requests) == every
     recorder.finish(Outcome(schema.DONE, STEPS))
     ship(folder, uri, open_client(uri))
     requests.clear()  # the end of an upload looks up the points, too
-    whole = read_sweep(uri, schema.experiment_name("mini"), "demo")
-    assert points(whole) == expected(STEPS)
+    whole = read()
+    assert_points(whole, STEPS, every)
     assert list(whole.runs["status"]) == [schema.DONE]
-    again = read_sweep(uri, schema.experiment_name("mini"), "demo", "train/loss".__eq__)
-    assert points(again) == [point for point in expected(STEPS) if point[0] == "train/loss"]
+    assert_points(read("train/loss".__eq__), STEPS, ["train/loss"])
     assert requests == (["artifact", "artifact"] if uri.startswith("http") else [])

@@ -35,16 +35,16 @@ def chosen(scores: Curves, t_stop: int | None = 100) -> Choice:
 @pytest.mark.parametrize(
     ("curve", "t_stop", "step", "ties"),
     [
-        pytest.param({0: 0.1, 10: 0.3, 20: 0.2}, 100, 10, (10,), id="highest"),
-        pytest.param({0: 0.5, 10: 0.3}, 100, 0, (0,), id="step 0 is inside"),
-        pytest.param({10: 0.3, 20: 0.5, 30: 0.4}, 10, 10, (10,), id="outside the window does not count"),
-        pytest.param({10: 0.3, 20: 0.5}, 20, 20, (20,), id="T_stop itself is inside"),
-        pytest.param({10: 0.3, 20: 0.5}, None, 20, (20,), id="no T_stop: all steps"),
-        pytest.param({10: 0.3, 20: 0.3, 30: 0.3}, 100, 10, (10, 20, 30), id="equal: the earliest"),
-        pytest.param({10: 0.3, 20: 0.300009}, 100, 10, (10, 20), id="within 1e-5: the earliest"),
-        pytest.param({10: 0.3, 20: 0.300011}, 100, 20, (20,), id="beyond 1e-5: the higher"),
-        pytest.param({20: 0.3, 10: 0.3}, 100, 10, (10, 20), id="logged out of order"),
-        pytest.param({10: 0.0, 20: 0.0}, 100, 10, (10, 20), id="never above zero is a score"),
+        ({0: 0.1, 10: 0.3, 20: 0.2}, 100, 10, (10,)),  # highest
+        ({0: 0.5, 10: 0.3}, 100, 0, (0,)),  # step 0 is inside
+        ({10: 0.3, 20: 0.5, 30: 0.4}, 10, 10, (10,)),  # outside the window does not count
+        ({10: 0.3, 20: 0.5}, 20, 20, (20,)),  # T_stop itself is inside
+        ({10: 0.3, 20: 0.5}, None, 20, (20,)),  # no T_stop: all steps
+        ({10: 0.3, 20: 0.3, 30: 0.3}, 100, 10, (10, 20, 30)),  # equal: the earliest
+        ({10: 0.3, 20: 0.300009}, 100, 10, (10, 20)),  # within 1e-5: the earliest
+        ({10: 0.3, 20: 0.300011}, 100, 20, (20,)),  # beyond 1e-5: the higher
+        ({20: 0.3, 10: 0.3}, 100, 10, (10, 20)),  # logged out of order
+        ({10: 0.0, 20: 0.0}, 100, 10, (10, 20)),  # never above zero is a score
     ],
 )
 def test_step(curve: dict[int, float], t_stop: int | None, step: int, ties: tuple[int, ...]) -> None:
@@ -75,12 +75,12 @@ def test_components(scores: Curves, step: int, score: float, components: dict[st
 @pytest.mark.parametrize(
     ("curve", "t_stop", "state"),
     [
-        pytest.param({10: 0.5, 20: 0.0}, 100, COLLAPSE, id="ends at zero"),
-        pytest.param({10: 0.5, 20: 0.049}, 100, COLLAPSE, id="just below a tenth"),
-        pytest.param({10: 0.5, 20: 0.05}, 100, SCORED, id="a tenth exactly"),
-        pytest.param({10: 0.5, 20: 0.4, 30: 0.0}, 20, SCORED, id="collapse after the window"),
-        pytest.param({10: 0.5, 20: 0.0, 30: 0.4}, 100, SCORED, id="recovered"),
-        pytest.param({10: 0.0, 20: 0.0}, 100, SCORED, id="never learned anything"),
+        ({10: 0.5, 20: 0.0}, 100, COLLAPSE),  # ends at zero
+        ({10: 0.5, 20: 0.049}, 100, COLLAPSE),  # just below a tenth
+        ({10: 0.5, 20: 0.05}, 100, SCORED),  # a tenth exactly
+        ({10: 0.5, 20: 0.4, 30: 0.0}, 20, SCORED),  # collapse after the window
+        ({10: 0.5, 20: 0.0, 30: 0.4}, 100, SCORED),  # recovered
+        ({10: 0.0, 20: 0.0}, 100, SCORED),  # never learned anything
     ],
 )
 def test_collapse(curve: dict[int, float], t_stop: int, state: SelectionState) -> None:

@@ -116,13 +116,6 @@ def test_iqm_is_scipys_trimmed_mean(n: int) -> None:
     assert float(iqm([rng(n).random(n)])) == pytest.approx(stats.trim_mean(rng(n).random(n), 0.25))
 
 
-@pytest.mark.parametrize("name", AGGREGATES)
-def test_leading_axes_are_resamples(name: str) -> None:
-    tasks = [rng(task).random((5, 3)) for task in range(4)]
-    rows = [float(AGGREGATES[name]([task[row] for task in tasks])) for row in range(5)]
-    assert AGGREGATES[name](tasks).tolist() == pytest.approx(rows)
-
-
 TASK = st.lists(st.integers(0, 9), min_size=2, max_size=6)
 
 

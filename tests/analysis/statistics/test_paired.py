@@ -67,24 +67,12 @@ NOISE = {"model.start_noise": "0.3"}
         (OWN, False, None, True),
         ({**OWN, "model.warm_start.seed": "own"}, False, None, True),
         ({**OWN, "model.warm_start.seed": "0"}, False, None, False),  # one start for all
-        (LARGE, False, None, False),
-        (LARGE, False, True, True),
+        (LARGE, False, None, False),  # one model
+        (LARGE, False, True, True),  # the file says so
         (OWN, False, False, False),
-        (NOISE, True, None, True),
+        (NOISE, True, None, True),  # by the core
         (NOISE, True, False, False),
         ({**OWN, "model.warm_start.seed": "0"}, True, None, False),
-    ],
-    ids=[
-        *(
-            "nothing logged",
-            "own start",
-            "own by number",
-            "one start",
-            "one model",
-            "file: seed",
-            "file: none",
-        ),
-        *("by the core", "by the core, file: none", "by the core, one warm start"),
     ],
 )
 def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(

@@ -183,6 +183,13 @@ def test_the_correlation_of_repeated_draws_is_the_one_that_was_put_in(shared: fl
     assert bound.value == pytest.approx(shared, abs=4 * bound.error + 1e-9)
     moved = answers(rng, np.clip(chances + 0.1, 0, 1), 6, 16, shared).sum(axis=-1)
     assert least_correlation(np.stack([right[0], moved[1], right[2], moved[3]]), 16).value < bound.value
+    # Variances over 4,000 draws of the answers to three problems.
+    chances = np.array([0.2, 0.5, 0.9])
+    scores = np.stack([answers(rng, chances, 5, 8, shared).mean(axis=(1, 2)) for _ in range(4000)])
+    two, three, five = ([(1 / n, (chances * (1 - chances)).sum() / 8 / 9)] * n for n in (2, 3, 5))
+    apart = scores[:, :2].mean(axis=1) - scores[:, 2:].mean(axis=1)
+    assert difference_variance(two, three, shared) == pytest.approx(apart.var(), rel=0.1, abs=1e-12)
+    assert mean_variance(five, shared) == pytest.approx(scores.mean(axis=1).var(), rel=0.1)
 
 
 def test_the_correlation_of_draws_by_hand() -> None:
@@ -194,20 +201,6 @@ def test_the_correlation_of_draws_by_hand() -> None:
     assert (single.value, single.error) == (pytest.approx(1), None)
     assert draw_correlation(ours[:, :1] | True, theirs[:, :1] | True) is None
     assert least_correlation(np.array([[0, 1]]), 16) is least_correlation(np.array([[0], [1]]), 1) is None
-
-
-@pytest.mark.parametrize("shared", [0.0, 0.4])
-def test_variances_of_differences_and_means_of_repeated_draws(shared: float) -> None:
-    rng, chances = np.random.default_rng(3), np.array([0.2, 0.5, 0.9])
-    scores = np.stack([answers(rng, chances, 5, 8, shared).mean(axis=(1, 2)) for _ in range(4000)])
-    single = float((chances * (1 - chances)).sum()) / 8 / 9
-    one, two, three, five = ([(1 / n, single)] * n for n in (1, 2, 3, 5))
-    for found, seen in (
-        (difference_variance(one, one, shared), scores[:, 0] - scores[:, 1]),
-        (difference_variance(two, three, shared), scores[:, :2].mean(axis=1) - scores[:, 2:].mean(axis=1)),
-        (mean_variance(five, shared), scores.mean(axis=1)),
-    ):
-        assert found == pytest.approx(float(seen.var()), rel=0.1)
 
 
 # A scored sweep, from outcomes that agree with the logged scores: three problems of each of two benchmarks.
@@ -341,13 +334,8 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
         *(  # votes for equal answers count together, whatever their spelling
             ({"": ["7", *wrong]}, share)
             for wrong, share in (
-                (("3", "$3$", "\\boxed{3}"), 0.0),
-                (("3", "03", "It is 3."), 0.0),
                 (("0.5", "\\frac12", "so we get 1/2"), 0.0),
-                (("1,000", "1000", "\\$1{,}000"), 0.0),
                 (("3", "4", "5"), 0.25),
-                (("3 4", "34", "3, 4"), 0.25),
-                (("12 or 13", "12", "13"), 0.25),
                 ((None, None, None), 0.25),
             )
         ),
