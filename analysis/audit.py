@@ -169,9 +169,9 @@ def _audit_cells(score: RunScore, row: Mapping[str, str], benchmarks: Sequence[s
     return cells
 
 
-def same_curve(curve: pd.Series, other: pd.Series, tolerance: float = 2e-6) -> bool:
+def same_curve(curve: pd.Series, other: pd.Series) -> bool:
     """Whether two curves have the same steps and, to the last given digit, the same values."""
-    return curve.index.equals(other.index) and bool(((curve - other).abs() <= tolerance).all())
+    return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
 
 
 def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:

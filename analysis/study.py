@@ -71,14 +71,13 @@ def read_study(
     name: str,
     sweeps: Sequence[SweepGrid],
     partial: bool = False,
-    listing: StoreListing | None = None,
 ) -> StudyResults:
-    """Read and score every sweep. `listing`: the runs of the experiment, if they have been listed already.
+    """Read and score every sweep.
 
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
     sweep has any score.
     """
-    listed = listing or list_runs(uri, experiment)
+    listed = list_runs(uri, experiment)
     scored = tuple(_sweep(listed, grid, partial) for grid in sweeps)
     if not scored:
         raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")

@@ -161,9 +161,9 @@ Counts = tuple[int, int]  # collapsed, runs
 _FARTHEST = 10.0  # standard errors beyond which a p-value is 0
 
 
-def wilson(collapsed: int, runs: int, z: float = Z95) -> Share:
+def wilson(collapsed: int, runs: int) -> Share:
     """The share `collapsed` / `runs` with Wilson's (1927) interval; `runs` >= 1."""
-    low, high = _limits(np.array(collapsed / runs), np.array(runs), z)
+    low, high = _limits(np.array(collapsed / runs), np.array(runs), Z95)
     return Share(collapsed / runs, float(low), float(high))
 
 

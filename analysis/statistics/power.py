@@ -159,18 +159,11 @@ def share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
     The true share of the other side is its pooled share over all strata; ours is higher by `lead`.
     """
     base = sum(collapsed for collapsed, _ in theirs) / sum(runs for _, runs in theirs)
-    return shares_power([(min(1.0, base + lead), base)] * len(theirs), n)
-
-
-def shares_power(strata: Sequence[tuple[float, float]], n: int, null: float = 0.0, z: float = Z95) -> float:
-    """The probability that the interval of the mean difference lies above `null`, for true shares (ours, theirs) of
-    each stratum and `n` runs of each.
-    """
     rng = np.random.default_rng(n)
-    ours, theirs = (
-        rng.binomial(n, [pair[side] for pair in strata], (STUDIES, len(strata))) / n for side in (0, 1)
+    ours, others = (
+        rng.binomial(n, share, (STUDIES, len(theirs))) / n for share in (min(1.0, base + lead), base)
     )
-    return float((newcombe(ours, theirs, n, n, z, -1) > null).mean())
+    return float((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
 
 
 # The power of a planned sweep's claims, by simulation, before anything is trained.

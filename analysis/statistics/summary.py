@@ -187,10 +187,8 @@ def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
     return Baseline("dppo" if "dppo" in variants else variants[0])
 
 
-def sweep_statistics(
-    board: Scoreboard, seed: int = SEED, resamples: int = RESAMPLES, baseline: Baseline = USUAL
-) -> Statistics:
-    """The statistics of a scored sweep; the same runs and `seed` give the same numbers. `baseline`: as `wanted` of
+def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Baseline = USUAL) -> Statistics:
+    """The statistics of a scored sweep; the same runs give the same numbers. `baseline`: as `wanted` of
     `baseline_of`.
     """
     runs, baseline = run_values(board), baseline_of(board.variants, baseline)
@@ -199,7 +197,7 @@ def sweep_statistics(
         baseline=baseline,
         cells=cells,
         adjusted=_adjusted(cells),
-        aggregates=_aggregates(board, runs, np.random.default_rng(seed), resamples),
+        aggregates=_aggregates(board, runs, np.random.default_rng(SEED), resamples),
         overall=_overall(board, runs, cells),
         rankings=rankings(board, runs),
     )

@@ -249,14 +249,11 @@ class Verdict:
     after: Claim | None = None
 
 
-def verdicts(
-    boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS, score: Score = Score.FINAL
-) -> tuple[Verdict, ...]:
+def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS) -> tuple[Verdict, ...]:
     """Judge the claims on the scored sweeps (by name); a claim whose sweep is missing is undecided."""
     values = {name: run_values(board) for name, board in boards.items()}
     judged = {
-        claim.key: judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score)
-        for claim in claims
+        claim.key: judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ())) for claim in claims
     }
     return tuple(
         replace(verdict, after=_closed_by(verdict.claim, claims, judged)) for verdict in judged.values()
@@ -273,16 +270,11 @@ def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdi
     return _closed_by(before.claim, claims, judged) or (None if before.outcome.holds else before.claim)
 
 
-def judge(
-    claim: Claim,
-    board: Scoreboard | None,
-    runs: tuple[RunValues, ...],
-    usual: Score = Score.FINAL,
-) -> Verdict:
+def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -> Verdict:
     """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's own score
-    or quantity or else by the `usual` score.
+    or quantity, or else by the mean over the last part of the window.
     """
-    score = claim.score or usual
+    score = claim.score or Score.FINAL
     if board is None:
         return Verdict(claim, score, VerdictOutcome.UNDECIDED, (), None, False, {})
     if claim.seeds is not None:
@@ -482,9 +474,9 @@ def against_words(variant: str, against: str) -> str:
     return f"{variant} against {against}" if against else variant
 
 
-def place(model: str, models: str = "models") -> str:
+def place(model: str) -> str:
     """Where a comparison is made, as the end of a sentence; "" is the mean over the models."""
-    return f"on {model}" if model else f"in the mean over the {models}"
+    return f"on {model}" if model else "in the mean over the models"
 
 
 def _counted(verdict: Verdict, count: int) -> str:

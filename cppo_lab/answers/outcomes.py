@@ -80,10 +80,6 @@ class Outcomes:
             length=self.length[:count],
         )
 
-    def is_of_same_problems(self, other: "Outcomes") -> bool:
-        """Whether both have the same problems and the same number of answers to each."""
-        return self.key == other.key
-
     @property
     def key(self) -> tuple[object, ...]:
         """What outcomes of the same problems have in common."""

@@ -75,7 +75,7 @@ class Recording:
             return True
         step = int(answers.outcomes.steps[-1])
         past = self._outcomes
-        if past is None or not past.is_of_same_problems(answers.outcomes):
+        if past is None or past.key != answers.outcomes.key:
             past = answers.outcomes.until(-1)
         new = answers.outcomes
         self._outcomes = past.append(step, new.right[-1], new.cut_off[-1], new.length[-1])

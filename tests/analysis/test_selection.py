@@ -57,13 +57,9 @@ def test_step(curve: dict[int, float], t_stop: int | None, step: int, ties: tupl
 @pytest.mark.parametrize(
     ("scores", "step", "score", "components"),
     [
-        # Those of the selected step, not their own best.
-        ({"a": {10: 0.9, 20: 0.2}, "b": {10: 0.1, 20: 0.9}}, 20, 0.55, {"a": 0.2, "b": 0.9}),
         # The mean is computed from the benchmarks, not taken from the log.
         ({"a": {10: 0.2, 20: 0.4}, schema.MEAN: {10: 0.9, 20: 0.1}}, 20, 0.4, {"a": 0.4}),
         ({schema.MEAN: {10: 0.2, 20: 0.4}}, 20, 0.4, {}),
-        # A step without one benchmark is no candidate.
-        ({"a": {10: 0.3, 20: 0.9}, "b": {10: 0.3}}, 10, 0.3, {"a": 0.3, "b": 0.3}),
     ],
 )
 def test_components(scores: Curves, step: int, score: float, components: dict[str, float]) -> None:

@@ -14,18 +14,17 @@ from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     Estimate,
-    Share,
     bootstrap,
 )
 from cppo_lab.analysis.statistics.paired import difference, difference_of, mean_difference
 from cppo_lab.analysis.statistics.power import STUDIES as PLANNED
 from cppo_lab.analysis.statistics.power import Design, planned_power
-from cppo_lab.analysis.statistics.problems import clustered_mean, evaluation_variance, problem_difference
+from cppo_lab.analysis.statistics.problems import problem_difference
 from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score
 from tests.analysis.statistics.test_paired import LENGTHS, slope_of
 
 STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))
-Study = Callable[[np.random.Generator], Estimate | Share]
+Study = Callable[[np.random.Generator], Estimate]
 
 
 def covered(truth: float, study: Study, seed: int) -> float:
@@ -96,29 +95,7 @@ def test_aggregates_over_four_models(name: str, n: int) -> None:
     assert honest(truth, lambda rng: bootstrap(draw(rng, n), statistic, rng, 200), n)
 
 
-BETA = ((0.5, 1.0), (0.4, 1.6), (0.9, 0.9))  # of three benchmarks
 BENCHMARK_OF = np.repeat([0, 1, 2], 30)
-
-
-def draw_chances(rng: np.random.Generator) -> np.ndarray:
-    return np.concatenate([rng.beta(a, b, 30) for a, b in BETA])
-
-
-@pytest.mark.parametrize("samples", [1, 16])
-def test_an_evaluation_over_other_problems_and_other_answers(samples: int) -> None:
-    def over_problems(rng: np.random.Generator) -> Estimate:
-        return clustered_mean(rng.binomial(samples, draw_chances(rng)) / samples, BENCHMARK_OF)
-
-    def over_answers(rng: np.random.Generator) -> Share:
-        """The error that the answers leave of the mean chance of these problems."""
-        chances = draw_chances(rng)
-        right = rng.binomial(samples, chances)
-        half = 1.96 * evaluation_variance(right, samples, BENCHMARK_OF).answers ** 0.5
-        error = right.mean() / samples - chances.mean()
-        return Share(error, error - half, error + half)
-
-    assert honest(sum(a / (a + b) for a, b in BETA) / 3, over_problems, samples)
-    assert samples == 1 or honest(0.0, over_answers, 1)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])

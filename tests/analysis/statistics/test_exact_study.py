@@ -92,19 +92,6 @@ def test_ratio_and_error_are_those_of_plain_loops(equal: EqualIn) -> None:
     assert (single.value, single.error, single.n) == (0, None, 1)
 
 
-def test_a_rule_that_learns_slowly_is_compared_at_its_own_returns() -> None:
-    """Errors that fall with the return: the slower rule's are larger at equal movement, and not at an equal return."""
-
-    def learner(seed: int, speed: float) -> Curves:
-        base = curves(seed, 1.0, 0.01)
-        returns = np.broadcast_to(1 - np.exp(-speed * np.arange(STEPS)), base.error.shape)
-        return dataclasses.replace(base, rollout_returns=returns, error=base.error * (1 - returns))
-
-    slow, fast = learner(0, 0.05), learner(1, 0.1)
-    assert math.exp(compared(slow, fast).value) > 1.4
-    assert math.exp(compared(slow, fast, EqualIn.RETURN).value) == pytest.approx(1, abs=0.12)
-
-
 def test_steps_behind_a_collapse_do_not_count() -> None:
     whole, other = curves(0, 0.5, 0.01), curves(1, 1.0, 0.01)
     ended = {
