@@ -1,4 +1,4 @@
-"""An empty store to copy."""
+"""An empty store, and copies of it."""
 
 from pathlib import Path
 
@@ -12,3 +12,10 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    """Of a store of the test's own."""
+    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"

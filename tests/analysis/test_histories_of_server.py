@@ -40,12 +40,11 @@ def assert_points(data: SweepData, steps: int, names: list[str]) -> None:
     assert [(name, step, repr(float(value))) for name, step, value in rows] == expected
 
 
-@pytest.fixture(params=["sqlite", "server"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path) -> str:
-    if request.param == "server":
-        return str(request.getfixturevalue("server").uri)
-    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
-    return f"sqlite:///{tmp_path}/mlflow.db"
+@pytest.fixture(params=["uri", "server"])
+def store(request: pytest.FixtureRequest) -> str:
+    """A SQLite file and a server."""
+    fixture = request.getfixturevalue(request.param)
+    return str(getattr(fixture, "uri", fixture))
 
 
 @pytest.fixture
@@ -68,23 +67,23 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_run_from_its_first_steps_to_its_end(
-    uri: str, requests: list[str], tiny_spec: RunSpec, tmp_path: Path
+    store: str, requests: list[str], tiny_spec: RunSpec, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / tiny_spec.run_id
     every = sorted(metrics(4))
-    read = functools.partial(read_sweep, uri, schema.experiment_name("mini"), "demo")
+    read = functools.partial(read_sweep, store, schema.experiment_name("mini"), "demo")
     recorder = Recorder(tiny_spec, TAGS, folder)
     for step in range(1, STEPS + 1):
         recorder.log(step, metrics(step))
         if step == STEPS // 2:
-            ship(folder, uri, open_client(uri))
+            ship(folder, store, open_client(store))
             assert_points(read(), STEPS // 2, every)
             assert sorted(requests) == every
     recorder.finish(Outcome(schema.DONE, STEPS))
-    ship(folder, uri, open_client(uri))
+    ship(folder, store, open_client(store))
     requests.clear()  # the end of an upload looks up the points, too
     whole = read()
     assert_points(whole, STEPS, every)
     assert list(whole.runs["status"]) == [schema.DONE]
     assert_points(read("train/loss".__eq__), STEPS, ["train/loss"])
-    assert requests == (["artifact", "artifact"] if uri.startswith("http") else [])
+    assert requests == (["artifact", "artifact"] if store.startswith("http") else [])

@@ -2,7 +2,6 @@
 points of many runs as one small tidy frame.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from cppo_lab.tracking.history import from_rows
 
 EXPERIMENT = "cppo-mini"
 SCORE = schema.validation_metric("chain24")
-
-
-@pytest.fixture
-def uri(empty_store: Path, tmp_path: Path) -> str:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture
