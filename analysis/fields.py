@@ -20,6 +20,7 @@ def parsed(kind: type[Model], content: str | bytes, what: str, remedy: str = REM
     except ValidationError as error:
         [first, *_] = error.errors()
         place, value = ".".join(map(str, first["loc"])), first["input"]
-        shown = "" if isinstance(value, dict | list) or first["type"] == "missing" else f"={value!r:.60}"
-        why = f"has {place}{shown}: {first['msg']}" if place else f"is invalid: {first['msg']}"
-        raise UserError(one_line(f"{what} {why}: {remedy}")) from None
+        shown = "" if isinstance(value, dict | list) or not place else f"={value!r:.60}"
+        raise UserError(
+            one_line(f"{what} has {place or 'no JSON'}{shown}: {first['msg']}: {remedy}")
+        ) from None

@@ -9,12 +9,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, ValidationError
 
-from cppo_lab.analysis.fields import Count, Number, parsed
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, one_line, printable
 from cppo_lab.files import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
@@ -63,19 +62,17 @@ FORMAT = "cppo-report-1"
 LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
 REMEDY = "make the report again with `cppo report`"
 
-
-HEAD = ("kind", "name", "title", "experiment", "core", "command")
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
-K = TypeVar("K")
-V = TypeVar("V")
 
 
-class _Stat(BaseModel):
+class _Stat(BaseModel, strict=True):
     mean: Number | None = None
     n: Count
 
 
-class _Cell(BaseModel):
+class _Cell(BaseModel, strict=True):
     model: str
     variant: str
     state: str
@@ -84,18 +81,8 @@ class _Cell(BaseModel):
     score: _Stat | None = None
     components: dict[str, _Stat | None]
 
-    def values(self) -> Values:
-        stats = {name: stat for name, stat in self.components.items() if stat and stat.mean is not None}
-        mean = None if self.score is None else self.score.mean
-        return {
-            **self.model_dump(include={"state", "provisional", "expected"}),
-            "runs": 0 if self.score is None or mean is None else self.score.n,
-            "score": mean,
-            "components": {name: stat.mean for name, stat in stats.items()},
-        }
 
-
-class _Run(BaseModel):
+class _Run(BaseModel, strict=True):
     key: str
     run_id: str | None = None
     state: str
@@ -104,25 +91,25 @@ class _Run(BaseModel):
     version: str
 
 
-class _Sweep(BaseModel):
+class _Sweep(BaseModel, strict=True):
     name: str
-    cells: tuple[_Cell, ...]
-    runs: tuple[_Run, ...]
+    cells: list[_Cell]
+    runs: list[_Run]
 
 
-class _Verdict(BaseModel):
+class _Verdict(BaseModel, strict=True):
     sweep: str
     claim: str
     text: str
     outcome: str
     reason: str
+    provisional: bool
     estimate: Number | None = None
     low: Number | None = None
     high: Number | None = None
-    provisional: bool
 
 
-class _Record(BaseModel):
+class _Record(BaseModel, strict=True):
     format: Literal["cppo-report-1"]
     kind: str
     name: str
@@ -130,10 +117,14 @@ class _Record(BaseModel):
     experiment: str
     core: str
     command: str
-    sweeps: tuple[_Sweep, ...]
-    verdicts: tuple[_Verdict, ...]
+    sweeps: list[_Sweep]
+    verdicts: list[_Verdict]
     figures: dict[str, str]
     files: dict[str, str]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -166,23 +157,32 @@ def read_record(folder: Path) -> SavedReport:
         raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
         raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
-    record = parsed(_Record, data, str(path), REMEDY)
+    try:
+        record = _Record.model_validate_json(data)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        place, value = ".".join(map(str, first["loc"])), first["input"]
+        shown = "" if isinstance(value, dict | list | bytes) else f"={value!r:.60}"
+        raise UserError(
+            one_line(f"{path} has {place or 'no JSON'}{shown}: {first['msg']}: {REMEDY}")
+        ) from None
+    cells: dict[tuple[str, ...], Values] = {}
+    runs: dict[tuple[str, ...], Values] = {}
+    for sweep in record.sweeps:
+        for cell in sweep.cells:
+            score, stats = cell.score, cell.components.items()
+            cells[sweep.name, cell.model, cell.variant] = {
+                **cell.model_dump(include={"state", "provisional", "expected"}),
+                "runs": 0 if score is None or score.mean is None else score.n,
+                "score": None if score is None else score.mean,
+                "components": {name: stat.mean for name, stat in stats if stat and stat.mean is not None},
+            }
+        runs.update({(sweep.name, run.key): run.model_dump(exclude={"key"}) for run in sweep.runs})
     return SavedReport(
-        **{key: getattr(record, key) for key in (*HEAD, "figures", "files")},
-        cells={
-            (sweep.name, cell.model, cell.variant): cell.values()
-            for sweep in record.sweeps
-            for cell in sweep.cells
-        },
-        runs={
-            (sweep.name, run.key): run.model_dump(exclude={"key"})
-            for sweep in record.sweeps
-            for run in sweep.runs
-        },
-        verdicts={
-            (verdict.sweep, verdict.claim): verdict.model_dump(exclude={"sweep"})
-            for verdict in record.verdicts
-        },
+        **record.model_dump(exclude={"format", "sweeps", "verdicts"}),
+        cells=cells,
+        runs=runs,
+        verdicts={(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in record.verdicts},
     )
 
 
@@ -201,7 +201,7 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
     heads = {
         key: (getattr(before, key), getattr(after, key)) for key in ("kind", "name", "experiment", "core")
     }
-    found = {
+    differences = {
         "runs": [*_runs(before, after)],
         "cells": [*_cells(before, after)],
         "verdicts": [*_verdicts(before, after)],
@@ -213,11 +213,11 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
     }
     heading = {key: pair for key, pair in heads.items() if pair[0] != pair[1]}
     return {
-        "same": not any(found.values()),
+        "same": not any(differences.values()),
         "before": names[0],
         "after": names[1],
         "heading": heading,
-        **found,
+        **differences,
     }
 
 
@@ -265,7 +265,9 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
             "runs_before": old.get("runs", 0),
             "runs_after": new.get("runs", 0),
             "components": {
-                name: one for name, one in changes.items() if one is not None and abs(one) > POINT * _SAME
+                name: change
+                for name, change in changes.items()
+                if change is not None and abs(change) > POINT * _SAME
             },
         }
 
@@ -304,17 +306,17 @@ def _state(side: Values, key: str) -> str:
 SHOWN = 40  # lines of one kind; the others are counted
 
 
-def compare_lines(found: Mapping[str, Any]) -> list[str]:
+def compare_lines(differences: Mapping[str, Any]) -> list[str]:
     """The differences by kind; a single line if there are none. Control characters in names are escaped."""
-    if found["same"]:
-        return [printable(f"{found['before']} and {found['after']} say the same.")]
-    lines = [f"From {found['before']} to {found['after']}:"]
-    lines += [f"  {key}: {old} -> {new}" for key, (old, new) in found["heading"].items()]
+    if differences["same"]:
+        return [printable(f"{differences['before']} and {differences['after']} say the same.")]
+    lines = [f"From {differences['before']} to {differences['after']}:"]
+    lines += [f"  {key}: {old} -> {new}" for key, (old, new) in differences["heading"].items()]
     for title, rows in (
-        ("Runs", [_run_line(one) for one in found["runs"]]),
-        ("Cells (percent)", [_cell_line(one) for one in found["cells"]]),
-        ("Verdicts", [_verdict_line(one) for one in found["verdicts"]]),
-        ("Figures", [f"{what}: {name}" for name, what in found["figures"].items()]),
+        ("Runs", [_run_line(change) for change in differences["runs"]]),
+        ("Cells (percent)", [_cell_line(change) for change in differences["cells"]]),
+        ("Verdicts", [_verdict_line(change) for change in differences["verdicts"]]),
+        ("Figures", [f"{what}: {name}" for name, what in differences["figures"].items()]),
     ):
         if rows:
             more = [f"  and {len(rows) - SHOWN} more; --json has all"] if len(rows) > SHOWN else []

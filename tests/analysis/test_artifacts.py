@@ -100,8 +100,8 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("positions", "{", "is invalid: Invalid JSON"),
-        ("positions", "[]", "is invalid: Input should be an object"),
+        ("positions", "{", "has no JSON: Invalid JSON"),
+        ("positions", "[]", "has no JSON: Input should be an object"),
         ("positions", {"tokens": [1]}, r"lists of different lengths: .*'tokens': 1"),
         ("positions", {"tokens": [1, 2, -1]}, r"has tokens\.2=-1: Input should be greater"),
         ("positions", {"gap_mean": "much"}, "has gap_mean='much': Input should be a valid array"),

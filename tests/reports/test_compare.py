@@ -151,13 +151,19 @@ def spoiled(folder: Path, change: object) -> str:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda record: record.update(title=3), "title=3, which is no text"),
-        (lambda record: record["sweeps"].append("x"), "which is no JSON object"),
-        (lambda record: record["sweeps"][0]["cells"][0].update(score={"mean": "high", "n": 1}), "no number"),
-        (lambda record: record["sweeps"][0]["cells"][0].update(score={"mean": 1e999, "n": 1}), "no number"),
-        (lambda record: record["sweeps"][0]["runs"][0].update(step=-1), "no count"),
-        (lambda record: record["verdicts"][0].update(outcome=None), "no text"),
-        (lambda record: record["figures"].update(figure_1=[]), "no text"),
+        (lambda record: record.update(title=3), "has title=3: Input should be a valid string"),
+        (lambda record: record["sweeps"].append("x"), "has sweeps.1='x'"),
+        (
+            lambda record: record["sweeps"][0]["cells"][0].update(score={"mean": "high", "n": 1}),
+            "valid number",
+        ),
+        (
+            lambda record: record["sweeps"][0]["cells"][0].update(score={"mean": 1e999, "n": 1}),
+            "finite number",
+        ),
+        (lambda record: record["sweeps"][0]["runs"][0].update(step=-1), "step=-1"),
+        (lambda record: record["verdicts"][0].update(outcome=None), "outcome=None"),
+        (lambda record: record["figures"].update(figure_1=[]), "valid string"),
     ],
 )
 def test_nothing_in_a_record_is_trusted(two: tuple[Path, Path], change: object, words: str) -> None:

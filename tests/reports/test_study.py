@@ -273,7 +273,7 @@ def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_p
     kept = broken.read_text()
     try:
         broken.write_text("{")
-        with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* is not JSON"):
+        with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* has no JSON"):
             build_report(request_for(uri, tmp_path / "out"))
     finally:
         broken.write_text(kept)
