@@ -4,11 +4,8 @@ import csv
 import io
 import math
 import re
-import sqlite3
-import subprocess
 import sys
 import types
-from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from statistics import pvariance
@@ -30,7 +27,6 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.table import ListingRow
 from tests.conftest import FINISHED, TINY, Command
 from tests.recorded import sent
-from tests.waiting import CEILING_SECONDS
 
 SWEEP = " ".join(["quickstart", *TINY])
 VERL = "quickstart core=verl"
@@ -96,25 +92,6 @@ def test_states_for_programs_spreadsheets_and_people(
     assert max(map(len, table)) == 80
     assert any(line.endswith("…") for line in table)
     assert [line[:60] for line in table] == [line[:60] for line in whole[2:9]]
-
-
-def test_the_remedy_for_a_store_of_an_older_mlflow_is_named(
-    some_states: dict[str, str], cppo: Command, workspace: Path
-) -> None:
-    """By the commands that open it; MLflow's client refuses it."""
-    database = workspace / "mlflow.db"
-    with closing(sqlite3.connect(database)) as store:
-        store.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
-        store.commit()
-    assert cppo(f"plan {SWEEP} --json").answer["totals"]["states"]["done"] == 1
-    # MLflow remembers the stores that this process has opened.
-    code = "import sys; from cppo_lab.cli import main; print(main(sys.argv[1:]))"
-    says = (
-        rf"error: tracking store sqlite:///{database} is of another .*version 451aebb31d03.*mlflow db upgrade"
-    )
-    command = [sys.executable, "-c", code, "launch", *SWEEP.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CEILING_SECONDS)
-    assert done.stdout == "2\n" and re.search(says, done.stderr), done.stderr
 
 
 def test_a_study_says_how_many_places_its_runs_fill(cppo: Command) -> None:

@@ -16,8 +16,6 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.launch.test_launch import cppo, history, mlflow_runs
@@ -117,17 +115,3 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
         ".pdf",
         ".csv",
     }
-
-
-def test_it_is_known_to_the_commands_that_look(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *SWEEP]) == 0
-    assert "6 runs: 6 done" in capsys.readouterr().out
-    assert main(["status", *SWEEP, "--json"]) == 0
-    assert {row["state"] for row in json.loads(capsys.readouterr().out)["runs"]} == {"done"}
-    client = open_client(tracking_uri())
-    [parent] = [
-        run
-        for run in client.search_runs([job.runs[0].info.experiment_id])
-        if schema.TAG_SWEEP_PARENT in run.data.tags
-    ]
-    assert "index.html" in parent.data.tags[schema.TAG_REPORT]  # the report is kept beside the runs

@@ -134,16 +134,6 @@ def test_the_sweeps_have_the_papers_models_and_runs(sweep: str) -> None:
     assert {type(run.spec) for run in plan.runs} == {VerlRun}
 
 
-def test_a_run_that_several_sweeps_share_is_one_run() -> None:
-    ids: list[str] = []
-    for sweep in GRID:
-        ids += [run.run_id for run in make_plan(load_sweep(sweep), ["core=verl"]).runs]
-    assert (len(ids), len(set(ids))) == (49, 37)
-    study = make_plan(load_sweep("study"), ["core=verl", "seed=0"])
-    assert {run.run_id for run in study.runs} == set(ids)
-    assert len(study.runs) == 37
-
-
 def test_the_miniature_of_the_verl_core_is_small() -> None:
     run = compose(["core=verl", "model=tiny_qwen3"]).run
     assert (run.batch.prompts, run.batch.responses, run.batch.minibatch_prompts) == (8, 4, 4)

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ _EVERY_RUN = f"{SWEEP} (default: every known run)"
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
-    from cppo_lab.monitor.status import Label, RunStatus
+    from cppo_lab.monitor.status import RunStatus
     from cppo_lab.sweep.plan import Plan
 
 
@@ -221,19 +221,17 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
 
 def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """What looks at the runs of a plan, or at all known runs."""
-    from cppo_lab.monitor.status import run_statuses
+    from cppo_lab.monitor.status import Label, run_statuses
 
-    runs, labels = runs_folder(), None if plan is None else _labels(plan)
+    runs, labels = runs_folder(), None
+    if plan is not None:
+        labels = {
+            run.run_id: Label(
+                run.spec.core, run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants
+            )
+            for run in plan.runs
+        }
     return lambda: run_statuses(runs, labels)
-
-
-def _labels(plan: "Plan") -> "Mapping[str, Label]":
-    from cppo_lab.monitor.status import Label
-
-    return {
-        run.run_id: Label(run.spec.core, run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants)
-        for run in plan.runs
-    }
 
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":

@@ -71,7 +71,11 @@ def require_plan(plan: Plan, uri: str) -> None:
 
     Raises UserError naming everything that is missing, ModuleNotFoundError for a package that every run needs.
     """
-    _require_packages(plan.core, plan.launcher.name)
+    load_launcher(plan.launcher.name)
+    # A queue's nodes have other packages, and what another package's core needs it says itself.
+    one_machine = launcher_of(plan.launcher.name).one_machine
+    if plan.core in BUILT_IN and one_machine and importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     kinds = {(run.spec.model.name, run.layout.name): run for run in plan.runs}
     require_machine(
         [
@@ -82,14 +86,6 @@ def require_plan(plan: Plan, uri: str) -> None:
         ],
         uri,
     )
-
-
-def _require_packages(core: str, launcher: str) -> None:
-    """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
-    load_launcher(launcher)
-    # A queue's nodes have other packages, and what another package's core needs it says itself.
-    if core in BUILT_IN and launcher_of(launcher).one_machine and importlib.util.find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def require_machine(kinds: Sequence[Composed], uri: str) -> None:

@@ -20,27 +20,30 @@ def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ())
     """The hypotheses, those about the surrogate's error first. In a study the keys have the sweep's name. `declared`:
     all runs of the sweep.
     """
-    claims = [_claim(sweep, key, one, in_study) for key, one in sweep.hypotheses.items()]
+    claims = [_claim(sweep, key, hypothesis, in_study) for key, hypothesis in sweep.hypotheses.items()]
     claims.sort(key=lambda claim: not claim.of_errors)
-    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
+    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
 
 
-def _claim(sweep: Sweep, key: str, one: Hypothesis, in_study: bool) -> Claim:
-    of_errors = one.outcome in ERRORS
+def _claim(sweep: Sweep, key: str, hypothesis: Hypothesis, in_study: bool) -> Claim:
+    of_errors = hypothesis.outcome in ERRORS
     size = log_size if of_errors else float
+    kind = Kind.SUPERIORITY if hypothesis.within is None else Kind.EQUIVALENCE
+    if hypothesis.models == "trend":
+        kind = Kind.TREND
     return Claim(
         key=_key(sweep, key, in_study),
-        text=one.claim,
+        text=hypothesis.claim,
         sweep=sweep.name,
-        kind=_kind(one),
-        tiers=(one.better, one.than),
-        margin=None if one.within is None else size(one.within / 100),
-        over_models=one.models == "mean",
-        after=None if one.after is None else _key(sweep, one.after, in_study),
-        smallest=size(one.smallest / 100),
-        score=Quantity(one.outcome) if of_errors else Score(one.outcome),
-        seeds=one.test_seeds,
-        models=one.only or (),
+        kind=kind,
+        tiers=(hypothesis.better, hypothesis.than),
+        margin=None if hypothesis.within is None else size(hypothesis.within / 100),
+        over_models=hypothesis.models == "mean",
+        after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
+        smallest=size(hypothesis.smallest / 100),
+        score=Quantity(hypothesis.outcome) if of_errors else Score(hypothesis.outcome),
+        seeds=hypothesis.test_seeds,
+        models=hypothesis.only or (),
     )
 
 
@@ -58,12 +61,6 @@ def _tests(claim: Claim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
 def _key(sweep: Sweep, key: str, in_study: bool) -> str:
     """The paper's claims have keys too, and the sweeps of a study may use the same."""
     return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
-
-
-def _kind(hypothesis: Hypothesis) -> Kind:
-    if hypothesis.models == "trend":
-        return Kind.TREND
-    return Kind.SUPERIORITY if hypothesis.within is None else Kind.EQUIVALENCE
 
 
 def registered_pairing(plan: Plan, sweep: Sweep, registrations: Sequence[Registration]) -> bool | None:

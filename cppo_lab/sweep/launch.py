@@ -143,7 +143,26 @@ def launch(
         forget_cancelled(runs / run.run_id)
     nesting = {run.run_id: parents.tags(run, ahead.folders[run.run_id]) for run in todo}
     replaced = ahead.replaced(uri)  # before their files are moved aside
-    work = _attempts(plan, todo, ahead.code_version, ahead.replaces, nesting)
+    work = [
+        Attempt(
+            spec=run.spec,
+            layout=run.layout,
+            paths=plan.paths,
+            resources=run.resources,
+            runs=runs,
+            tags={
+                **sweep_tags(plan, run),
+                **nesting[run.run_id],
+                schema.TAG_CODE_VERSION: ahead.code_version,
+            },
+            threads=plan.launcher.threads,
+            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            replaces=ahead.replaces.get(run.run_id, ()),
+            mismatch=plan.tracking.mismatch,
+            answers=plan.tracking.answers,
+        )
+        for run in todo
+    ]
     try:
         with address.in_the_environment(uri), progress.shown():
             _train(plan, work, uri, progress.see)
@@ -365,43 +384,14 @@ def _require_rules(todo: Sequence[PlannedRun]) -> None:
             rule_of(rule.name, rule.path).check(constants, run.spec.divergence.measure)
 
 
-def _attempts(
-    plan: Plan,
-    todo: Sequence[PlannedRun],
-    version: str,
-    replaces: Mapping[str, tuple[str, ...]],
-    nesting: Mapping[str, Mapping[str, str]],
-) -> list[Attempt]:
-    return [
-        Attempt(
-            spec=run.spec,
-            layout=run.layout,
-            paths=plan.paths,
-            resources=run.resources,
-            runs=runs_folder(),
-            tags={**sweep_tags(plan, run), **nesting[run.run_id], schema.TAG_CODE_VERSION: version},
-            threads=plan.launcher.threads,
-            visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-            replaces=replaces.get(run.run_id, ()),
-            mismatch=plan.tracking.mismatch,
-            answers=plan.tracking.answers,
-        )
-        for run in todo
-    ]
-
-
-def _workers(launcher: LauncherSpec) -> int:
-    """The number of jobs that the launcher runs at a time; 1 if that is unknown."""
-    record = launcher_of(launcher.name)
-    if record.in_process:
-        return 1
-    return launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
-
-
 def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[TrainingJob]], None]) -> None:
     """Pass the work to the launcher; unfinished runs are shown as queued."""
-    waits = launcher_of(plan.launcher.name).queue is None  # until the jobs have ended
-    jobs = training_jobs(work, uri, _workers(plan.launcher), uploads=not waits)
+    record = launcher_of(plan.launcher.name)
+    waits = record.queue is None  # until the jobs have ended
+    workers = 1  # jobs that it runs at a time, as far as that is known
+    if not record.in_process:
+        workers = plan.launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
+    jobs = training_jobs(work, uri, workers, uploads=not waits)
     for job in jobs:
         job.list_runs()
     folders = [attempt.folder for attempt in work]
