@@ -1,11 +1,11 @@
 """The records of the cores, and what the conformance tests find in a core of another package."""
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +23,7 @@ from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
+from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -90,34 +91,33 @@ class Killed(BaseException):
     """Stands for SIGKILL."""
 
 
+class Dying(ListSink):
+    """Dies when step `kill_at` is to be logged."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        super().__init__()
+        self.kill_at, self.first = kill_at, ""
+
+    def begin(self, step: int | None) -> None:
+        self.first = self.first or "begin"
+        super().begin(step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.first = self.first or "row"
+        if step == self.kill_at:
+            raise Killed
+        super().log(step, metrics)
+
+
 class InThisProcess(CoreTests):
     """The tests with attempts in this process: one of Acme's core takes a millisecond."""
 
     def _train(self, folder: Path, kill_at: int | None = None) -> Life:
-        composed, begun, rows, first = self._composed(), [], [], []
-
-        class Sink:
-            def begin(self, step: int | None) -> None:
-                begun.append(step)
-                first.append("begin")
-
-            def log(self, step: int, metrics: Mapping[str, float]) -> None:
-                first.append("row")
-                if step == kill_at:
-                    raise Killed
-                rows.append((step, dict(metrics)))
-
-            def tag(self, name: str, value: str) -> None:
-                pass
-
-            def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-                pass
-
-        try:
-            outcome = self.core.load("train")(composed.run, Sink(), Resources(folder, folder))
-        except Killed:
-            return Life(tuple(begun), tuple(rows), {}, None, first[0])
-        return Life(tuple(begun), tuple(rows), {}, (outcome.status, outcome.step), first[0])
+        sink, end = Dying(kill_at), None
+        with contextlib.suppress(Killed):
+            outcome = self.core.load("train")(self._composed().run, sink, Resources(folder, folder))
+            end = outcome.status, outcome.step
+        return Life(tuple(sink.began), tuple(sink.rows), {}, end, sink.first)
 
 
 @pytest.mark.parametrize(

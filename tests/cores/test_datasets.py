@@ -58,11 +58,9 @@ def test_the_digests_tell_problems_apart(tmp_path: Path) -> None:
 def test_training_problems_depend_on_the_seed(tmp_path: Path) -> None:
     base = told(tmp_path, *TINY)
     assert list(base) == ["chain", "chain24", "chain25", "chain26"]
-    assert base["chain"].profile["problems"] == 4 * 8
-    assert base["chain"].profile["task"] == "chain"
+    assert (base["chain"].profile["problems"], base["chain"].profile["task"]) == (4 * 8, "chain")
     other = told(tmp_path, *TINY, "seed=1")
-    assert base["chain"].digest != other["chain"].digest
-    assert base["chain24"] == other["chain24"]
+    assert base["chain"].digest != other["chain"].digest and base["chain24"] == other["chain24"]
     assert digests(told(tmp_path, *TINY, "rule=grpo", "optim.learning_rate=0.1")) == digests(base)
     assert told(tmp_path, *TINY, "batch.prompts=16")["chain"].digest != base["chain"].digest
 

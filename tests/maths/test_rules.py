@@ -313,8 +313,6 @@ def test_clipped_tokens_are_counted() -> None:
 
 
 CPPO = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"}
-CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
-BOUNDS = {"ratio_low": 0.7, "ratio_high": 1.4}
 
 
 def in_order(valid: Tensor) -> Tensor:
@@ -325,12 +323,7 @@ def shuffled(valid: Tensor) -> Tensor:
     return random_permutation(valid, 3)
 
 
-def shift(batch: TokenBatch) -> Tensor:
-    """abs(rho - 1) as the divergence."""
-    return (batch.logp - batch.rollout_logp).expm1().abs()
-
-
-# A rule with a constant at its limit, and another rule that it must then equal; on responses of one token.
+# A rule with a constant at its limit, and another rule that it must then equal.
 Reduction = tuple[str, dict[str, Any], str, dict[str, Any]]
 REDUCTIONS: dict[str, Reduction] = {
     "w_min=1, delta_b=inf: dppo": ("cppo", {**CPPO, "w_min": 1.0, "delta_b": INF}, "dppo", {"delta": 0.15}),
@@ -347,7 +340,6 @@ REDUCTIONS: dict[str, Reduction] = {
         *("cppo", {**CPPO, "delta_b": INF, "permutation": shuffled}, "cppo_no_prefix_budget_shuffled"),
         {"delta": 0.15, "w_min": 0.8, "permutation": shuffled},
     ),
-    "large dual clip": ("grpo", {**CLIPS, "dual_clip": 1e9}, "grpo", CLIPS),
     "no limit on the mean": (
         "trm_max_avg",
         {"delta_max": 0.19, "delta_avg": 9.0},
@@ -360,43 +352,21 @@ REDUCTIONS: dict[str, Reduction] = {
         "trm_avg",
         {"delta_avg": 0.1},
     ),
-    "clip_low=1": ("cispo", {"clip_high": 0.5, "clip_low": 1.0}, "cispo", {"clip_high": 0.5}),
-    "opsm without a threshold": ("opsm", {"delta": INF, **CLIPS}, "grpo", CLIPS),
-    "open ipo": ("ipo", {"delta": 1e9, "kl_tau": 0.0}, "m2po", {"m2": INF}),
-    "open kpop": ("kpop", {"delta": 1e9}, "icepop", {"ratio_low": 0.0, "ratio_high": INF}),
-}
-OF_ONE_TOKEN: dict[str, Reduction] = {
-    "minpro": ("minpro", CLIPS, "cispo", CLIPS),
-    "gspo": ("gspo", CLIPS, "ppo", CLIPS),
-    "geo_mean": (
-        *("geo_mean", {"log_clip_low": 0.4, "log_clip_high": 0.4}, "ppo"),
-        {"clip_low": 1 - math.exp(-0.4), "clip_high": math.exp(0.4) - 1},
-    ),
-    "seq_tis": ("seq_tis", {"ratio_high": 1.4}, "cispo", {"clip_high": 0.4}),
-    "vaco": ("vaco", {"delta": 0.3}, "dppo", {"delta": 0.3, "divergence": shift}),
 }
 
 
-@pytest.mark.parametrize(
-    ("reduction", "width"),
-    [*((r, 20) for r in REDUCTIONS.values()), *((r, 1) for r in OF_ONE_TOKEN.values())],
-    ids=[*REDUCTIONS, *OF_ONE_TOKEN],
-)
-def test_rule_reduces(reduction: Reduction, width: int) -> None:
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_rule_reduces(name: str) -> None:
+    first, values, second, others = REDUCTIONS[name]
     for seed in range(4):
-        batch = random_batch(seed, rows=160 // width, width=width)
+        batch = random_batch(seed, rows=8, width=20)
         outputs = []
-        for rule, values in (reduction[:2], reduction[2:]):
-            parameters = dict(values)
-            if "permutation" in parameters:
-                parameters["permutation"] = parameters["permutation"](batch.valid)
-            divergence = parameters.pop("divergence", lambda batch: batch.divergence)(batch)
-            outputs.append(differentiated(rule, batch._replace(divergence=divergence), **parameters))
+        for rule, parameters in ((first, values), (second, others)):
+            drawn = {key: make(batch.valid) for key, make in parameters.items() if key == "permutation"}
+            outputs.append(differentiated(rule, batch, **parameters | drawn))
         (one, gradient), (other, expected) = outputs
-        assert torch.equal(one.keep, other.keep)
-        torch.testing.assert_close(one.objective, other.objective, rtol=1e-14, atol=0)
-        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-14)
-        assert one.stats.get("clipped", 0) == other.stats.get("clipped", one.stats.get("clipped", 0))
+        assert torch.equal(one.keep, other.keep) and torch.equal(one.objective, other.objective)
+        assert torch.equal(gradient, expected)
 
 
 REFUSED = [

