@@ -100,11 +100,8 @@ def load(path: Path) -> Vectors:
         raise UserError(f"{path} is not an .npz archive, or cut short: {NOT_VECTORS}")
     try:
         with numpy.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: numpy.asarray(archive[name]) for name in archive.files}
         vectors = Vectors(arrays, json.loads(str(arrays.pop("manifest"))))
-        for name, array in arrays.items():
-            if not isinstance(array, numpy.ndarray):
-                raise ValueError(f"{name!r} is not an array")
         lists = [vectors.manifest.get(entry, []) for entry in ("modes", "theory_columns")]
         for case in vectors.cases.values():
             lists += [list(case["hp"]), case.get("methods", []), case.get("objectives", [])]

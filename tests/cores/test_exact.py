@@ -20,12 +20,13 @@ from cppo_lab.cores.exact.process import (
     returns_by_start,
     state_probabilities,
 )
-from cppo_lab.cores.exact.trainer import histories_together, step_together, validate_together
+from cppo_lab.cores.exact.trainer import histories_together, step_together, train, validate_together
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.divergence import exact
 from cppo_lab.spec import ExactRun
 from tests.cores.exact_specs import CPPO, DISTURBED, DPPO, NO_TRUST_REGION, exact_run
+from tests.cores.test_mini import ListSink
 from tests.oracles.fork_process import Rules
 
 TIMES = "perf/"
@@ -282,7 +283,9 @@ def test_runs_that_have_all_ended_are_not_trained_on(monkeypatch: pytest.MonkeyP
     assert tried == [1]
 
 
-def test_an_error_that_is_no_collapse_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_no_collapse_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, ZeroDivisionError("no collapse"))
     with pytest.raises(ZeroDivisionError, match="no collapse"):
         histories_together([exact_run()])
+    with pytest.raises(ZeroDivisionError, match="no collapse"):
+        train(exact_run(), ListSink(), Resources(tmp_path, tmp_path))
