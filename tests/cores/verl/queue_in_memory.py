@@ -26,10 +26,10 @@ class Queue:
         rows = [self.rows[key] for key in keys]
         names = [name for name in select_fields or rows[0] if name in rows[0]]
         self.asked.append((keys, names))
-        found: TensorDict = tu.list_of_dict_to_tensordict(
+        data: TensorDict = tu.list_of_dict_to_tensordict(
             [{name: row[name] for name in names} for row in rows]
         )
-        return found
+        return data
 
     def kv_batch_put(
         self, keys: list[str], partition_id: str, fields: Any = None, tags: list[dict[str, Any]] | None = None

@@ -88,9 +88,9 @@ def recorded(run: Path) -> list[int]:
 def only_run(folder: Path) -> Run:
     experiment = client(folder).get_experiment_by_name(schema.experiment_name("verl"))
     assert experiment is not None
-    found = client(folder).search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
-    assert len(found) == 1  # whatever happened
-    return found[0]
+    runs = client(folder).search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
+    assert len(runs) == 1  # whatever happened
+    return runs[0]
 
 
 def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int]:

@@ -37,12 +37,12 @@ def layer_of(name: str) -> tuple[nn.Module, nn.Module, int]:
 def saved_bytes(layer: nn.Module, rope: nn.Module, width: int) -> float:
     """Bytes that are kept for the backward pass, per token and unit of width; weights are not counted."""
     weights = {one.untyped_storage().data_ptr() for one in layer.parameters()}
-    found: dict[int, tuple[int, Tensor]] = {}
+    storages: dict[int, tuple[int, Tensor]] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = (
+            storages[storage.data_ptr()] = (
                 storage.nbytes(),
                 tensor,
             )  # kept, so that no other one gets its place
@@ -55,7 +55,7 @@ def saved_bytes(layer: nn.Module, rope: nn.Module, width: int) -> float:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = layer(inputs, attention_mask=None, position_ids=positions, position_embeddings=embeddings)
     del output
-    return sum(size for size, _ in found.values()) / TOKENS / width
+    return sum(size for size, _ in storages.values()) / TOKENS / width
 
 
 @pytest.mark.parametrize("name", WIDTHS)

@@ -46,49 +46,49 @@ def composed(*overrides: str) -> Composed:
     return compose(list(overrides))
 
 
-def with_layout(found: Composed, **fields: Any) -> Composed:
-    """`found` with other fields of its layout."""
-    layout = found.layout.model_validate(found.layout.model_dump() | fields)
-    return replace(found, layout=layout)
+def with_layout(composition: Composed, **fields: Any) -> Composed:
+    """`composition` with other fields of its layout."""
+    layout = composition.layout.model_validate(composition.layout.model_dump() | fields)
+    return replace(composition, layout=layout)
 
 
-def files_of(found: Composed, resume: Path | None = None) -> Files:
-    assert isinstance(found.run, VerlRun)
+def files_of(composition: Composed, resume: Path | None = None) -> Files:
+    assert isinstance(composition.run, VerlRun)
     shared = Path("/somewhere/runs")
-    return planned_files(found.run, found.paths, shared, shared / found.run.run_id, resume)
+    return planned_files(composition.run, composition.paths, shared, shared / composition.run.run_id, resume)
 
 
-def tree(found: Composed, resume: Path | None = None) -> DictConfig:
-    assert isinstance(found.run, VerlRun)
-    return verl_config(found.run, found.layout, files_of(found, resume))
+def tree(composition: Composed, resume: Path | None = None) -> DictConfig:
+    assert isinstance(composition.run, VerlRun)
+    return verl_config(composition.run, composition.layout, files_of(composition, resume))
 
 
-def check(found: Composed, config: DictConfig) -> None:
-    assert isinstance(found.run, VerlRun)
-    check_config(found.run, found.layout, config)
+def check(composition: Composed, config: DictConfig) -> None:
+    assert isinstance(composition.run, VerlRun)
+    check_config(composition.run, composition.layout, config)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in groups()["rule"] if rule != "m2po"])  # it is refused
 def test_every_rule_composes_and_passes(rule: str) -> None:
-    found = composed(*TINY, f"rule={rule}", *COMPANIONS.get(rule, []))
-    config = tree(found)
-    check(found, config)
+    composition = composed(*TINY, f"rule={rule}", *COMPANIONS.get(rule, []))
+    config = tree(composition)
+    check(composition, config)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss  # as verl's worker makes it
     if rule.startswith("verl_"):
         assert (loss.loss_mode, loss.rule, loss.constants) == (rule.removeprefix("verl_"), "", {})
     else:
         assert loss.rule in RULES
-        assert (loss.loss_mode, loss.rule) == ("trust_region", found.run.rule.name)
-        assert dict(loss.constants) == found.run.rule.parameters()
+        assert (loss.loss_mode, loss.rule) == ("trust_region", composition.run.rule.name)
+        assert dict(loss.constants) == composition.run.rule.parameters()
     # What the loss will ask of the batch is what the rollout keeps.
     assert loss.needs_topk == (config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk > 0)
 
 
 @pytest.mark.parametrize("divergence", groups()["divergence"])
 def test_every_divergence_composes_and_passes(divergence: str) -> None:
-    found = composed(*TINY, "rule=grpo", f"divergence={divergence}")
-    config = tree(found)
-    check(found, config)
+    composition = composed(*TINY, "rule=grpo", f"divergence={divergence}")
+    config = tree(composition)
+    check(composition, config)
     loss, kept = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.rollout.engine_kwargs
     estimator, _, measure = divergence.partition("_")
     assert (loss.estimator, loss.measure) == (estimator, measure)
@@ -120,13 +120,13 @@ def test_every_layout_passes_as_documented_for_the_papers_runs(layout: str, reci
     for number, (model, peak) in enumerate(documented(layout).items()):
         rule = METHODS[(number + 3 * len(layout) + len(recipe)) % len(METHODS)]
         kind = ("core=verl", f"model={model}", f"layout={layout}", f"recipe={recipe}")
-        found = composed(*kind, f"rule={rule}", *COMPANIONS.get(rule, ()))
+        composition = composed(*kind, f"rule={rule}", *COMPANIONS.get(rule, ()))
         if peak == "refused":
             with pytest.raises(UserError, match="does not fit in 80 GB"):
-                check(found, tree(found))
+                check(composition, tree(composition))
         else:
-            check(found, tree(found))
-            cost = estimate(found.run, found.layout)
+            check(composition, tree(composition))
+            cost = estimate(composition.run, composition.layout)
             assert cost is not None
             assert peak == f"{cost.memory.peak / 1e9:.0f}"
 
@@ -137,9 +137,9 @@ def documented(layout: str) -> dict[str, str]:
     [head] = [line for line in lines if line.startswith("| model | `one_node`")]
     column = [cell.strip() for cell in head.split("|")].index(f"`{layout}`")
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| `qwen3_")]
-    found = {cells[1].strip("`"): cells[column] for cells in rows}
-    assert set(found) == {"qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base"}
-    return found
+    peaks = {cells[1].strip("`"): cells[column] for cells in rows}
+    assert set(peaks) == {"qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base"}
+    return peaks
 
 
 # What decides the numbers, as the paper's Setup and Table 3 have it (docs/paper_settings.md).
@@ -237,11 +237,11 @@ def test_a_continued_run_takes_its_checkpoint_and_does_not_validate_first() -> N
 @pytest.mark.parametrize("overrides", [TINY, DENSE, EXPERTS], ids=["cpu", "fsdp2", "megatron"])
 def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tuple[str, ...]) -> None:
     """Against verl's own tree as its `main_ppo` would compose it."""
-    found = composed(*overrides)
-    assert isinstance(found.run, VerlRun)
-    theirs = _verl_tree("megatron" if found.layout.megatron else "dp")
+    composition = composed(*overrides)
+    assert isinstance(composition.run, VerlRun)
+    theirs = _verl_tree("megatron" if composition.layout.megatron else "dp")
     new = set()
-    for key in settings(found.run, found.layout, files_of(found)):
+    for key in settings(composition.run, composition.layout, files_of(composition)):
         section, _, name = key.rpartition(".")
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
             new.add(key)
@@ -257,13 +257,13 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
 def test_the_trainers_process_gets_the_whole_run_back() -> None:
     # The last has an infinite constant. Ray pickles the tree; YAML is harsher.
     for overrides in (TINY, EXPERTS, (*TINY, "rule=cppo_no_prefix_budget")):
-        found = composed(*overrides)
-        config = OmegaConf.create(OmegaConf.to_yaml(tree(found), resolve=True))
+        composition = composed(*overrides)
+        config = OmegaConf.create(OmegaConf.to_yaml(tree(composition), resolve=True))
         assert isinstance(config, DictConfig)
         read = lab_settings(config)
-        assert read.spec == found.run
-        assert read.spec.run_id == found.run.run_id
-        assert read.folder == Path("/somewhere/runs") / found.run.run_id
+        assert read.spec == composition.run
+        assert read.spec.run_id == composition.run.run_id
+        assert read.folder == Path("/somewhere/runs") / composition.run.run_id
 
 
 # What the audit of GPUs tried (F6), and other keys by which runs of one id would compute different numbers.
@@ -292,13 +292,13 @@ NUMBERS = [
 )
 def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], key: str, value: Any) -> None:
     """The id of a run does not know its layout. Refused by the plan, and by what trains."""
-    found = with_layout(composed(*overrides), verl={key: value})
-    assert isinstance(found.run, VerlRun)
-    said = rf"layout {found.layout.name}: layout\.verl sets {re.escape(key)}=.*: drop it, or set the run's own field"
+    composition = with_layout(composed(*overrides), verl={key: value})
+    assert isinstance(composition.run, VerlRun)
+    said = rf"layout\.verl sets {re.escape(key)}=.*: drop it, or set the run's own field"
     with pytest.raises(UserError, match=said):
-        check_placement(found.run, found.layout)
+        check_placement(composition.run, composition.layout)
     with pytest.raises(UserError, match=said):
-        tree(found)
+        tree(composition)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_the_accepted_keys_are_verls_and_documented() -> None:
     free = {f"{ACTOR}.megatron.override_ddp_config", f"{ACTOR}.optim.override_optimizer_config"}
     for key in PERFORMANCE:
         section, _, name = key.rpartition(".")
-        found = [OmegaConf.select(_verl_tree(engine), section) for engine in ("dp", "megatron")]
-        assert name in new or section in free or any(tree and name in list(tree) for tree in found), key
+        sections = [OmegaConf.select(_verl_tree(engine), section) for engine in ("dp", "megatron")]
+        assert name in new or section in free or any(tree and name in list(tree) for tree in sections), key
     written = re.findall(
         r"^\| `([a-z_A-Z.]+)` \| (`.*`) \|$", (ROOT / "docs/verl.md").read_text(), re.MULTILINE
     )
@@ -362,9 +362,9 @@ def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: An
     ],
 )
 def test_a_value_of_another_type_is_refused(key: str, value: Any, text: str) -> None:
-    found = with_layout(composed(*TINY), verl={key: value})
+    composition = with_layout(composed(*TINY), verl={key: value})
     with pytest.raises(UserError, match=text):
-        check(found, tree(found))
+        check(composition, tree(composition))
 
 
 @pytest.mark.parametrize(
@@ -375,36 +375,36 @@ def test_a_value_of_another_type_is_refused(key: str, value: Any, text: str) -> 
     ],
 )
 def test_what_verl_or_the_loss_refuses_is_said_in_one_line(key: str, value: Any, text: str) -> None:
-    found = composed(*TINY)
-    config = tree(found)
+    composition = composed(*TINY)
+    config = tree(composition)
     OmegaConf.update(config, key, value)
     with pytest.raises(UserError, match=text):
-        check(found, config)
+        check(composition, config)
 
 
 def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = composed(*TINY)
-    config = tree(found)
+    composition = composed(*TINY)
+    config = tree(composition)
     monkeypatch.setattr(check_api, "version", lambda package: "0.10.0")
     said = r"verl 0\.10\.0 is installed, but >=0\.9\.1,<0\.9\.2 is supported: pip install 'verl>=0\.9\.1,<0\.9\.2'"
     with pytest.raises(UserError, match=said):
-        check(found, config)
+        check(composition, config)
 
 
 def test_a_minibatch_that_the_ranks_cannot_share_is_refused() -> None:
-    found = with_layout(composed(*DENSE), devices_per_node=3, rollout_tensor_parallel=1)
+    composition = with_layout(composed(*DENSE), devices_per_node=3, rollout_tensor_parallel=1)
     with pytest.raises(UserError, match=r"3 data-parallel ranks.* 32 prompts x 8 responses equally: .*256"):
-        check(found, tree(found))
+        check(composition, tree(composition))
 
 
 def test_devices_that_share_a_sequence_share_its_tokens() -> None:
     """With half the tokens per device; composing refuses less (tests/test_spec.py)."""
     halves = ["layout.sequence_parallel=2", "layout.tokens_per_device=5120"]
-    found = composed("core=verl", "model=qwen3_8b_base", *halves)
-    check(found, tree(found))
+    composition = composed("core=verl", "model=qwen3_8b_base", *halves)
+    check(composition, tree(composition))
     halves = ["layout.megatron.context=2", "layout.tokens_per_device=9216"]
-    found = composed("core=verl", "model=qwen3_30b_a3b_base", *halves)
-    check(found, tree(found))
+    composition = composed("core=verl", "model=qwen3_30b_a3b_base", *halves)
+    check(composition, tree(composition))
 
 
 def test_one_tree_is_not_changed_by_the_next() -> None:
@@ -412,8 +412,8 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     first = tree(composed(*TINY))
     before = OmegaConf.to_yaml(first, resolve=True)
     keys = {f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval": 10}
-    tuned = tree(found := with_layout(composed(*TINY), verl=keys))
-    check(found, tuned)
+    tuned = tree(composition := with_layout(composed(*TINY), verl=keys))
+    check(composition, tuned)
     rollout = tuned.actor_rollout_ref.rollout
     assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.stream_interval) == (7, 10)
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
@@ -431,10 +431,10 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     ids=str,
 )
 def test_a_layout_that_does_not_fit_is_refused(overrides: list[str], peak: str) -> None:
-    found = composed(*overrides)
+    composition = composed(*overrides)
     with pytest.raises(UserError, match=rf"does not fit in 80 GB \(.*{peak}.*layout.device_memory_gb=80"):
-        check(found, tree(found))
-    check(found := composed(*overrides, "layout.device_memory_gb=400"), tree(found))
+        check(composition, tree(composition))
+    check(composition := composed(*overrides, "layout.device_memory_gb=400"), tree(composition))
 
 
 def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:

@@ -75,8 +75,8 @@ def test_the_best_checkpoint_is_kept_and_no_other(story: Story) -> None:
 
 def test_the_traces_are_those_of_the_mini_core(story: Story) -> None:
     """Logged, readable by the reports, and with the fields that `cores.diagnostics` gives every core."""
-    uri, found = f"sqlite:///{story.folder / 'mlflow.db'}", story.run.info.run_id
-    gaps, window = read_positions(uri, [found])[found], read_windows(uri, [found])[found]
+    uri, run_id = f"sqlite:///{story.folder / 'mlflow.db'}", story.run.info.run_id
+    gaps, window = read_positions(uri, [run_id])[run_id], read_windows(uri, [run_id])[run_id]
     assert sum(gaps.tokens) > 0
     assert (gaps.w_min, gaps.delta) == (0.8, window.token_threshold)
     assert window.step in range(EVERY, STEPS + 1, EVERY)  # tokens are traced on the steps that are validated

@@ -170,5 +170,5 @@ def test_the_environment_is_as_before_after_a_run(
 def test_verl_is_not_loaded_before_it_is_needed() -> None:
     """It takes seconds, and reads the environment when it is loaded."""
     code = "import sys, cppo_lab.cores.verl.core; print(sorted({'verl', 'ray', 'transformers'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -175,9 +175,9 @@ def work(rank: int, ranks: int, folder: str) -> None:
     batches = torch.load(place / "batches.pt")
     for name, case in CASES.items():
         if case[1] == ranks:
-            found = through_verl(case, rank, place / case[0], batches[case[0]])
+            result = through_verl(case, rank, place / case[0], batches[case[0]])
             if rank == 0:
-                torch.save(found, place / f"{name}.pt")
+                torch.save(result, place / f"{name}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -205,8 +205,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded],
 
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> None:
-    minis, found = runs
-    mini, verl = minis[CASES[name][0]], found[name]
+    minis, verls = runs
+    mini, verl = minis[CASES[name][0]], verls[name]
     assert any(not batch["keep"].all() for batch in mini.batches)  # dropped groups, hence rows that pad
     for ours, theirs in zip(mini.metrics, verl["metrics"], strict=True):
         assert set(theirs) - set(ours) == {"train/entropy", "train/mean_abs_probability_gap"}

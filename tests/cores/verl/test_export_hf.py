@@ -28,9 +28,11 @@ HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 
 def planned(shared: Path, *overrides: str) -> tuple[VerlRun, Files]:
-    found = compose([*overrides] if overrides and overrides[0] == HUB[0] else [*TINY, *overrides])
-    assert isinstance(found.run, VerlRun)
-    return found.run, planned_files(found.run, found.paths, shared, shared / found.run.run_id)
+    composition = compose([*overrides] if overrides and overrides[0] == HUB[0] else [*TINY, *overrides])
+    assert isinstance(composition.run, VerlRun)
+    return composition.run, planned_files(
+        composition.run, composition.paths, shared, shared / composition.run.run_id
+    )
 
 
 @pytest.fixture(scope="module")

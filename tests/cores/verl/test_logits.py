@@ -74,7 +74,7 @@ def topk(measure: str = "tv", k: int = K, convention: str = "union") -> Any:
 @pytest.mark.parametrize("measure", ["tv", "kl"])
 def test_every_token_against_its_own_row(measure: str, convention: str) -> None:
     data, logits = recorded()
-    found = processed(topk(measure, convention=convention), data, logits)
+    outputs = processed(topk(measure, convention=convention), data, logits)
     at = 0
     for row, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
         for t in range(length):
@@ -86,13 +86,13 @@ def test_every_token_against_its_own_row(measure: str, convention: str) -> None:
                 token, data["old_log_probs"][row][t].double(), measure=measure, convention=convention,
             )  # fmt: skip
             p = pi.softmax(-1)
-            assert float(found["divergence"][row, t]) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
-            assert float(found["log_probs"][row, t]) == pytest.approx(float(p[token].log()), abs=1e-5)
-            assert float(found["policy_entropy"][row, t]) == pytest.approx(
+            assert float(outputs["divergence"][row, t]) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+            assert float(outputs["log_probs"][row, t]) == pytest.approx(float(p[token].log()), abs=1e-5)
+            assert float(outputs["policy_entropy"][row, t]) == pytest.approx(
                 float(-(p * p.log()).sum()), abs=1e-5
             )
         at += prompt + length
-    assert 0.01 < float(found["divergence"].max()) < 1 or measure == "kl"
+    assert 0.01 < float(outputs["divergence"].max()) < 1 or measure == "kl"
 
 
 def test_log_probabilities_and_gradient_are_verls() -> None:
@@ -104,32 +104,32 @@ def test_log_probabilities_and_gradient_are_verls() -> None:
     assert outputs["log_probs"].requires_grad
     assert not outputs["divergence"].requires_grad and not outputs["policy_entropy"].requires_grad
     (outputs["log_probs"][0] * weight).sum().backward()
-    found, logits.grad = logits.grad, None
+    gradient, logits.grad = logits.grad, None
     expected = logprobs_from_logits(logits, labels)
     (expected * weight).sum().backward()
     torch.testing.assert_close(outputs["log_probs"][0], expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found, logits.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("measure", ["tv", "kl"])
 def test_whole_vocabulary_is_the_exact_divergence(measure: str) -> None:
     data, logits = recorded(k=V)
     config = actor("dppo", {"delta": 0.1}, estimator="exact", measure=measure)
-    found = processed(config, data, logits)["divergence"]
+    divergences = processed(config, data, logits)["divergence"]
     rows = predicting_rows(data["input_ids"].offsets(), data["responses"].offsets())
     pi = logits.detach()[rows].double().log_softmax(-1)
     ids, logp = data["rollout_topk_ids"].values().long(), data["rollout_topk_logp"].values().double()
     expected = divergence.exact(torch.empty_like(pi).scatter_(-1, ids, logp), pi, measure)
     valid = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    torch.testing.assert_close(found[valid].double(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(divergences[valid].double(), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator, measure", [("binary", "tv"), ("sample", "k3")])
 def test_without_top_k(estimator: str, measure: str) -> None:
     data, logits = recorded()
     del data["rollout_topk_ids"], data["rollout_topk_logp"]
-    found = processed(actor("dppo", {"delta": 0.1}, estimator=estimator, measure=measure), data, logits)
-    assert set(found) == {"log_probs", "policy_entropy"}
+    outputs = processed(actor("dppo", {"delta": 0.1}, estimator=estimator, measure=measure), data, logits)
+    assert set(outputs) == {"log_probs", "policy_entropy"}
 
 
 def test_on_policy_the_divergence_is_what_rounding_leaves() -> None:

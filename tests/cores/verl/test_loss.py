@@ -180,13 +180,13 @@ def test_value_and_gradient_are_verls(loss_mode: str, mode: str) -> None:
 def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, list[float]]:
     """The metrics of a step whose minibatches are cut into [minibatch][rank][micro-batch] -> rows."""
     config = actor(**({"rule": "dppo", "constants": {"delta": 0.1}} | keys))
-    found = by_minibatch([train(config, batch, cuts, measured=False).metrics for cuts in minibatches])
-    summarise_mismatch(found)
-    return found
+    reported = by_minibatch([train(config, batch, cuts, measured=False).metrics for cuts in minibatches])
+    summarise_mismatch(reported)
+    return reported
 
 
-def mismatches(found: dict[str, list[float]]) -> dict[str, float]:
-    own = {name: values for name, values in found.items() if name.startswith("mismatch/")}
+def mismatches(reported: dict[str, list[float]]) -> dict[str, float]:
+    own = {name: values for name, values in reported.items() if name.startswith("mismatch/")}
     return {name: value for name, [value] in own.items()}
 
 
@@ -222,17 +222,19 @@ def test_mismatch_of_several_minibatches() -> None:
     cuts = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
     expected = whole(batch) | whole(batch, 8, before_update=True)
     for minibatches in (cuts, [[[range(3, 4)]], *cuts]):
-        found = step(batch, minibatches)
-        assert mismatches(found) == pytest.approx(expected, rel=1e-6)
-        assert not any("/gap/" in name for name in found)  # no sum is left
-    row = rule_metrics(reduce_metrics(rename_dict(dict(found), "actor/")))
-    assert {name: value for name, value in row.items() if name.startswith("mismatch/")} == mismatches(found)
+        reported = step(batch, minibatches)
+        assert mismatches(reported) == pytest.approx(expected, rel=1e-6)
+        assert not any("/gap/" in name for name in reported)  # no sum is left
+    row = rule_metrics(reduce_metrics(rename_dict(dict(reported), "actor/")))
+    assert {name: value for name, value in row.items() if name.startswith("mismatch/")} == mismatches(
+        reported
+    )
     assert all(schema.is_known_metric(name) for name in row)
 
 
 def test_mismatch_of_verls_own_losses_and_switched_off() -> None:
     batch = wide()
-    found = mismatches(step(batch, [[TWO]], loss_mode="vanilla"))
-    assert {name: found[name] for name in whole(batch)} == pytest.approx(whole(batch), rel=1e-6)
+    reported = mismatches(step(batch, [[TWO]], loss_mode="vanilla"))
+    assert {name: reported[name] for name in whole(batch)} == pytest.approx(whole(batch), rel=1e-6)
     off = step(batch, [[TWO]], mismatch=False)
     assert not any("mismatch/" in name or "/gap/" in name for name in off)

@@ -177,13 +177,13 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
 
 def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
     """recipe=authors, from the configuration on, against the loop."""
-    found = compose(
+    composition = compose(
         ["core=verl", "model=qwen3_1_7b_base", "rollout.max_response_length=40", "recipe=authors"]
     )
-    assert isinstance(found.run, VerlRun)
+    assert isinstance(composition.run, VerlRun)
     shared = Path("/somewhere/runs")
-    files = planned_files(found.run, found.paths, shared, shared / found.run.run_id)
-    section = verl_config(found.run, found.layout, files).actor_rollout_ref.actor
+    files = planned_files(composition.run, composition.paths, shared, shared / composition.run.run_id)
+    section = verl_config(composition.run, composition.layout, files).actor_rollout_ref.actor
     config = plain_actor(omega_conf_to_dataclass(section.policy_loss), loss_agg_mode=section.loss_agg_mode)
     generator = torch.Generator().manual_seed(5)
     then = -2 * torch.rand(7, 12, generator=generator, dtype=torch.float64) - 0.02
@@ -202,7 +202,7 @@ def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
     for index, row in enumerate(wanted.gradient):
         assert trained.gradient[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
     assert 0 < sum(map(sum, wanted.mask)) < int(valid.sum())
-    stats = RULES["cppo"](Tokens(*batch), **found.run.rule.arguments(40)).stats
+    stats = RULES["cppo"](Tokens(*batch), **composition.run.rule.arguments(40)).stats
     metrics = rule_metrics(reduced([trained.metrics]))
     for name, value in summarise(stats).items():
         assert metrics[f"rule/{name}"] == pytest.approx(value), name
@@ -230,7 +230,7 @@ class TestVerlsOwnLosses:
         batch = random_batch(11, rows=6, width=9)
         valid = torch.arange(9) < torch.tensor([9, 4, 1, 6, 9, 2])[:, None]
         config = plain_actor(PolicyLossConfig(loss_mode=loss_mode), **keys)
-        found = []
+        results = []
         for which in ("verl", "ours"):
             logp = batch.logp.clone().requires_grad_()
             if which == "verl":
@@ -244,8 +244,8 @@ class TestVerlsOwnLosses:
                 output = apply(rule, logp, batch.rollout_logp, batch.advantages, valid, d, **own)
                 loss = -aggregate(output.objective, valid, mode)
             loss.backward()
-            found.append((float(loss.detach()), logp.grad))
-        return *found, batch, valid
+            results.append((float(loss.detach()), logp.grad))
+        return *results, batch, valid
 
     @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
     @pytest.mark.parametrize(

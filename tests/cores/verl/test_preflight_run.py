@@ -30,18 +30,18 @@ def test_a_preflight_measures_every_part(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "quickstart: 1 short job, of 1 kinds of runs" in done.stderr
     [folder] = (tmp_path / "runs" / "preflight").glob("tiny_qwen3-*")
-    found = read(folder)
-    assert found is not None
-    assert [step.step for step in found.steps] == [1, 2]
-    for step in found.steps:
+    measured = read(folder)
+    assert measured is not None
+    assert [step.step for step in measured.steps] == [1, 2]
+    for step in measured.steps:
         assert min(step.seconds, step.rollout, step.update, step.weights, step.other) > 0
         assert step.seconds == pytest.approx(step.rollout + step.update + step.weights + step.other)
         assert min(step.sampled_per_second, step.trained_per_second, step.topk_megabytes) > 0
         assert step.logprob_error is not None  # no group is left out
-    for seconds in (found.start, found.resume, found.validation, found.checkpoint):
+    for seconds in (measured.start, measured.resume, measured.validation, measured.checkpoint):
         assert seconds is not None
         assert seconds > 0
-    assert found.memory["max_memory_allocated_gb"] > 0
+    assert measured.memory["max_memory_allocated_gb"] > 0
     # Checkpoints and data are gone, logs and times are kept; nothing was recorded as a run.
     assert {path.name for path in folder.iterdir()} == {"attempts", "measured.json", "verl_phases.jsonl"}
     assert not (tmp_path / "mlflow.db").exists()
@@ -72,9 +72,9 @@ def test_what_cannot_start_is_the_result(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True)
     [folder] = (tmp_path / "runs" / "preflight").iterdir()
-    found = read(folder)
-    assert found is not None
-    assert found.error.startswith("starting, before the first validation: UserError: ")
-    assert "cppo data prepare" in found.error
-    assert found.steps == ()
+    measured = read(folder)
+    assert measured is not None
+    assert measured.error.startswith("starting, before the first validation: UserError: ")
+    assert "cppo data prepare" in measured.error
+    assert measured.steps == ()
     assert "Traceback" in (folder / "attempts" / "part-1.log").read_text()

@@ -40,7 +40,7 @@ class Sink:
             raise Killed
 
 
-def found(step: int) -> StepAnswers:
+def answers_of(step: int) -> StepAnswers:
     """What a validation of three problems gives; other numbers at each step."""
     none = no_outcomes(4, ["a", "b"], ["a-1", "a-2", "b-1"], [0, 0, 1])
     counts = np.array([step % 4, 1, 4]), np.array([0, step % 3, 1]), np.array([step + 0.25, 2, 3])
@@ -63,7 +63,7 @@ def train(folder: Path, sink: Sink, resumed: int | None, steps: tuple[int, ...] 
     answers.begin(resumed)
     for step in steps:
         if resumed is None or step > resumed:
-            stage(folder, found(step))
+            stage(folder, answers_of(step))
         answers.add(step)
     answers.end()
 
@@ -98,7 +98,7 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
         folder = tmp_path / f"{kill_at}"
         folder.mkdir()
         for step in STEPS:  # the trainer does not wait for the process that records
-            stage(folder, found(step))
+            stage(folder, answers_of(step))
         answers = hand_over(folder, Sink(folder, kill_at, behind))
         with pytest.raises(Killed):
             for step in STEPS:
@@ -112,7 +112,7 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     tmp_path: Path, settings: AnswersSpec | None
 ) -> None:
     """The trainer was killed between the texts and the outcomes: the step has no row, and is trained again."""
-    stage(tmp_path, found(2))
+    stage(tmp_path, answers_of(2))
     if settings is KEPT:
         (tmp_path / FOLDER / "000002-outcomes.npz").unlink()
     sink = Sink(tmp_path)

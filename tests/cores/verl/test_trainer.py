@@ -166,9 +166,9 @@ def test_a_validated_step_leaves_its_answers_before_its_row(
 ) -> None:
     staged: list[Any] = []
 
-    def stage(folder: Path, found: Any) -> None:
+    def stage(folder: Path, answers: Any) -> None:
         assert list(checkpoints.rows(folder)) == []
-        staged.append(found)
+        staged.append(answers)
 
     class Taken:
         chosen = ()
@@ -258,12 +258,12 @@ def test_a_row_for_each_step_and_the_end_at_the_last(tmp_path: Path) -> None:
         validated(made, step, 0.1 * step if step % 2 == 0 else None)
         assert (checkpoints.read_outcome(tmp_path) is None) == (step < 4)
     assert checkpoints.read_outcome(tmp_path) == Outcome(schema.DONE, 4)
-    found = dict(row for _, row in checkpoints.rows(tmp_path))
-    assert list(found) == [0, 1, 2, 3, 4]
-    assert [step for step, row in found.items() if score_name(made.spec) in row] == [0, 2, 4]
-    assert found[1]["perf/sampled_tokens_per_second"] == 10
-    assert found[1]["perf/trained_tokens_per_second"] == 20
-    assert all(schema.is_known_metric(name) for row in found.values() for name in row)
+    rows = dict(row for _, row in checkpoints.rows(tmp_path))
+    assert list(rows) == [0, 1, 2, 3, 4]
+    assert [step for step, row in rows.items() if score_name(made.spec) in row] == [0, 2, 4]
+    assert rows[1]["perf/sampled_tokens_per_second"] == 10
+    assert rows[1]["perf/trained_tokens_per_second"] == 20
+    assert all(schema.is_known_metric(name) for row in rows.values() for name in row)
     assert best_step(tmp_path) == 4
     assert (tmp_path / "diagnostics" / "positions.json").is_file()
 

@@ -110,7 +110,7 @@ def work(rank: int, folder: str) -> None:
     gradients = [torch.empty_like(leaf) for _ in range(RANKS)]
     dist.all_gather(gradients, leaf.grad, group=group)
     (logits * 1.0).sum().backward()  # through all of the model's parallel layers
-    found = {
+    seen = {
         "outputs": {key: packed(value).detach() for key, value in outputs.items()},
         "logits": packed(torch.cat(parts, -1)),
         "padded": torch.cat(parts, -1),
@@ -120,7 +120,7 @@ def work(rank: int, folder: str) -> None:
         "gradient": torch.cat(gradients, -1),
         "without_gradient": sum(one.grad is None for one in gpt.parameters()),
     }
-    torch.save(found, f"{folder}/{rank}.pt")
+    torch.save(seen, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -43,10 +43,10 @@ def test_divergence_and_entropy_are_those_of_whole_logits(ranks: list[dict[str, 
 
 
 def test_verls_log_probabilities_and_their_gradient(ranks: list[dict[str, Any]]) -> None:
-    found = ranks[0]
-    whole = found["padded"][:, :-1].double().requires_grad_()
-    logp = whole.log_softmax(-1).gather(-1, found["ids"][:, 1:, None])[..., 0]
-    (logp * found["mask"][:, 1:]).sum().backward()
+    first = ranks[0]
+    whole = first["padded"][:, :-1].double().requires_grad_()
+    logp = whole.log_softmax(-1).gather(-1, first["ids"][:, 1:, None])[..., 0]
+    (logp * first["mask"][:, 1:]).sum().backward()
     for rank in ranks:
         torch.testing.assert_close(rank["logp"].double(), logp, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(rank["gradient"].double(), whole.grad, rtol=1e-5, atol=1e-6)
