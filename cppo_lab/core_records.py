@@ -17,7 +17,7 @@ DEFAULT_CORE = "mini"  # as in conf/config.yaml
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "mini": "cppo_lab.cores.mini:MINI",
-        "verl": "cppo_lab.cores.verl.record:VERL",
+        "verl": "cppo_lab.cores.verl:VERL",
         "exact": "cppo_lab.cores.exact:EXACT",
     }
 )

@@ -335,7 +335,6 @@ def test_a_run_of_the_verl_core_is_shown_with_its_place_and_cost(
         return {"trainer": {"nnodes": layout.nodes, "seed": run.seed, "data": paths.data}}
 
     stand_in.plain_config = plain_config  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl", types.ModuleType("cppo_lab.cores.verl"))
     monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.config", stand_in)
     [document] = shown(cppo, f"{LARGE} --verl paths.data=/d")
     assert document["verl"] == {"trainer": {"nnodes": 2, "seed": 0, "data": "/d"}}
