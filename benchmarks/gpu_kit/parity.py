@@ -6,6 +6,7 @@ turns the reference's own decision. Such decisions are counted; one that takes a
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,49 +21,24 @@ from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.rules import RULES as RECORDS
+from cppo_lab.sweep.compose import compose
 from cppo_lab.testing.golden import Recomputation, Vectors, is_input, load
 from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Mismatch, check_array
 
 NEAR = 1e-6
-CPPO = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8}
-# title -> (rule, constants); with them each rule drops, clips or weakens a part of `batch`.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "cppo_adaptive": ("cppo", CPPO | {"delta_b_mode": "adaptive"}),
-    "cppo_fixed": ("cppo", CPPO | {"delta_b_mode": "fixed"}),
-    "cppo_no_position_weight": (
-        "cppo_no_position_weight",
-        {"delta": 0.15, "delta_b": 0.02, "delta_b_mode": "fixed"},
-    ),
-    "cppo_no_prefix_budget": ("cppo_no_prefix_budget", {"delta": 0.03, "w_min": 0.8}),
-    "cppo_no_prefix_budget_shuffled": ("cppo_no_prefix_budget_shuffled", {"delta": 0.03, "w_min": 0.8}),
-    "cppo_no_prefix_budget_reversed": ("cppo_no_prefix_budget_reversed", {"delta": 0.03, "w_min": 0.8}),
-    "cppo_soft": ("cppo_soft", CPPO | {"delta_b_mode": "fixed"}),
-    "dppo": ("dppo", {"delta": 0.03}),
-    "trm_max": ("trm_max", {"delta_max": 0.18}),
-    "trm_avg": ("trm_avg", {"delta_avg": 0.02}),
-    "trm_max_avg": ("trm_max_avg", {"delta_max": 0.2, "delta_avg": 0.021}),
-    "grpo": ("grpo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}),
-    "ppo": ("ppo", {"clip_low": 0.2, "clip_high": 0.2}),
-    "dr_grpo": ("dr_grpo", {"clip_low": 0.2, "clip_high": 0.2}),
-    "cispo": ("cispo", {"clip_high": 0.5}),
-    "minpro": ("minpro", {"clip_high": 0.5, "clip_low": 0.5}),
-    "gspo": ("gspo", {"clip_low": 3e-4, "clip_high": 4e-4}),
-    "geo_mean": ("geo_mean", {"log_clip_low": 0.4, "log_clip_high": 0.4}),
-    "sapo": ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
-    "icepop": ("icepop", {"ratio_low": 0.7, "ratio_high": 1.4}),
-    "ipo": ("ipo", {"delta": 0.1, "kl_tau": 0.001}),
-    "kpop": ("kpop", {"delta": 0.02}),
-    "drpo": ("drpo", {"delta": 0.3}),
-    "m2po": ("m2po", {"m2": 0.02}),
-    "seq_tis": ("seq_tis", {"ratio_high": 2.0}),
-    "seq_mis": ("seq_mis", {"ratio_low": 0.1, "ratio_high": 10.0}),
-    "geo_mask": ("geo_mask", {"ratio_low": 0.995, "ratio_high": 1.005}),
-    "opsm": ("opsm", {"delta": 1e-4, "clip_low": 0.2, "clip_high": 0.28}),
-    "vespo": (
-        "vespo",
-        {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
-    ),
-    "vaco": ("vaco", {"delta": 0.1}),
+CPPO: dict[str, Any] = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
+# In place of constants of conf/rule, with which these rules would drop all of `batch` or nothing.
+CONSTANTS: dict[str, dict[str, float]] = {
+    "trm_max": {"delta_max": 0.18},
+    "trm_avg": {"delta_avg": 0.02},
+    "trm_max_avg": {"delta_max": 0.2, "delta_avg": 0.021},
+    "cispo": {"clip_high": 0.5},
+    "minpro": {"clip_high": 0.5, "clip_low": 0.5},
+    "icepop": {"ratio_low": 0.7, "ratio_high": 1.4},
+    "m2po": {"m2": 0.02},
+    "seq_mis": {"ratio_low": 0.1, "ratio_high": 10.0},
+    "geo_mask": {"ratio_low": 0.995, "ratio_high": 1.005},
+    "vaco": {"delta": 0.1},
 }
 THRESHOLDS = frozenset(
     [
@@ -171,11 +147,19 @@ def batch(rows: int, width: int) -> Batch:
     return Batch(logp, rollout_logp, advantages, valid, divergence)
 
 
+def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(title, rule, constants): every rule, and CPPO with the budget to which `batch` presses divergences."""
+    yield "cppo_fixed", "cppo", CPPO
+    for rule in RULES:
+        constants = compose([f"rule={rule}"]).run.rule.parameters()
+        yield rule, rule, constants | CONSTANTS.get(rule, {})
+
+
 def rules(device: str, dtype: torch.dtype, name: str, given: Batch, record: Record) -> None:
     """Every case on the device in `dtype` against float64 on the CPU, from the same rounded numbers."""
     narrow = given.to(dtype)
     wide, there = narrow.to(torch.float64), narrow.to(dtype, device)
-    for title, (rule, constants) in CASES.items():
+    for title, rule, constants in cases():
         expected, measured = evaluate(rule, wide, constants), evaluate(rule, there, constants)
         keep = expected["keep"]
         soft = bool(((keep > 0) & (keep < 1)).any())
