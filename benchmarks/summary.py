@@ -19,23 +19,20 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from benchmarks.common import ROOT, Figure, Result, limited, nvidia, read
 from cppo_lab.reports.figures.drawing import figure_style, save
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.rules import METHOD_COLOURS
 
 LOGS = ROOT / "build" / "benchmarks"
 DOCS = ROOT / "docs" / "evidence"
-PICTURES = "pictures/benchmarks"
+PICTURE = "pictures/benchmarks/targets.png"
 OTHERS = ("common", "summary")  # no benchmarks
 LIMITS = {"quick": 300.0, "full": 2400.0}  # seconds for each benchmark, on a machine that does other work too
 GRACE_SECONDS = 60.0  # to stop the servers that a benchmark has started
 PACKAGES = ("torch", "mlflow", "numpy", "pandas", "transformers", "verl")
-SIZED = re.compile(r"(.+)_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(scripts)}")
     parser.add_argument("--quick", action="store_true", help="smallest sizes, no page: do they still work?")
     parser.add_argument("--limit", type=float, help="seconds for each (quick: 300, full: 2400)")
-    parser.add_argument("--out", type=Path, help="folder of the page, its table and pictures (docs/evidence)")
+    parser.add_argument("--out", type=Path, help="folder of the page, its table and picture (docs/evidence)")
     options = parser.parse_args(arguments)
     if strangers := sorted(set(options.names) - set(scripts)):
         parser.error(f"no benchmark {strangers[0]!r}: there are {', '.join(scripts)}")
@@ -122,24 +119,21 @@ def run(script: Path, quick: bool, limit: float) -> Ran:
 
 
 def write(ran: Sequence[Ran], load: float, out: Path) -> Path:
-    """Write the page, its table and its pictures into `out`; the page's path."""
-    pictures = drawings(ran)
-    folder = out / PICTURES
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in {path.name for path in folder.glob("*.png")} - set(pictures):
-        (folder / stale).unlink()
-    for name, (_, content) in pictures.items():
-        (folder / name).write_bytes(content)
-    shown = {f"{PICTURES}/{name}": text for name, (text, _) in pictures.items()}
+    """Write the page, its table and its picture into `out`; the page's path."""
+    times = multiples(ran)
+    if times:
+        (out / PICTURE).parent.mkdir(parents=True, exist_ok=True)
+        (out / PICTURE).write_bytes(drawn(times))
     about, date = machine() | versions(), datetime.now(UTC).strftime("%Y-%m-%d")
-    (out / "benchmarks.md").write_text(page(ran, load, date, about, shown), encoding="utf-8")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "benchmarks.md").write_text(
+        page(ran, load, date, about, PICTURE if times else ""), encoding="utf-8"
+    )
     (out / "benchmarks.csv").write_text(table(ran), encoding="utf-8")
     return out / "benchmarks.md"
 
 
-def page(
-    ran: Sequence[Ran], load: float, date: str, about: Mapping[str, str], pictures: Mapping[str, str]
-) -> str:
+def page(ran: Sequence[Ran], load: float, date: str, about: Mapping[str, str], picture: str) -> str:
     """The page in Markdown. `load` is the machine's before the first benchmark began."""
     lines = [
         "# Benchmarks\n",
@@ -153,7 +147,10 @@ def page(
             "threads. Times are too long; ratios taken in turn suffer less.\n"
         )
     lines.append("; ".join(f"{name}: {_cell(text)}" for name, text in about.items()) + "\n")
-    lines += [f"![{_cell(text)}]({link})\n" for link, text in pictures.items()]
+    if picture:
+        lines.append(
+            f"![Each figure as a multiple of its target; left of the line it is missed.]({picture})\n"
+        )
     rows = [(f"`{one.command}`", one.about, one.tally(), f"{one.seconds:.0f} s") for one in ran]
     lines += _table(("Benchmark", "What it measures", "Targets", "Time"), rows)
     missed = [
@@ -238,24 +235,6 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def drawings(ran: Sequence[Ran]) -> dict[str, tuple[str, bytes]]:
-    """File name -> what it shows, and the PNG."""
-    pictures = {}
-    with figure_style():
-        if times := multiples(ran):
-            drawing = Drawing(figsize=(8.0, 1.0 + 0.2 * len(times)), layout="constrained")
-            _draw_multiples(times, drawing.subplots())
-            text = "Each figure as a multiple of its target; left of the line the target is missed."
-            pictures["targets.png"] = (text, save(drawing, "png", {"Software": None}, 110))
-        if curves := growth(ran):
-            drawing = Drawing(figsize=(9.0, 4.4), layout="constrained")
-            for panel, unit in zip(drawing.subplots(1, 2), ("s", "MiB"), strict=True):
-                _draw_growth({name: curve for (name, of), curve in curves.items() if of == unit}, unit, panel)
-            text = "Time and peak memory as a function of the number of runs, on logarithmic axes."
-            pictures["growth.png"] = (text, save(drawing, "png", {"Software": None}, 110))
-    return pictures
-
-
 def multiples(ran: Sequence[Ran]) -> dict[str, float]:
     """How many times better each figure is than it must be, by name; below 1 the target is missed."""
     times = {}
@@ -269,47 +248,27 @@ def multiples(ran: Sequence[Ran]) -> dict[str, float]:
     return times
 
 
-def growth(ran: Sequence[Ran]) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(name, unit) -> (size, value) of figures `<name>_<size>` in seconds or MiB, those with two sizes or more."""
-    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for one in ran:
-        for name, figure in one.figures().items():
-            sized = SIZED.fullmatch(name)
-            if sized and figure.value is not None and figure.value > 0 and figure.unit in ("s", "MiB"):
-                curve = curves.setdefault((f"{one.name}: {sized[1]}", figure.unit), [])
-                curve.append((int(sized[2]), figure.value))
-    return {key: sorted(curve) for key, curve in curves.items() if len(curve) > 1}
-
-
-def _draw_multiples(times: Mapping[str, float], ax: Axes) -> None:
-    """One bar for each figure, from the target outwards, on a logarithmic axis."""
+def drawn(times: Mapping[str, float]) -> bytes:
+    """A PNG with one bar for each figure, from the target outwards, on a logarithmic axis."""
     places = range(len(times), 0, -1)
     colours = [METHOD_COLOURS["cppo" if value >= 1 else "dppo"] for value in times.values()]
-    ax.barh(places, [value - 1 for value in times.values()], left=1.0, color=colours, height=0.62)
-    ax.set_xscale("log")
-    ax.set_xlim(min(0.5, *times.values()) / 1.2, max(2.0, *times.values()) * 1.8)
-    for place, value in zip(places, times.values(), strict=True):
-        text = f" {number(float(f'{value:.2g}'))}x"
-        ax.annotate(text, (max(value, 1.0), place), va="center", fontsize=7.5)
-    ax.axvline(1.0, color="#222222", linewidth=1.0)
-    ax.set_yticks(list(places), list(times), fontsize=7.5)
-    ax.set_ylim(0.3, len(times) + 0.7)
-    ax.grid(visible=False, axis="y")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{number(value)}x"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("times better than the target (1x: just met)")
-
-
-def _draw_growth(curves: Mapping[str, Sequence[tuple[int, float]]], unit: str, ax: Axes) -> None:
-    strokes = PALETTES[PAPER].strokes(list(curves))
-    for name, curve in curves.items():
-        ax.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=3, **strokes[name].line())
-    ax.set(xscale="log", yscale="log", xlabel="runs", ylabel=unit)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-        axis.set_minor_formatter(NullFormatter())
-    if curves:
-        ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.0, -0.16), borderaxespad=0.0)
+    with figure_style():
+        drawing = Drawing(figsize=(8.0, 1.0 + 0.2 * len(times)), layout="constrained")
+        ax = drawing.subplots()
+        ax.barh(places, [value - 1 for value in times.values()], left=1.0, color=colours, height=0.62)
+        ax.set_xscale("log")
+        ax.set_xlim(min(0.5, *times.values()) / 1.2, max(2.0, *times.values()) * 1.8)
+        for place, value in zip(places, times.values(), strict=True):
+            text = f" {number(float(f'{value:.2g}'))}x"
+            ax.annotate(text, (max(value, 1.0), place), va="center", fontsize=7.5)
+        ax.axvline(1.0, color="#222222", linewidth=1.0)
+        ax.set_yticks(list(places), list(times), fontsize=7.5)
+        ax.set_ylim(0.3, len(times) + 0.7)
+        ax.grid(visible=False, axis="y")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{number(value)}x"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("times better than the target (1x: just met)")
+        return save(drawing, "png", {"Software": None}, 110)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from benchmarks import summary
 from benchmarks.common import FULL_ONLY, Figure, Result, read, result
-from benchmarks.summary import Ran, drawings, growth, multiples, number, page, table
+from benchmarks.summary import Ran, drawn, multiples, number, page, table
 from tests.waiting import until
 
 SCRIPTS = sorted(
@@ -27,7 +27,7 @@ def ran(found: Result | None, failure: str = "") -> Ran:
 
 
 def page_of(*all_ran: Ran, load: float = 0.1) -> str:
-    return page(all_ran, load, "2031-05-06", ABOUT, {"p/targets.png": "Bars"})
+    return page(all_ran, load, "2031-05-06", ABOUT, "p/targets.png")
 
 
 def test_patterns_give_units_and_targets() -> None:
@@ -88,7 +88,7 @@ def test_figures_beside_their_targets() -> None:
         "| 0 of 0 targets met, 1 not measured: no GPU |",
         "Abacus\\|9",
         "2031-05-06",
-        "![Bars](p/targets.png)",
+        "](p/targets.png)",
     ):
         assert part in text
     assert "fast" not in text and "plain" not in text and "**" not in text
@@ -107,27 +107,15 @@ def test_numbers() -> None:
     assert [number(value) for value in values] == ["0", "1.235", "151,936", "0.0001235", "2e-07"]
 
 
-def test_pictures() -> None:
-    seconds = {"seconds_10": 1.0, "seconds_1000": 4.0, "seconds_100": 2.0}
-    found = [
-        ran(
-            result(
-                "x",
-                {**seconds, "calls_10": 1.0, "calls_20": 2.0, "up": 8.0},
-                {"seconds_*": "s", "*": "x"},
-                at_most={"seconds_1000": 2.0},
-                at_least={"up": 2.0},
-            )
-        )
-    ]
-    assert multiples(found) == {"x: seconds_1000": 0.5, "x: up": 4.0}
-    assert growth(found) == {("x: seconds", "s"): [(10, 1.0), (100, 2.0), (1000, 4.0)]}
-    pictures = drawings(found)
-    assert pictures == drawings(found)  # the same for the same figures
-    assert set(pictures) == {"targets.png", "growth.png"}
-    for _, content in pictures.values():
-        assert imread(io.BytesIO(content)).shape[1] > 500 and len(content) < 150_000
-    assert drawings([ran(Result("x", {}, skipped="needs root"))]) == {}
+def test_the_picture() -> None:
+    values = {"seconds": 4.0, "calls": 1.0, "up": 8.0, "gone": None}
+    least, most = {"up": 2.0, "gone": 1.0}, {"seconds": 2.0}
+    found = result("x", values, {"*": ""}, at_most=most, at_least=least, quick=True)
+    times = multiples([ran(found), ran(Result("y", {}, skipped="needs root"))])
+    assert times == {"x: seconds": 0.5, "x: up": 4.0}
+    picture = drawn(times)
+    assert picture == drawn(times)  # the same for the same figures
+    assert imread(io.BytesIO(picture)).shape[1] > 500 and len(picture) < 150_000
 
 
 ENDS = {
@@ -165,9 +153,6 @@ def test_a_failing_one_does_not_stop_the_others(
         return wait(process)
 
     monkeypatch.setattr(subprocess.Popen, "wait", passed)
-    stale = summary.DOCS / "pictures" / "benchmarks" / "old.png"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
     try:
         assert summary.main(["--limit", "12"]) == 1
@@ -187,7 +172,7 @@ def test_a_failing_one_does_not_stop_the_others(
     assert "| failed: it took longer than 12 s and was ended |" in text
     assert "](pictures/benchmarks/targets.png)" in text
     assert "\ngood,a,3 s,at most 1 s,not met\n" in (summary.DOCS / "benchmarks.csv").read_text()
-    assert [path.name for path in stale.parent.iterdir()] == ["targets.png"]
+    assert (summary.DOCS / summary.PICTURE).exists()
 
 
 def test_the_quick_form_is_passed_on_and_writes_no_page(
