@@ -196,16 +196,6 @@ def test_the_estimate_is_of_these_tokens() -> None:
     assert held == pytest.approx(state + logits + layers + gathered + 6e9)
 
 
-def test_rows_predict_the_responses() -> None:
-    given = update.inputs(update.TINY, "cpu")
-    assert given["topk_ids"].sort(1).values.diff(dim=1).min() > 0  # K different ids
-    expected = [p + 7 + t for p, n in ((0, 96), (96, 64), (160, 32)) for t in range(n - 8)]
-    assert given["rows"].tolist() == expected
-    assert given["tokens"][expected].tolist() == given["ids"][0, [row + 1 for row in expected]].tolist()
-    assert given["cu_lengths"].tolist() == [0, 88, 144, 168]
-    assert int(given["positions"].max()) == 95
-
-
 def test_the_lock_gives_versions_and_hashes() -> None:
     lock = "a-b==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n    # via c\nc==2 \\\n    --hash=sha256:cc\n"
     assert gather.locked(lock, ["a-b"]) == "a-b==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
