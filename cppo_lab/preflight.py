@@ -21,11 +21,11 @@ from typing import Any
 
 from cppo_lab.core_records import core_of
 from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation, load_core, load_stand_ins
+from cppo_lab.cores.base import Allocation, Resources, load_core, load_stand_ins
 from cppo_lab.errors import UserError
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.installed import install_extra
-from cppo_lab.runs.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
+from cppo_lab.runs.attempt import describe, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
@@ -103,10 +103,23 @@ class PreflightJob:
         """GPUs that it takes on each machine."""
         return core_of(self.spec.core).gpus(self.layout)
 
+    @property
+    def of_core(self) -> Resources:
+        """The resources that are passed to the core."""
+        return Resources(
+            self.runs,
+            self.folder,
+            threads=self.threads,
+            layout=self.layout,
+            paths=self.paths,
+            memory_gb=(self.resources.memory_gb or None) if self.resources else None,
+            allocation=self.allocation,
+        )
+
     def run(self) -> None:
         """Measure and write the result; on the other machines of an allocation, serve as a worker node."""
         if self.allocation is not None and self.allocation.rank:
-            lend_machine(self.spec.core, resources_of(self), self.visible_devices)
+            lend_machine(self.spec.core, self.of_core, self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
@@ -229,7 +242,7 @@ def _train(job: PreflightJob, last: int) -> None:
     began, sink, error = time.time(), _Rows(), ""
     with sampling(job.folder, SYSTEM_SECONDS) as load:
         try:
-            load_core(job.spec.core)(shortened(job.spec, last), sink, resources_of(job))
+            load_core(job.spec.core)(shortened(job.spec, last), sink, job.of_core)
         except Exception as raised:  # noqa: BLE001 - any error is the result
             traceback.print_exc()
             error = describe(raised)

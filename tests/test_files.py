@@ -3,6 +3,7 @@
 import errno
 import io
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,6 +51,26 @@ def test_a_path_that_cannot_be_opened_is_an_error_and_not_a_missing_file(tmp_pat
         with pytest.raises(OSError, match="File name too long") as caught:
             attempt()
         assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_no_descriptor_is_left_open_by_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
+    """In a process of its own: threads of this one may open files at any time."""
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    code = f"""
+import os
+from pathlib import Path
+from cppo_lab.files import open_below, open_plain
+before, refused = os.listdir("/proc/self/fd"), 0
+assert open_plain(Path("folder")) is None
+for names in (("folder", {TOO_LONG!r}), ("folder", "inner"), ("folder", "none"), ("none", "file")):
+    try:
+        assert open_below(Path(), *names) is None
+    except Exception:
+        refused += 1
+print(refused, os.listdir("/proc/self/fd") == before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "2 True\n", done.stderr
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])

@@ -1,6 +1,7 @@
 """What an attempt does to its own process."""
 
 import contextlib
+import io
 import os
 import signal
 from pathlib import Path
@@ -74,26 +75,20 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
     """torch.save, cut off, raises a RuntimeError of its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be in the background of a script
 
-    class CutOff:
+    class CutOff(io.BytesIO):
         """A checkpoint's file, in the middle of whose writing the signal comes."""
 
-        def __init__(self, file: Any) -> None:
-            self._file, self._cut = file, False
-
         def write(self, data: Any) -> int:
-            if not self._cut:
-                self._cut = True
+            written = super().write(data)
+            if self.tell() == written:  # the first time
                 signal.raise_signal(number)
-            return int(self._file.write(data))
-
-        def flush(self) -> None:
-            self._file.flush()
+            return written
 
     save, cut = torch.save, list[CutOff]()
 
     def save_cut_off(value: Any, file: Any) -> None:
         if isinstance(value, dict) and "run_id" in value:  # else the weights of a warm start
-            cut.append(file := CutOff(file))
+            cut.append(file := CutOff())
         save(value, file)
 
     monkeypatch.setattr(torch, "save", save_cut_off)

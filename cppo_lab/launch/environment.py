@@ -33,14 +33,14 @@ def agreed(within: bool = True) -> dict[str, str]:
 def variables(values: Mapping[str, str]) -> Iterator[None]:
     """Have these variables in the block, for libraries that pass on those of this process."""
     before = dict(os.environ)
-    _set_variables(values)
+
+    def set_all(variables: Mapping[str, str]) -> None:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+
+    set_all(values)
     try:
         yield
     finally:
-        _set_variables(before)
-
-
-def _set_variables(values: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - values.keys():
-        del os.environ[name]
-    os.environ.update(values)
+        set_all(before)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
@@ -251,17 +251,14 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
     if not alone:
         for run in open_runs:
             run.recorder.attempt = run.attempt
-        runs = [
-            TogetherRun(run.attempt.spec, run.recorder, resources_of_attempt(run.attempt))
-            for run in open_runs
-        ]
+        runs = [TogetherRun(run.attempt.spec, run.recorder, resources_of(run.attempt)) for run in open_runs]
         load_together(core)(runs, ended)
         ignore_signals(lambda: None)
         return
     [run] = open_runs
     with sampling(run.attempt.folder) as load:
         run.recorder.sampled = load
-        resources = replace(resources_of_attempt(run.attempt), doing=run.recorder.doing)
+        resources = replace(resources_of(run.attempt), doing=run.recorder.doing)
         outcome = load_core(core)(run.attempt.spec, run.recorder, resources)
         ignore_signals(lambda: None)  # held for the next run
         run.end(outcome)
@@ -289,7 +286,7 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> _Cancel
             folder,
             continues,
             gpus=core.gpus(attempt.layout) * core.nodes(attempt.layout),
-            datasets=load_datasets(spec.core)(spec, resources_of_attempt(attempt)),
+            datasets=load_datasets(spec.core)(spec, resources_of(attempt)),
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
@@ -384,51 +381,25 @@ def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
     return folders
 
 
-class Training(Protocol):
-    """What trains: an attempt, or a preflight."""
-
-    @property
-    def runs(self) -> Path: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def layout(self) -> LayoutSpec | None: ...
-    @property
-    def paths(self) -> PathsSpec | None: ...
-    @property
-    def resources(self) -> ResourcesSpec | None: ...
-    @property
-    def allocation(self) -> Allocation | None: ...
-
-
-def resources_of_attempt(attempt: Attempt) -> Resources:
-    """The resources of an attempt, with its settings of mismatch metrics and kept responses."""
-    return replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
-
-
-def resources_of(training: Training) -> Resources:
-    """The resources that are passed to a core."""
+def resources_of(attempt: Attempt) -> Resources:
+    """The resources that are passed to the core of an attempt."""
     return Resources(
-        training.runs,
-        training.folder,
-        threads=training.threads,
-        layout=training.layout,
-        paths=training.paths,
-        memory_gb=(training.resources.memory_gb or None) if training.resources else None,
-        allocation=training.allocation,
+        attempt.runs,
+        attempt.folder,
+        threads=attempt.threads,
+        layout=attempt.layout,
+        paths=attempt.paths,
+        memory_gb=(attempt.resources.memory_gb or None) if attempt.resources else None,
+        allocation=attempt.allocation,
+        mismatch=attempt.mismatch,
+        answers=attempt.answers,
     )
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run's folder has a checkpoint to resume from."""
-    return any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS))
 
 
 def tidy(folder: Path) -> None:
     """Remove the checkpoints of a run that was killed after it recorded its result."""
-    if has_checkpoint(folder) and has_finished(newest_record(folder)):
+    checkpoints = folder / CHECKPOINT, folder / CHECKPOINTS
+    if any(path.exists() for path in checkpoints) and has_finished(newest_record(folder)):
         # Another process trains it again, or the disk is full: a later launch removes them.
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
             if has_finished(newest_record(folder)):

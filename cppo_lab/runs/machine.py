@@ -240,21 +240,19 @@ def _gpus() -> tuple[list[str], str, str]:
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
     """NVML, initialised; None if it is not available."""
-    try:
+    library = None
+    with contextlib.suppress(ImportError):
         import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
+
         with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+            pynvml.nvmlInit()
+            library = pynvml
+    try:
+        yield library
+    finally:
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                library.nvmlShutdown()
 
 
 def _handles(library: Any) -> list[Any]:

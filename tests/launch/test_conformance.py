@@ -14,7 +14,6 @@ from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
-from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -50,14 +49,9 @@ from cppo_lab.testing import check_launcher
 if __name__ == "__main__":
     check_launcher(ROW, ["launcher.pause=0.5"])
 """
-SMALL = ("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=2")
-SMALL = (
-    *SMALL,
-    "validation.every=1",
-    "validation.samples=1",
-    "model.warm_start.steps=2",
-    "model.warm_start.target_accuracy=null",
-)
+SMALL = ["batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=2"]
+SMALL += ["validation.every=1", "validation.samples=1", "model.warm_start.steps=2"]
+SMALL += ["model.warm_start.target_accuracy=null"]
 
 
 class TestInline(LauncherTests):
@@ -82,46 +76,40 @@ class TestSlurm(LauncherTests):
     test_a_job_cancelled_while_it_waits_does_not_begin = None  # type: ignore[assignment]
 
 
-def package(folder: Path, module: str = MODULE) -> Path:
-    """Acme's package as an installer leaves it, in a folder for PYTHONPATH."""
-    info = folder / "acme-1.0.dist-info"
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Python in a separate process, with Acme's package on its path, as an installer leaves it."""
+    info = tmp_path / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
-    (folder / "acme_row.py").write_text(module)
+    (info.parent / "acme_row.py").write_text(MODULE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[cppo_lab.launchers]\nrow = acme_row:ROW\n")
-    return folder
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(info.parent)])}
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return call
 
 
-def python(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Python in a separate process, with their package on its path."""
-    known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=known | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])},
-        capture_output=True,
-        text=True,
-        timeout=CEILING_SECONDS,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_a_launcher_of_another_package_conforms(tmp_path: Path) -> None:
-    package(tmp_path / "site")
+def test_a_launcher_of_another_package_conforms_and_trains_a_sweep(
+    python: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "check.py").write_text(CHECK)
-    code, out, err = python(tmp_path, "check.py")
+    code, out, err = python("check.py")
     assert code == 0, out + err
-
-
-def test_a_launcher_of_another_package_trains_a_sweep(tmp_path: Path) -> None:
-    package(tmp_path / "site")
-    arguments = ["quickstart", "variant=cppo", "seed=0", *SMALL]
-    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "launch", *arguments, "launcher=row")
-    assert code == 0 and "done" in out, out + err
-    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "plan", *arguments)
-    assert "1 run: 1 done" in out, out + err  # the launcher is no part of a run's id
-    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "plan", *arguments, "launcher=raw")
-    assert code == 2 and "did you mean 'row'? valid: inline, local, row, slurm" in err
+    sweep = ["quickstart", "variant=cppo", "seed=0", *SMALL]
+    for expected, command, text in (
+        (0, ["launch", *sweep, "launcher=row"], "done"),
+        (0, ["plan", *sweep], "1 run: 1 done"),  # the launcher is no part of a run's id
+        (2, ["plan", *sweep, "launcher=raw"], "did you mean 'row'? valid: inline, local, row, slurm"),
+    ):
+        code, out, err = python("-m", "cppo_lab.cli", *command)
+        assert code == expected and text in out + err, out + err
 
 
 def twice(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:

@@ -1,6 +1,5 @@
 """From the command line to MLflow on a small sweep: every state, every end, nothing twice."""
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,8 @@ from mlflow.entities import Run, ViewType
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.folder import held, is_held
+from cppo_lab.runs.folder import Cause, held, is_held, read_status
+from cppo_lab.runs.state import WORDS
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
@@ -126,46 +126,38 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
     killed, terminated = gate.reached(launcher, runs=2)
     assert main(["plan", *TWO]) == 0
     assert len(re.findall(r"  running  step \d+/12$", capsys.readouterr().out, re.M)) == 2
-    ids = {
-        status["pid"]: path.parent.name
-        for path in workspace.glob("runs/*/status.json")
-        if (status := json.loads(path.read_text()))
-    }
+    folders = {read_status(path.parent)["pid"]: path.parent for path in workspace.glob("runs/*/status.json")}
     os.kill(killed, signal.SIGKILL)
     os.kill(terminated, signal.SIGTERM)
     output, _ = launcher.communicate()
     assert launcher.returncode == 1, output
-    assert "2 partial" in output
-    assert "interrupted: its process ended without a word" in output
-    assert "FAILED" not in output
-    found = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
-    for run in found.values():
-        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
-        assert run.data.tags[schema.TAG_STEP] == "6"
-        assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
-    reasons = {pid: found[run_id].data.tags[schema.TAG_REASON] for pid, run_id in ids.items()}
-    assert "ended without a word" in reasons[killed]
-    assert reasons[terminated] == "interrupted: terminated by SIGTERM at step 6"
-    assert main(["plan", *TWO]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"  partial  step 6/12; interrupted: terminated by SIGTERM$", said, re.M)
-    assert re.search(r"  partial  .*interrupted: its process ended without a word", said, re.M)
+    assert "2 partial" in output and "FAILED" not in output
+    broken = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
+    for process, reason in {
+        killed: f"interrupted: {WORDS[Cause.DIED]} at step 6",
+        terminated: "interrupted: terminated by SIGTERM at step 6",
+    }.items():
+        run = broken[folders[process].name]
+        tags = run.data.tags
+        assert (run.info.status, tags[schema.TAG_STATUS], tags[schema.TAG_STEP]) == ("KILLED", "partial", "6")
+        assert tags[schema.TAG_REASON] == reason
+        assert (folders[process] / CHECKPOINT).exists()
 
     assert main(["launch", *TWO, "launcher=inline"]) == 0
-    continued = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
     assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
-    broken = {}
-    for run_id, run in continued.items():
-        assert (run.info.run_id, run.info.status) == (found[run_id].info.run_id, "FINISHED")
+    histories = {}
+    for run in mlflow_runs():
+        run_id = run.data.tags[schema.TAG_RUN_ID]
+        assert (run.info.run_id, run.info.status) == (broken[run_id].info.run_id, "FINISHED")
         assert not {schema.TAG_STEP, schema.TAG_REASON} & run.data.tags.keys()
         names = [name for name in run.data.metrics if not name.startswith(("perf/", "system/"))]
-        broken[run_id] = {name: history(run, name) for name in names}
-        assert sorted(broken[run_id]["train/reward"]) == list(range(1, 13))
+        histories[run_id] = {name: history(run, name) for name in names}
+        assert sorted(histories[run_id]["train/reward"]) == list(range(1, 13))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///unbroken.db")
     shutil.rmtree("runs")
     assert main(["launch", *TWO, "launcher=inline"]) == 0
     for run in mlflow_runs():
-        numbers = broken[run.data.tags[schema.TAG_RUN_ID]]
+        numbers = histories[run.data.tags[schema.TAG_RUN_ID]]
         assert {name: history(run, name) for name in numbers} == numbers
 
 

@@ -586,7 +586,8 @@ def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: STRANGER)
     if settings is None:
-        slurm.command("scontrol", "exit 1")
+        slurm.command("scontrol", SILENT)
+        monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
     else:
         slurm.says("config.txt", f"Configuration data\n{settings}")
     assert shows_others() is shown
