@@ -635,8 +635,8 @@ def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
 def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
     """The rows of the common seeds, in the order of ours."""
     shared = [seed for seed in ours.seeds if seed in theirs.seeds]
-    rows = ([side.seeds.index(seed) for seed in shared] for side in (ours, theirs))
-    return ours.final[next(rows)], theirs.final[next(rows)]
+    rows, others = ([side.seeds.index(seed) for seed in shared] for side in (ours, theirs))
+    return ours.final[rows], theirs.final[others]
 
 
 def _cell(
