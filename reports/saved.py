@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel
 
-from cppo_lab.errors import UserError, one_line, printable
+from cppo_lab.analysis.fields import Count, Number, parsed
+from cppo_lab.errors import UserError, printable
 from cppo_lab.files import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
@@ -62,8 +63,6 @@ FORMAT = "cppo-report-1"
 LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
 REMEDY = "make the report again with `cppo report`"
 
-Count = Annotated[int, Field(ge=0)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
 
 
@@ -157,15 +156,7 @@ def read_record(folder: Path) -> SavedReport:
         raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
         raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
-    try:
-        record = _Record.model_validate_json(data)
-    except ValidationError as error:
-        [first, *_] = error.errors()
-        place, value = ".".join(map(str, first["loc"])), first["input"]
-        shown = "" if isinstance(value, dict | list | bytes) else f"={value!r:.60}"
-        raise UserError(
-            one_line(f"{path} has {place or 'no JSON'}{shown}: {first['msg']}: {REMEDY}")
-        ) from None
+    record = parsed(_Record, data, str(path), REMEDY)
     cells: dict[tuple[str, ...], Values] = {}
     runs: dict[tuple[str, ...], Values] = {}
     for sweep in record.sweeps:
