@@ -312,6 +312,18 @@ BUILT_IN = (
         stroke=Stroke("#17BECF"),
         accessible=Stroke(ORANGE, LONG_SHORT, "<"),
     ),
+    # A control: as many tokens of each response are dropped, at random places.
+    Rule(
+        name="cppo_random_mask",
+        function=f"{_MASKS}:cppo",
+        fixed={"random_mask": True},
+        title="random mask of CPPO's size",
+        paper=CPPO_PAPER,
+        needs=_BUDGET | {PERMUTATION},
+        row=Row("divergence", position="yes", prefix="yes", beyond="dropped at random places"),
+        stroke=Stroke("#A0A0A0"),
+        accessible=Stroke(BLACK, LONG_SHORT, "x"),
+    ),
     Rule(
         name="cppo_soft",
         function=f"{_MASKS}:cppo_soft",

@@ -79,6 +79,10 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
     MetricInfo("exact/movement_before", "TV", "of mu from the policy before the step's first update"),
+    MetricInfo(
+        "exact/matched", "share", "whether the measured update got the movement of the training it goes along"
+    ),
+    MetricInfo("exact/update_length", "ratio", "length of the measured update over that of the rule's own"),
     MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
     MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
     MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),

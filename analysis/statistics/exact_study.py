@@ -28,6 +28,7 @@ RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
 CORE = "exact"  # also the prefix of its metrics
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
+RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
 POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
 METRICS = {
     "error": "exact/error",
@@ -119,8 +120,8 @@ def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
 
 def controls(board: Scoreboard) -> dict[str, str]:
     """Variants that differ from REFERENCE in nothing that could make an update better -> what they are: REFERENCE
-    without its trust region (no total variation is above a delta of 1), or with other settings outside the rule alone,
-    which is a placebo.
+    without its trust region (no total variation is above a delta of 1), a mask at random places, or REFERENCE with
+    other settings outside the rule alone, which is a placebo.
     """
     rules: dict[tuple[str, str], dict[str, str]] = {}
     for model, variant in board.cells:
@@ -135,7 +136,9 @@ def controls(board: Scoreboard) -> dict[str, str]:
             continue
         if rule == reference:
             kinds[variant] = "placebo"
-        elif rule == {**reference, "rule.delta": rule.get("rule.delta")} and float(rule["rule.delta"]) >= 1:
+        elif rule["rule.name"] == RANDOM or (
+            rule == {**reference, "rule.delta": rule.get("rule.delta")} and float(rule["rule.delta"]) >= 1
+        ):
             kinds[variant] = "control"
     return kinds
 

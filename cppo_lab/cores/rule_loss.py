@@ -10,7 +10,7 @@ from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, rule_of
-from cppo_lab.spec import DivergenceSpec, RunSpec
+from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
 
 
 class Recorded(NamedTuple):
@@ -50,12 +50,13 @@ def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu:
 
 
 class RuleLoss:
-    """The loss that `spec` defines on the tokens of a minibatch."""
+    """The loss that `spec` defines on the tokens of a minibatch, with its rule or with `other`."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        rule = rule_of(spec.rule.name, spec.rule.path)
+    def __init__(self, spec: RunSpec, other: RuleSpec | None = None) -> None:
+        settings = other or spec.rule
+        rule = rule_of(settings.name, settings.path)
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
-        self.name, self.rule, self.constants = rule.name, rule.load, spec.rule.arguments(self.horizon)
+        self.name, self.rule, self.constants = rule.name, rule.load, settings.arguments(self.horizon)
         self.shuffles = PERMUTATION in rule.needs
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:

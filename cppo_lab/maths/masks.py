@@ -38,6 +38,7 @@ from cppo_lab.maths.weights import (
     QUANTILE,
     SCALE,
     effective_delta_b,
+    own_order,
     position_weights,
     prefix_excess,
     prefix_weight,
@@ -142,12 +143,13 @@ def cppo(
     delta_b_scale: float = SCALE,
     span: int | None = None,
     reverse: bool = False,
+    random_mask: bool = False,
     ratio_cap: float | None = None,
     log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """CPPO: keep iff A(rho - 1) <= 0 or w_t D_t <= c_t, with position weights and prefix budget.
 
-    Needs the divergence; `tokens.permutation` reorders each response's weights.
+    Needs the divergence; `tokens.permutation` reorders each response's weights, or (`random_mask`) its mask.
 
     Args:
         delta: token threshold.
@@ -157,14 +159,18 @@ def cppo(
         delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `budget`.
         span: fixed T of the weight equation; None takes each response's own length.
         reverse: gives each response its weights in reverse order, the lightest first.
+        random_mask: a control: drops as many of each response's tokens that move away, in the order of
+        `tokens.permutation`.
         ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see above; they do not affect the
         masks.
 
     Raises:
-        ValueError: a constant out of range, no divergence.
+        ValueError: a constant out of range, no divergence, no permutation for a random mask.
     """
     weights = position_weights(tokens.valid, w_min, span, reverse=reverse, dtype=tokens.logp.dtype)
-    if tokens.permutation is not None:
+    if random_mask and tokens.permutation is None:
+        raise ValueError("random_mask needs tokens.permutation")
+    if tokens.permutation is not None and not random_mask:
         weights = shuffled_weights(weights, tokens.valid, tokens.permutation)
     positive("delta", delta)
     d = tokens.required_divergence
@@ -176,9 +182,21 @@ def cppo(
     if math.isinf(delta_b):  # no prefix test, and no statistics of it
         return finish(token_fails=(weights * d > delta) & away)
     tests = threshold_tests(d, weights, tokens.valid, delta, rate)
-    output = finish(token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
+    token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
+    if random_mask and tokens.permutation is not None:
+        token_fails = _first(
+            away, own_order(tokens.valid, tokens.permutation), (token_fails | prefix_fails).sum(1)
+        )
+        prefix_fails = torch.zeros_like(token_fails)
+    output = finish(token_fails=token_fails, prefix_fails=prefix_fails)
     output.stats.update(budget_stats(tokens, rate, delta_b))
     return output
+
+
+def _first(among: Tensor, order: Tensor, count: Tensor) -> Tensor:
+    """[B, T] bool: the first `count` [B] tokens of each response `among` those marked, in a random `order` [B, T]."""
+    drawn = among.gather(1, order)
+    return torch.zeros_like(among).scatter(1, order, drawn & (drawn.cumsum(1) <= count[:, None]))
 
 
 def masked(

@@ -76,7 +76,18 @@ def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Ten
         ValueError: wrong shapes, or a row that is not a permutation of the response's own positions.
     """
     mask = token_mask(valid)
-    same_shape(mask.shape, weights=weights, permutation=permutation)
+    same_shape(mask.shape, weights=weights)
+    return weights.gather(1, own_order(mask, permutation)).masked_fill_(~mask, 0.0)
+
+
+def own_order(valid: Tensor, permutation: Tensor) -> Tensor:
+    """[B, T] `permutation` with each place of padding in its own place.
+
+    Raises:
+        ValueError: wrong shape, or a row that is not a permutation of the response's own positions.
+    """
+    mask = token_mask(valid)
+    same_shape(mask.shape, permutation=permutation)
     own = torch.arange(mask.shape[1], device=mask.device).expand_as(permutation)
     index = torch.where(mask, permutation, own)
     bad = (index.sort(1).values != own).any(1)
@@ -85,7 +96,7 @@ def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Ten
             f"permutation of response {int(bad.nonzero()[0])} is not one of its own positions 0..length-1: "
             "draw it with torch.randperm(length)"
         )
-    return weights.gather(1, index).masked_fill_(~mask, 0.0)
+    return index
 
 
 def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ Begin with `run.py`; `parse.py` makes its types from plain values.
 from cppo_lab.spec.job import AnswersSpec, LayoutSpec, Megatron, PathsSpec, ResourcesSpec
 from cppo_lab.spec.run import (
     TAGS,
+    AlongSpec,
     Architecture,
     Count,
     DivergenceSpec,
@@ -38,6 +39,7 @@ from cppo_lab.spec.run import (
 
 __all__ = [
     "TAGS",
+    "AlongSpec",
     "AnswersSpec",
     "Architecture",
     "Count",

@@ -623,17 +623,39 @@ class VerlRun(RunSpec):
         return self
 
 
+class AlongSpec(Spec):
+    """The training that a run of single updates goes along: `rule` and `learning_rate` choose every state, and how far
+    an update moves the policy; the run's rule and learning rate update it once from each of these states.
+
+    `match`: by what the run's update is brought to the same movement: its length alone (`scale`), or first its
+    threshold rule.delta, and the length for what is left (`delta`).
+    """
+
+    rule: RuleSpec
+    learning_rate: Positive
+    match: Literal["scale", "delta"]
+
+
 class ExactRun(RunSpec):
-    """A run of the core with exactly known returns: a tabular policy on a small Markov process."""
+    """A run of the core with exactly known returns: a tabular policy on a small Markov process.
+
+    `along`: None trains; else each step measures one update of the run's rule, see `AlongSpec`.
+    """
 
     core: Literal["exact"]
     model: TableModel
     data: ProcessData
+    along: AlongSpec | None = None
 
     @model_validator(mode="after")
     def _check_exact(self) -> Self:
-        if self.rule.verl_loss is not None:
-            raise ValueError(f"rule.name={self.rule.name!r} is a loss of verl's own: it needs core=verl")
+        for rule in (self.rule, *([self.along.rule] if self.along else [])):
+            if rule.verl_loss is not None:
+                raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
+        if self.along and self.along.match == "delta" and self.rule.delta is None:
+            raise ValueError(
+                f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"
+            )
         horizon = self.rollout.max_response_length
         if horizon > LONGEST:
             raise ValueError(

@@ -64,10 +64,10 @@ DISTURBED: dict[str, Any] = {
 
 
 def exact_run(**changes: Any) -> ExactRun:
-    """PLAIN with `changes`: a section's keys, a whole rule or divergence, or a plain value."""
+    """PLAIN with `changes`: a section's keys, a whole rule, divergence or along, or a plain value."""
     values = dict(PLAIN)
     for name, change in changes.items():
-        whole = name in ("rule", "divergence") or not isinstance(change, dict)
+        whole = name in ("rule", "divergence", "along") or not isinstance(change, dict)
         values[name] = change if whole else {**values[name], **change}
     run = parse_run(values, "test")
     assert isinstance(run, ExactRun)

@@ -20,7 +20,13 @@ from cppo_lab.cores.exact.process import (
     returns_by_start,
     state_probabilities,
 )
-from cppo_lab.cores.exact.trainer import histories_together, step_together, train, validate_together
+from cppo_lab.cores.exact.trainer import (
+    histories_together,
+    learner_of,
+    step_together,
+    train,
+    validate_together,
+)
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.divergence import exact
@@ -41,7 +47,7 @@ def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[st
 
 def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
     """A run of one, step by step, with the validations that it would log."""
-    learners = [Learner(spec)]
+    learners = [learner_of(spec)]
     rows = [(0, validate_together(learners)[0])]
     for step in range(1, spec.training.t_stop + 1):
         [metrics] = step_together(learners, step)

@@ -21,6 +21,7 @@ CONSTANTS = {
     "cppo_no_prefix_budget": {"delta": 0.1, "w_min": 0.5},
     "cppo_no_prefix_budget_shuffled": {"delta": 0.1, "w_min": 0.5},
     "cppo_no_prefix_budget_reversed": {"delta": 0.1, "w_min": 0.5},
+    "cppo_random_mask": {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"},
     "cppo_soft": {"delta": 0.1, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"},
     "trm_max": {"delta_max": 0.19},
     "trm_avg": {"delta_avg": 0.1},

@@ -16,7 +16,7 @@ from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import DIVERGENCE, RESPONSE, RULES, Rule
+from cppo_lab.rules import DIVERGENCE, PERMUTATION, RESPONSE, RULES, Rule
 from cppo_lab.sweep.compose import compose
 from cppo_lab.testing import RuleTests, check_rule
 from tests.maths.maths_batches import (
@@ -35,7 +35,7 @@ from tests.oracles import rules as oracle
 INF, NAN = math.inf, math.nan
 EVERY = {"masked_fraction", "ratio_mean"}
 # Statistics of some rules besides what all of them report (maths/metrics.py).
-BUDGET = ("cppo", "cppo_no_position_weight", "cppo_soft")
+BUDGET = ("cppo", "cppo_no_position_weight", "cppo_random_mask", "cppo_soft")
 THRESHOLD = (*BUDGET, "dppo", *(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed")))
 CLIPPED = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm")
 # The gradient of these is not keep rho A: a detached coefficient, the response's value, or a weight of the response.
@@ -257,7 +257,7 @@ def test_an_open_bound_with_a_weight_that_overflows_is_an_error(name: str, bound
     assert bool(apply(name, *batch, **bounds, ratio_high=INF).objective.isfinite().all())
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if "shuffled" not in name])
+@pytest.mark.parametrize("name", [name for name in RULES if PERMUTATION not in RULES[name].needs])
 def test_narrower_numbers_take_the_decisions_of_wider_ones(name: str) -> None:
     """bfloat16 is computed in float32; float32 decides as float64 but where a decision hangs on rounding."""
     for seed in range(20):

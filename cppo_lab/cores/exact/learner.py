@@ -3,7 +3,9 @@
 The trainer does sampling and exact evaluation, for many runs together.
 """
 
+import copy
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,14 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.diagnostics import ObservedTokens
-from cppo_lab.cores.exact.process import BRANCH, PolicyTables, Process, starting_parameters, student
+from cppo_lab.cores.exact.process import (
+    BRANCH,
+    PolicyTables,
+    Process,
+    starting_parameters,
+    state_probabilities,
+    student,
+)
 from cppo_lab.cores.rule_loss import (
     Recorded,
     RuleLoss,
@@ -21,9 +30,10 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
+from cppo_lab.maths.divergence import exact
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.spec import ExactRun
+from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
 
 
 @dataclass(frozen=True)
@@ -61,10 +71,15 @@ class Learner(SteppedTrainer):
         super().__init__(spec, torch.device("cpu"), [self.parameters])
         self.past: deque[Tensor] = deque()
         self.loss = RuleLoss(spec)
+        self.shuffles = self.loss.shuffles
+        self.measured: Tensor | None = (
+            self.parameters
+        )  # those at which a step is measured, [P]; None: it is not
 
-    def log_policy(self, temperature: float) -> Tensor:
-        """log pi [K, S, V] at `temperature`, differentiable in the parameters."""
-        return (self.tables.logits(self.parameters) / temperature).log_softmax(-1)
+    def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
+        """log pi [K, S, V] at `temperature`, differentiable in `parameters` [P] (None: the current ones)."""
+        logits = self.tables.logits(self.parameters if parameters is None else parameters)
+        return (logits / temperature).log_softmax(-1)
 
     @torch.no_grad()
     def log_rollout_policy(self) -> Tensor:
@@ -102,7 +117,7 @@ class Learner(SteppedTrainer):
         group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
         advantages, keep, share = self.graded(rewards, group)
         permutation = None
-        if self.loss.shuffles:
+        if self.shuffles:
             permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
         return GradedResponses(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
 
@@ -120,7 +135,8 @@ class Learner(SteppedTrainer):
             raise NotFinite("log-probabilities are not finite")
         divergence = self._divergence(log_pi.detach(), rollout.mu, places)
         valid = torch.ones_like(places, dtype=torch.bool)
-        permutation = None if rollout.permutation is None else rollout.permutation[rows]
+        order = rollout.permutation if self.loss.shuffles else None
+        permutation = None if order is None else order[rows]
         spread = rollout.advantages[rows][:, None].expand_as(seen)
         loss, output = self.loss(Tokens(logp, rollout_logp, spread, valid, divergence, permutation))
         if watched is not None:
@@ -150,6 +166,106 @@ class Learner(SteppedTrainer):
         with torch.no_grad():
             self.parameters.copy_(state["parameters"])
         self.past = deque(state["past"])
+
+
+# (parameters [P], state of the optimiser)
+Snapshot = tuple[Tensor, dict[str, Any]]
+
+
+class UpdateAlong(Learner):
+    """Trains by the rule and learning rate of `along`. From the state before each step, with its parameters, optimiser
+    state and batch, the run's own rule and learning rate update once; this update is brought to the movement of the
+    training's own, which is the mean over positions of E_mu[D_t], and is what the step is measured at.
+    """
+
+    def __init__(self, spec: ExactRun, along: AlongSpec) -> None:
+        super().__init__(spec)
+        self.along, self.loss = along, RuleLoss(spec, along.rule)
+        self.shuffles = self.shuffles or self.loss.shuffles
+        self._set_learning_rate(along.learning_rate)
+
+    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
+        """The training's updates of a batch; the metrics of the measured one, which enters the diagnostics."""
+        start, process = self._snapshot(), self.process
+        super().update(rollout)
+        trained, loss = self._snapshot(), self.loss
+        log_mu = rollout.mu.logp.view(process.stretches, process.states, process.vocabulary)
+        occupancy = torch.from_numpy(state_probabilities(process, log_mu.exp()[None].numpy())[:-1, 0])
+        visits = torch.zeros(log_mu.shape[:2], dtype=log_mu.dtype)
+        visits.index_add_(0, torch.from_numpy(process.stretch), occupancy)
+
+        def moved(parameters: Tensor) -> float:
+            """The movement of the policy with `parameters` [P]."""
+            log_pi = self.log_policy(self.spec.rollout.temperature, parameters)
+            return float((visits * exact(log_mu, log_pi)).sum()) / process.horizon
+
+        target = moved(trained[0])
+
+        def updated(rule: RuleSpec, watched: int | None = None) -> tuple[Tensor, dict[str, float]]:
+            """How `rule` changes the parameters, and the metrics of its updates."""
+            self._restore(start)
+            self._set_learning_rate(self.spec.optim.learning_rate)
+            self.loss = RuleLoss(self.spec, rule)
+            metrics = super(UpdateAlong, self).update(rollout, watched)
+            return self.parameters.detach() - start[0], metrics
+
+        rule = self.spec.rule
+        if self.along.match == "delta":
+            rule = nearest_threshold(rule, lambda other: moved(start[0] + updated(other)[0]) - target)
+        step, metrics = updated(rule, watched)
+        length = equal_length(lambda scale: moved(start[0] + scale * step) - target)
+        self.measured = None if length is None else start[0] + length * step
+        self.loss = loss
+        self._restore(trained)
+        metrics["exact/matched"] = float(length is not None)
+        return metrics if length is None else metrics | {"exact/update_length": length}
+
+    def _set_learning_rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = value
+
+    def _snapshot(self) -> Snapshot:
+        return self.parameters.detach().clone(), copy.deepcopy(self.optimizer.state_dict())
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        with torch.no_grad():
+            self.parameters.copy_(snapshot[0])
+        self.optimizer.load_state_dict(copy.deepcopy(snapshot[1]))  # which would share its tensors
+
+
+def nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> RuleSpec:
+    """`rule` with the delta, among 2^-8 to 2^8 times its own, whose update is nearest to a movement, by bisection:
+    `beyond` says by how much an update moves further. Masks change in jumps, so it is rarely met exactly.
+    """
+    assert rule.delta is not None
+    tried: list[tuple[float, RuleSpec]] = []
+    low, high = -8.0, 8.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        candidate = rule.model_copy(update={"delta": rule.delta * 2**middle})
+        difference = beyond(candidate)
+        tried.append((abs(difference), candidate))
+        low, high = (middle, high) if difference < 0 else (low, middle)
+    return min(tried, key=lambda pair: pair[0])[1]
+
+
+def equal_length(beyond: Callable[[float], float]) -> float | None:
+    """The scale of an update at which `beyond` (how much further it moves than wanted) is 0, near 1; None if none is
+    found: an update of length 0, or one that a stale mu is too far from.
+    """
+    if beyond(1.0) == 0:
+        return 1.0
+    low = next((scale for scale in (0.0, 1.0, 0.5, 2.0, 0.25, 4.0) if beyond(scale) <= 0), None)
+    if low is None:
+        return None
+    longer = (max(low, 2.0**-8) * 2**n for n in range(24))
+    high = next((scale for scale in longer if beyond(scale) > 0), None)
+    if high is None:
+        return None
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) <= 0 else (low, middle)
+    return low
 
 
 def token_names(ids: list[int]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
-from cppo_lab.cores.exact.learner import GradedResponses, Learner
+from cppo_lab.cores.exact.learner import GradedResponses, Learner, UpdateAlong
 from cppo_lab.cores.exact.process import Array, PolicyPair, compare, returns_by_start, sample
 from cppo_lab.cores.loop import train_alone, train_runs
 from cppo_lab.maths import bounds
@@ -45,7 +45,7 @@ def _train(runs: Sequence[TogetherRun[ExactRun]], ended: Ended, checkpoint_secon
     def step(learners: Sequence[Learner], number: int) -> list[Metrics | Exception]:
         return step_together(learners, number)
 
-    train_runs(runs, ended, lambda run: Learner(run.spec), step, validate_together, checkpoint_seconds)
+    train_runs(runs, ended, lambda run: learner_of(run.spec), step, validate_together, checkpoint_seconds)
 
 
 def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int, Metrics]]]]:
@@ -90,6 +90,11 @@ class _Rows:
     def file(self, name: str, content: bytes) -> None: ...
 
 
+def learner_of(spec: ExactRun) -> Learner:
+    """What trains `spec`, or measures its updates along another training."""
+    return UpdateAlong(spec, spec.along) if spec.along else Learner(spec)
+
+
 def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exception]:
     """Training step `step` of runs that share process, batch and schedule: metrics, or what ended the run: NotFinite
     before an update that would destroy its parameters, or an error.
@@ -116,7 +121,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
             continue
         results.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
     updated = time.perf_counter()
-    after = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
+    after = [learner.log_policy(spec.rollout.temperature, learner.measured).detach() for learner in learners]
     pi = _stacked([policy.exp() for policy in after])
     moved = _stacked([exact(a, b) for a, b in zip(log_mu, after, strict=True)])
     apart = _stacked([exact(a, b) for a, b in zip(log_mu, before, strict=True)])
@@ -133,7 +138,9 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
         "perf/evaluation_seconds": (ended - updated) / runs,
     }
     return [
-        result if isinstance(result, Exception) else result | exact_metrics(comparison, apart, i) | seconds
+        result
+        if isinstance(result, Exception)
+        else result | ({} if learners[i].measured is None else exact_metrics(comparison, apart, i)) | seconds
         for i, result in enumerate(results)
     ]
 

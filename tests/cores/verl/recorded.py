@@ -10,6 +10,7 @@ from verl.workers.config import FSDPActorConfig
 
 from cppo_lab.cores.verl.kept_responses import PLACE, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
+from cppo_lab.rules import PERMUTATION, RULES
 from tests.maths.maths_batches import TokenBatch, random_permutation
 
 
@@ -96,7 +97,7 @@ def train(
         "old_log_probs": batch.rollout_logp, "advantages": batch.advantages,
         "responses": 100 * torch.arange(len(logp))[:, None] + torch.arange(width),
     }  # fmt: skip
-    if config.policy_loss.rule == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RULES[config.policy_loss.rule].needs:
         columns["weight_permutation"] = random_permutation(batch.valid, 0).int()
     trained = Trained(0.0, logp, [[] for _ in cuts], [[] for _ in cuts])
     loss = 0.0

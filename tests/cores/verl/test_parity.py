@@ -27,7 +27,7 @@ from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import MINIBATCH
+from cppo_lab.rules import MINIBATCH, PERMUTATION
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train
@@ -154,7 +154,7 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
         for column, values in (columns | {"keep": whole.keep}).items():
             expected = values[row, :length].detach().numpy()
             np.testing.assert_allclose(getattr(response, column), expected, rtol=1e-6, atol=1e-7)
-        shuffled = name == "cppo_no_prefix_budget_shuffled"
+        shuffled = PERMUTATION in records.RULES[name].needs
         order = random_permutation(batch.valid, 0)[row, :length].tolist() if shuffled else []
         assert response.order.tolist() == order
         touched = {test: failed[row, :length] for test, failed in whole.tests.items()}

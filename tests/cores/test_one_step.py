@@ -1,0 +1,148 @@
+"""One update of a rule from each state of another training: against plain training, and against numbers by hand."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cppo_lab.cores.exact.learner import Learner, equal_length
+from cppo_lab.cores.exact.trainer import histories_together, learner_of, step_together
+from cppo_lab.errors import UserError
+from cppo_lab.maths.masks import cppo
+from cppo_lab.maths.tokens import Tokens
+from cppo_lab.spec import ExactRun
+from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, exact_run
+from tests.cores.test_exact import REVERSED, SHUFFLED, history
+
+TIGHT = {**DPPO, "delta": 0.01}
+ALONG = {"rule": TIGHT, "learning_rate": 0.05, "match": "scale"}
+
+
+def along(rule: dict[str, Any], along: dict[str, Any] = ALONG, **changes: Any) -> ExactRun:
+    return exact_run(rule=rule, along=along, **changes)
+
+
+def step(learner: Learner, number: int) -> dict[str, float]:
+    (metrics,) = step_together([learner], number)
+    assert not isinstance(metrics, Exception)
+    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+
+
+def exact_rows(spec: ExactRun) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if k.startswith("exact/")} for _, row in history(spec)[1:]]
+
+
+def test_the_rule_that_trains_measures_its_own_training() -> None:
+    measured = exact_rows(along(TIGHT))
+    plain = exact_rows(exact_run(rule=TIGHT))
+    assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
+    assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
+    for row, other in zip(measured, plain, strict=True):
+        assert row == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rule", [CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED], ids=lambda rule: str(rule["name"])
+)
+def test_every_rule_is_measured_on_the_same_training_at_the_same_movement(rule: dict[str, Any]) -> None:
+    (_, reference), (_, rows) = (histories_together([along(name)])[0] for name in (TIGHT, rule))
+    for (_, expected), (_, row) in zip(reference, rows, strict=True):
+        scores = [name for name in expected if name.startswith("val")]
+        assert [row[name] for name in scores] == [expected[name] for name in scores]
+        if "exact/movement" in expected:
+            assert row["exact/matched"] == 1
+            assert row["exact/movement"] == pytest.approx(expected["exact/movement"], rel=1e-9)
+            assert row["exact/rollout_return"] == expected["exact/rollout_return"]
+            assert row["train/reward"] == expected["train/reward"]
+
+
+def test_the_measured_update_is_the_first_of_a_training_with_that_rule_but_for_its_length() -> None:
+    measured, plain = (learner_of(spec) for spec in (along(NO_TRUST_REGION), exact_run(rule=NO_TRUST_REGION)))
+    start = plain.parameters.detach().clone()
+    length = step(measured, 1)["exact/update_length"]
+    step(plain, 1)
+    assert measured.measured is not None
+    assert 0.01 < length < 0.99
+    moved = length * (plain.parameters.detach() - start)
+    torch.testing.assert_close(measured.measured - start, moved, rtol=1e-9, atol=1e-12)
+
+
+def test_another_learning_rate_changes_the_measured_update_alone() -> None:
+    slower = along(TIGHT, optim={"learning_rate": 0.01})
+    rows, reference = exact_rows(slower), exact_rows(along(TIGHT))
+    assert rows[0]["exact/update_length"] > 1
+    assert rows[0]["exact/error"] != reference[0]["exact/error"]
+    assert [r["exact/rollout_return"] for r in rows] == [r["exact/rollout_return"] for r in reference]
+
+
+def test_matched_by_its_threshold_an_update_needs_less_change_of_length() -> None:
+    scaled = exact_rows(along(NO_TRUST_REGION))
+    chosen = exact_rows(along(NO_TRUST_REGION, {**ALONG, "match": "delta"}))
+    for row, other in zip(chosen, scaled, strict=True):
+        assert row["exact/movement"] == pytest.approx(other["exact/movement"], rel=1e-9)
+        assert abs(np.log(row["exact/update_length"])) < abs(np.log(other["exact/update_length"]))
+
+
+def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
+    # Every position is masked but those of a threshold that nothing passes: no update, and nothing to scale.
+    rows = exact_rows(along({**DPPO, "delta": 1e-12}, model={"mismatch": 0.5}))
+    assert {row["exact/matched"] for row in rows} <= {0.0, 1.0}
+    for row in rows:
+        assert ("exact/error" in row) == ("exact/update_length" in row) == (row["exact/matched"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("beyond", "length"),
+    [
+        (lambda s: s - 1, 1.0),
+        (lambda s: s**2 - 9, 3.0),
+        (lambda s: s - 0.001, 0.001),
+        (lambda s: (s - 1) ** 2 - 0.25, 1.5),  # a stale mu: too far at 0, nearer, too far again
+        (lambda _: -1.0, None),  # an update of length 0
+        (lambda s: 1 + s, None),  # further from the start than wanted
+    ],
+)
+def test_the_length_at_which_an_update_moves_as_far(beyond: Any, length: float | None) -> None:
+    assert equal_length(beyond) == (None if length is None else pytest.approx(length, rel=1e-12))
+
+
+def test_a_resumed_run_measures_the_same() -> None:
+    spec = along(CPPO, rollout={"staleness": 2})
+    whole, first, resumed = (learner_of(spec) for _ in range(3))
+    expected = [step(whole, number) for number in range(1, 5)]
+    for number in (1, 2):
+        step(first, number)
+    resumed.load_state(first.state())
+    assert [step(resumed, number) for number in (3, 4)] == expected[2:]
+
+
+def test_a_random_mask_drops_as_many_tokens_that_move_away() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logp, rollout = (torch.randn((6, 20), generator=generator).double() / 5 - 1 for _ in range(2))
+    valid = torch.arange(20) < torch.tensor([[20], [20], [13], [7], [2], [1]])
+    advantages = torch.randn((6, 1), generator=generator).double().expand(6, 20)
+    divergence = (logp - rollout).abs().masked_fill(~valid, 0.0)
+    order = torch.rand((6, 20), generator=generator).masked_fill(~valid, 2.0).argsort(1)
+    constants: dict[str, Any] = {"delta": 0.2, "delta_b": 0.01, "delta_b_mode": "fixed", "w_min": 0.5}
+    plain = cppo(Tokens(logp, rollout, advantages, valid, divergence), **constants)
+    shuffled = cppo(
+        Tokens(logp, rollout, advantages, valid, divergence, order), random_mask=True, **constants
+    )
+    away = advantages * ((logp - rollout).exp() - 1) > 0
+    dropped, random = (out.keep[valid.any(1)] == 0 for out in (plain, shuffled))
+    assert (dropped & valid).sum(1).tolist() == (random & valid).sum(1).tolist()
+    assert not (random & valid & ~away).any()
+    assert not torch.equal(dropped & valid, random & valid)
+    for row, count in enumerate((dropped & valid).sum(1).tolist()):  # the first ones in the drawn order
+        drawn = [place for place in order[row].tolist() if away[row, place] and valid[row, place]]
+        assert sorted(itertools.islice(drawn, count)) == (random & valid)[row].nonzero()[:, 0].tolist()
+    with pytest.raises(ValueError, match="permutation"):
+        cppo(Tokens(logp, rollout, advantages, valid, divergence), random_mask=True, **constants)
+
+
+def test_a_rule_without_delta_cannot_be_matched_by_it() -> None:
+    rule = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2}
+    with pytest.raises(UserError, match=r"along\.match='delta' with rule 'grpo', which has no delta"):
+        along(rule, {**ALONG, "match": "delta"})
