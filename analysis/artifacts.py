@@ -8,9 +8,11 @@ response under CPPO's two tests. Both are validated: a malformed file is an erro
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 
 from cppo_lab.analysis.fields import Count, Model, Number, parsed
 from cppo_lab.tracking import address
@@ -25,32 +27,32 @@ LARGEST_SEARCH = 20_000_000  # bytes; a search of a thousand trials writes about
 Gap = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
-class _Diagnostic(BaseModel, frozen=True):
-    def model_post_init(self, _: Any) -> None:
-        """Raises ValueError if its lists are not of one length."""
-        lengths = {name: len(value) for name, value in self if isinstance(value, tuple)}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"lists of different lengths: {lengths}")
+def _of_one_length(record: Any) -> None:
+    """Raises ValueError if the lists of a record differ in length."""
+    lengths = {name: len(value) for name, value in vars(record).items() if isinstance(value, tuple)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"lists of different lengths: {lengths}")
 
 
-class PositionGaps(_Diagnostic, frozen=True):
+@dataclass(frozen=True)
+class PositionGaps:
     """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
 
     `tokens`: how many tokens each position has; the gap is NaN where there is none. `w_min` and `delta` are the rule's
     constants, None if it has none. `span` is T of the position weight if that is the padded width, else None.
     """
 
-    positions: tuple[Count, ...] = Field(alias="position")
+    positions: Annotated[tuple[Count, ...], Field(alias="position")]
     tokens: tuple[Count, ...]
-    mean: tuple[Gap, ...] = Field(alias="gap_mean")
-    top10: tuple[Gap, ...] = Field(alias="gap_top10")
+    mean: Annotated[tuple[Gap, ...], Field(alias="gap_mean")]
+    top10: Annotated[tuple[Gap, ...], Field(alias="gap_top10")]
     w_min: Number | None = None
     delta: Number | None = None
     span: Count | None = None
 
-    def model_post_init(self, _: Any) -> None:
+    def __post_init__(self) -> None:
         """Raises ValueError for what does not fit together."""
-        super().model_post_init(None)
+        _of_one_length(self)
         if self.positions != tuple(range(1, len(self.positions) + 1)):
             raise ValueError("positions other than 1, 2, 3, ...")
         gaps = zip(self.tokens, self.mean, self.top10, strict=True)
@@ -58,7 +60,8 @@ class PositionGaps(_Diagnostic, frozen=True):
             raise ValueError("no gap at a position that has tokens")
 
 
-class TokenWindow(_Diagnostic, frozen=True):
+@dataclass(frozen=True)
+class TokenWindow:
     """One response under CPPO, with one value per token: w_t D_t, the two thresholds it is compared with (the second is
     infinite where the rule has no budget), whether the token moves pi away from mu, and what masked it (empty if it was
     kept).
@@ -71,6 +74,9 @@ class TokenWindow(_Diagnostic, frozen=True):
     prefix_threshold: tuple[Annotated[float, Field(gt=-math.inf)], ...]
     moves_away: tuple[bool, ...]
     masked_by: tuple[Literal["", "token", "prefix"], ...]
+
+    def __post_init__(self) -> None:
+        _of_one_length(self)
 
     def effective(self) -> tuple[float, ...]:
         """c_t, the lower of the two thresholds."""
@@ -90,7 +96,10 @@ class TokenWindow(_Diagnostic, frozen=True):
 
         start = max(range(last + 1), key=worth)
         cut = slice(start, start + width)
-        return self.model_copy(update={name: value[cut] for name, value in self if isinstance(value, tuple)})
+        lists: dict[str, Any] = {
+            name: value[cut] for name, value in vars(self).items() if isinstance(value, tuple)
+        }
+        return replace(self, **lists)
 
 
 def read_positions(uri: str, mlflow_ids: Iterable[str]) -> dict[str, PositionGaps]:

@@ -1,8 +1,8 @@
-"""JSON files from a store, as pydantic models: errors name the file and the field."""
+"""JSON files from a store, as models or dataclasses of pydantic: errors name the file and the field."""
 
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cppo_lab.errors import UserError, one_line
 
@@ -10,13 +10,13 @@ REMEDY = "the run was recorded by other code than this; run it again, or delete 
 
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model")
 
 
 def parsed(kind: type[Model], content: str | bytes, what: str, remedy: str = REMEDY) -> Model:
     """The content of the file `what`; `remedy` ends each message. Raises UserError if it is no such model."""
     try:
-        return kind.model_validate_json(content, strict=True)
+        return TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
         [first, *_] = error.errors()
         place, value = ".".join(map(str, first["loc"])), first["input"]
