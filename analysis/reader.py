@@ -24,7 +24,7 @@ from cppo_lab.core_records import seed_fixes_start
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun
-from cppo_lab.tracking.read import all_runs, experiment_id, experiment_runs, histories, reading, stored_run
+from cppo_lab.tracking.read import experiment_id, histories, newest_runs, reading, search_runs, stored_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ def list_runs(uri: str, experiment: str, tag: str | None = None) -> StoreListing
     """
     address.require_store(uri)
     with reading(uri) as client:
-        runs = all_runs(client, experiment_id(client, experiment, uri), tag)
+        runs = search_runs(client, experiment_id(client, experiment, uri), tag=tag)
         return StoreListing(uri, experiment, tuple(map(stored_run, runs)))
 
 
@@ -90,7 +90,7 @@ def find_runs(uri: str, experiment: str, run_ids: Collection[str]) -> list[Store
     """
     address.require_store(uri)
     with reading(uri) as client:
-        runs = map(stored_run, experiment_runs(client, experiment, schema.TAG_RUN_ID))
+        runs = map(stored_run, newest_runs(client, experiment, tag=schema.TAG_RUN_ID))
         return newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
 
 

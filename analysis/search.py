@@ -280,7 +280,7 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
         for trial in result.complete
         if curves.keys() >= (ids := {*trial.user_attrs["run_ids"]}) and len(ids) >= len(result.seeds)
     }
-    found = []
+    seeds = []
     for index, objective in enumerate(result.objectives):
         values = {number: tuple(map(OBJECTIVES[objective], scores)) for number, scores in whole.items()}
         differ = tuple(
@@ -289,8 +289,8 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
             if trial.number in values
             and abs(float(np.mean(values[trial.number])) - trial.values[index]) > AGREE
         )
-        found.append(SeedValues(objective, values, differ, paired))
-    return tuple(found)
+        seeds.append(SeedValues(objective, values, differ, paired))
+    return tuple(seeds)
 
 
 def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:

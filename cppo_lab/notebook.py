@@ -8,8 +8,8 @@
 docs/notebook.md is for users.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +29,6 @@ except ModuleNotFoundError as error:
 from cppo_lab.analysis.points import points_frame, run_id_of
 from cppo_lab.analysis.scoring import late_curve
 from cppo_lab.analysis.selection import (
-    Choice,
     SelectionState,
     ValidationCurves,
     choose,
@@ -38,32 +37,18 @@ from cppo_lab.analysis.selection import (
 )
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.files import redacted
-from cppo_lab.sweep.file import Search, Sweep, load_sweep
+from cppo_lab.sweep.file import Search, load_sweep
 from cppo_lab.sweep.overrides import quote, read
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking import address
-from cppo_lab.tracking.history import StoredRun, from_columns
+from cppo_lab.tracking.history import StoredRun, from_rows
 from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
 
-_OWN_COLUMN = frozenset({"model", "rule", "seed", "variant"})
-_CHOICES = frozenset(
-    {"core", "model", "variant"}
-)  # names, which are written without quotes on a command line
-
-
-@dataclass(frozen=True)
-class DeclaredRun:
-    """One run in one sweep. `axes`: the sweep's axes except the seed -> the run's value (None: it has no such key)."""
-
-    sweep: str
-    run_id: str
-    variant: str
-    rule: str
-    model: str
-    core: str
-    seed: int | None
-    t_stop: int | None
-    axes: Mapping[str, Any] = field(default_factory=dict)
+_FIXED = frozenset({"model", "rule", "seed", "variant"})  # keys that have a column in every frame
+_CHOICES = frozenset({"core", "model", "variant"})  # names, which a command line has without quotes
+_AXES = slice(6, -2)  # their columns in a `Row`
+# Of a declared run in a sweep: sweep, run_id, variant, rule, model, core, the axes of all sweeps, seed and t_stop.
+Row: TypeAlias = dict[str, Any]
 
 
 def override_text(key: str, value: Any) -> str:
@@ -78,32 +63,34 @@ def override_text(key: str, value: Any) -> str:
     return f"{key}={','.join(quote(part) for part in values)}"
 
 
-def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[DeclaredRun]:
+def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[Row]:
     """The runs, sweep by sweep as declared; a run shared by several sweeps is listed for each."""
     typed = [override.key for override in map(read, overrides) if override.values() is not None]
+    axes = {
+        sweep.name: [key for key in dict.fromkeys([*sweep.axes_of(plan.core), *typed]) if key not in _FIXED]
+        for sweep in plan.sweeps
+    }
+    everywhere: Row = dict.fromkeys(key for keys in axes.values() for key in keys)
     return [
-        DeclaredRun(
-            sweep=sweep.name,
-            run_id=run.run_id,
-            variant=run.variants[sweep.name],
-            rule=run.spec.rule.name,
-            model=run.spec.model.name,
-            core=plan.core,
-            seed=run.spec.seed,
-            t_stop=run.spec.training.t_stop,
-            axes=_values(run.spec.model_dump(), _axes(sweep, plan.core, typed)),
-        )
+        {
+            "sweep": sweep.name,
+            "run_id": run.run_id,
+            "variant": run.variants[sweep.name],
+            "rule": run.spec.rule.name,
+            "model": run.spec.model.name,
+            "core": plan.core,
+            **everywhere,
+            **_values(run.spec.model_dump(), axes[sweep.name]),
+            "seed": run.spec.seed,
+            "t_stop": run.spec.training.t_stop,
+        }
         for sweep in plan.sweeps
         for run in plan.runs
         if sweep.name in run.variants
     ]
 
 
-def _axes(sweep: Sweep, core: str, typed: Iterable[str]) -> list[str]:
-    return [key for key in dict.fromkeys([*sweep.axes_of(core), *typed]) if key not in _OWN_COLUMN]
-
-
-def _values(spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _values(spec: Mapping[str, Any], keys: Iterable[str]) -> Row:
     """The values of dotted keys. A whole section (an axis may be a group) becomes its name, or else its values as
     text.
     """
@@ -121,6 +108,8 @@ def _values(spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 HISTORY_COLUMNS = ("run_id", "metric", "step", "value")
 OUTCOME_COLUMNS = ("run_id", "step", "benchmark", "problem", "samples", "right", "cut_off", "length")
+_SCORES = ("best", "best_step", "last", "last_step", "final_mean", "base")
+_COLUMNS = ("state", "reason", *_SCORES, "start", "end", "mlflow_id", "warm_start")  # behind those of `Row`
 _NULLABLE = dict.fromkeys(("seed", "t_stop", "best_step", "last_step"), "Int64")
 
 Runs: TypeAlias = str | Iterable[str] | pd.DataFrame | pd.Series
@@ -135,8 +124,8 @@ class Results:
 
     name: str
     place: str
-    _declared: Sequence[DeclaredRun]
-    _found: Sequence[StoredRun]
+    _declared: Sequence[Row]
+    _stored: Mapping[str, StoredRun]  # by run id
     _points: Callable[[Sequence[StoredRun], Callable[[str], bool]], pd.DataFrame]
     _outcomes: Callable[[Sequence[StoredRun]], Mapping[str, Outcomes]]
 
@@ -165,11 +154,32 @@ class Results:
 
         Scores are fractions in [0, 1], NaN where there is none.
         """
-        parts = [self._rows_of_sweep(declared) for declared in self._by_sweep.values()]
-        frame = pd.DataFrame([row for rows in parts for row in rows], columns=self._columns)
-        for key in self._axes:
+        by_sweep: dict[str, list[Row]] = {}
+        for declared in self._declared:
+            by_sweep.setdefault(declared["sweep"], []).append(declared)
+        # Sweep by sweep, as in the reports, since a model's benchmarks are determined by its runs in the sweep.
+        rows = [row for declared in by_sweep.values() for row in self._scored(declared)]
+        frame = pd.DataFrame(rows, columns=[*self._declared[0], *_COLUMNS])
+        for key in [*self._declared[0]][_AXES]:
             frame[key] = _narrowed(frame[key])
         return frame.astype(_NULLABLE)
+
+    def _scored(self, declared: Sequence[Row]) -> Iterator[Row]:
+        models = {
+            self._stored[row["run_id"]].mlflow_id: row["model"]
+            for row in declared
+            if row["run_id"] in self._stored
+        }
+        points = self._validations
+        curves = validation_curves(
+            points[points["mlflow_id"].isin(models)],
+            pd.DataFrame(models.items(), columns=["mlflow_id", "model"]),
+        )
+        return (_row(row, self._stored.get(row["run_id"]), curves) for row in declared)
+
+    @cached_property
+    def _validations(self) -> pd.DataFrame:
+        return self._points(list(self._stored.values()), _is_validation)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -224,69 +234,14 @@ class Results:
         frame = pd.concat(parts, ignore_index=True)
         return frame.astype(dict.fromkeys(("run_id", "benchmark", "problem"), "category"))
 
-    @cached_property
-    def _stored(self) -> Mapping[str, StoredRun]:
-        """Run id -> the run in the store, for the runs that it has, in declaration order."""
-        ids = dict.fromkeys(run.run_id for run in self._declared)
-        stored = {run_id_of(run): run for run in self._found}
-        return {run_id: stored[run_id] for run_id in ids if run_id in stored}
-
-    @cached_property
-    def _by_sweep(self) -> Mapping[str, list[DeclaredRun]]:
-        by_sweep: dict[str, list[DeclaredRun]] = {}
-        for run in self._declared:
-            by_sweep.setdefault(run.sweep, []).append(run)
-        return by_sweep
-
-    @cached_property
-    def _axes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(key for run in self._declared for key in run.axes))
-
-    @property
-    def _columns(self) -> list[str]:
-        names = [
-            "sweep",
-            "run_id",
-            "variant",
-            "rule",
-            "model",
-            "core",
-            *self._axes,
-            "seed",
-            "t_stop",
-            "state",
-        ]
-        scores = ["best", "best_step", "last", "last_step", "final_mean", "base"]
-        return [*names, "reason", *scores, "start", "end", "mlflow_id", "warm_start"]
-
-    @cached_property
-    def _validations(self) -> pd.DataFrame:
-        stored = list(self._stored.values())
-        return self._points(stored, lambda name: schema.parse_validation_metric(name) is not None)
-
-    def _rows_of_sweep(self, declared: Sequence[DeclaredRun]) -> Iterable[Mapping[str, Any]]:
-        """Rows scored sweep by sweep, as in the reports, since a model's benchmarks are determined by its runs in the
-        sweep.
-        """
-        stored = {run.run_id: self._stored[run.run_id] for run in declared if run.run_id in self._stored}
-        ids = {run.mlflow_id: run_id for run_id, run in stored.items()}
-        model_of = {run.run_id: run.model for run in declared}
-        rows = [(mlflow_id, model_of[run_id]) for mlflow_id, run_id in ids.items()]
-        points = self._validations
-        curves = validation_curves(
-            points[points["mlflow_id"].isin(ids)], pd.DataFrame(rows, columns=["mlflow_id", "model"])
-        )
-        return (_row(run, stored.get(run.run_id), curves) for run in declared)
-
     def _chosen(self, runs: Runs | None) -> list[StoredRun]:
         """The stored runs with the requested ids; missing ones are left out."""
         if runs is None:
             return list(self._stored.values())
-        asked = (
-            runs["run_id"] if isinstance(runs, pd.DataFrame) else [runs] if isinstance(runs, str) else runs
-        )
-        ids = dict.fromkeys(map(str, asked))
-        declared = {run.run_id for run in self._declared}
+        if isinstance(runs, pd.DataFrame):
+            runs = runs["run_id"]
+        ids = dict.fromkeys([runs] if isinstance(runs, str) else map(str, runs))
+        declared = {row["run_id"] for row in self._declared}
         for run_id in ids:
             if run_id not in declared:
                 raise UserError(
@@ -307,43 +262,29 @@ class Results:
         return chosen.__contains__
 
 
-def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurves) -> Mapping[str, Any]:
-    named = {
-        "sweep": declared.sweep,
-        "run_id": declared.run_id,
-        "variant": declared.variant,
-        "rule": declared.rule,
-        "model": declared.model,
-        "core": declared.core,
-        "seed": declared.seed,
-        "t_stop": declared.t_stop,
-        **declared.axes,
-    }
+def _is_validation(name: str) -> bool:
+    return schema.parse_validation_metric(name) is not None
+
+
+def _row(declared: Row, stored: StoredRun | None, curves: ValidationCurves) -> Row:
     if stored is None:
-        return named | {"state": schema.MISSING, "reason": "", "mlflow_id": "", "warm_start": ""}
+        return declared | {"state": schema.MISSING, "reason": "", "mlflow_id": "", "warm_start": ""}
     curve = curves.of(stored.mlflow_id)
-    choice = choose(curve, declared.t_stop, curves.benchmarks)
-    late = late_curve(curve, declared.t_stop)
-    return named | {
-        "state": _state(stored.status, declared.core, choice),
+    choice = choose(curve, declared["t_stop"], curves.benchmarks)
+    late = late_curve(curve, declared["t_stop"])
+    # The paper's runs have no status; their collapses are detected from the curve.
+    collapsed = state_in_store(stored.status, declared["core"], choice) is SelectionState.COLLAPSE
+    final_mean = float(late.mean()) if len(late) else None
+    scores = (choice.score, choice.step, choice.last_score, choice.last_step, final_mean, choice.base)
+    return declared | {
+        "state": schema.COLLAPSED if collapsed else stored.status,
         "reason": stored.tags.get(schema.TAG_REASON, ""),
-        "best": choice.score,
-        "best_step": choice.step,
-        "last": choice.last_score,
-        "last_step": choice.last_step,
-        "final_mean": float(late.mean()) if len(late) else None,
-        "base": choice.base,
+        **dict(zip(_SCORES, scores, strict=True)),
         "start": pd.to_datetime(stored.start_ms, unit="ms", utc=True),
         "end": pd.to_datetime(stored.end_ms, unit="ms", utc=True),
         "mlflow_id": stored.mlflow_id,
         "warm_start": stored.tags.get(schema.TAG_WARM_START, ""),
     }
-
-
-def _state(status: str, core: str, choice: Choice) -> str:
-    """The run's status. The paper's runs have none; their collapses are detected from the curve."""
-    collapsed = state_in_store(status, core, choice) is SelectionState.COLLAPSE
-    return schema.COLLAPSED if collapsed else status
 
 
 def _narrowed(values: pd.Series) -> pd.Series:
@@ -378,7 +319,7 @@ def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:
 WHOLE = "study"  # all sweeps with curves in the paper
 
 
-def paper_runs(name: str) -> list[DeclaredRun]:
+def paper_runs(name: str) -> list[Row]:
     """The runs of a sweep (`study`: of all sweeps) for which the paper has curves, in its order.
 
     Raises UserError for a sweep without curves in the paper.
@@ -388,7 +329,16 @@ def paper_runs(name: str) -> list[DeclaredRun]:
     if name != WHOLE and name not in sweeps:
         raise unknown("sweep of the paper's curves", name, [*sweeps, WHOLE])
     return [
-        DeclaredRun(sweep, run.run_id, run.sweeps[sweep], run.rule, run.model, schema.PAPER, None, run.t_stop)
+        {
+            "sweep": sweep,
+            "run_id": run.run_id,
+            "variant": run.sweeps[sweep],
+            "rule": run.rule,
+            "model": run.model,
+            "core": schema.PAPER,
+            "seed": None,
+            "t_stop": run.t_stop,
+        }
         for sweep in sweeps
         if name in (WHOLE, sweep)
         for run in runs
@@ -405,18 +355,18 @@ def _paper_run(run: ReferenceRun) -> StoredRun:
 
 def _paper_points(runs: Sequence[StoredRun], wanted: Callable[[str], bool]) -> pd.DataFrame:
     curves = {run.run_id: run.points for run in reference_runs()}
-    columns = (
+    return points_frame(
         (
             run.mlflow_id,
-            {
-                name: (list(curve), list(curve.values()), [0] * len(curve))
+            from_rows(
+                (step, 0, {name: value})
                 for name, curve in curves[run.mlflow_id].items()
                 if wanted(name)
-            },
+                for step, value in curve.items()
+            ),
         )
         for run in runs
     )
-    return points_frame((mlflow_id, from_columns(found)) for mlflow_id, found in columns)
 
 
 def _paper_outcomes(runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
@@ -457,10 +407,19 @@ def load(
     texts = [*overrides, *(override_text(key, value) for key, value in values.items())]
     name = str(sweep)
     if source == PAPER:
-        _refuse_for_paper(texts, uri)
+        if texts:
+            raise UserError(
+                f"source='paper' with {' '.join(texts)!r}: its curves take no overrides; remove them"
+            )
+        if uri is not None:
+            raise UserError(
+                "source='paper' with uri=: its curves come with this package, from no store; remove it"
+            )
+        paper = {run.run_id: _paper_run(run) for run in reference_runs()}
         runs = paper_runs(name)
-        found = [_paper_run(run) for run in reference_runs()]
-        return Results(name, "the paper's curves", runs, found, _paper_points, _paper_outcomes)
+        return Results(
+            name, "the paper's curves", runs, _in_order(runs, paper), _paper_points, _paper_outcomes
+        )
     if source != RUNS:
         raise unknown("source", source, [RUNS, PAPER])
     from cppo_lab.analysis import reader  # MLflow, which the paper's curves do without
@@ -475,7 +434,9 @@ def load(
     store = _store(uri, plan.tracking.uri)
     experiment = schema.experiment_name(plan.core)
     runs = declared_runs(plan, texts)
-    stored = reader.find_runs(store, experiment, {run.run_id for run in runs})
+    stored = {
+        run_id_of(run): run for run in reader.find_runs(store, experiment, {row["run_id"] for row in runs})
+    }
     if not stored:
         command = " ".join(["cppo launch", name, *texts])
         raise UserError(
@@ -486,10 +447,15 @@ def load(
         plan.name,
         f"experiment {experiment} of {redacted(store)}",
         runs,
-        stored,
+        _in_order(runs, stored),
         partial(reader.read_points, store),
         partial(reader.read_all_outcomes, store),
     )
+
+
+def _in_order(declared: Iterable[Row], stored: Mapping[str, StoredRun]) -> dict[str, StoredRun]:
+    """The runs that are stored, in declaration order."""
+    return {row["run_id"]: stored[row["run_id"]] for row in declared if row["run_id"] in stored}
 
 
 def _store(uri: str | Path | None, configured: str | None) -> str:
@@ -499,12 +465,3 @@ def _store(uri: str | Path | None, configured: str | None) -> str:
     path = isinstance(uri, Path) or (":" not in uri and uri.endswith(".db"))
     with address.in_the_environment(f"sqlite:///{uri}" if path else str(uri)):
         return address.tracking_uri()
-
-
-def _refuse_for_paper(texts: list[str], uri: object) -> None:
-    if texts:
-        raise UserError(f"source='paper' with {' '.join(texts)!r}: its curves take no overrides; remove them")
-    if uri is not None:
-        raise UserError(
-            "source='paper' with uri=: its curves come with this package, from no store; remove it"
-        )

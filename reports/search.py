@@ -129,11 +129,11 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
             "measured, so the differences among the top trials may be noise."
         ]
     sentences = []
-    for found in seeds:
-        if found.differ:
+    for values in seeds:
+        if values.differ:
             sentences.append(
-                f"{_trials(found.differ).capitalize()}: the {objective_name(found.objective)} in the search's file is "
-                "not that of the validation curves of the training runs."
+                f"{_trials(values.differ).capitalize()}: the {objective_name(values.objective)} in the search's file "
+                "is not that of the validation curves of the training runs."
             )
     unknown = len(result.complete) - (len(seeds[0].values) if seeds else 0)
     if unknown:
@@ -201,8 +201,8 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
 
 
 def _trials(numbers: Iterable[int]) -> str:
-    found = [str(number) for number in numbers]
-    return ("trial " if len(found) == 1 else "trials ") + _listed(found)
+    words = [str(number) for number in numbers]
+    return ("trial " if len(words) == 1 else "trials ") + _listed(words)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -296,18 +296,18 @@ def _state(result: SearchResult, trial: FrozenTrial) -> str:
 def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
     """The search space, the default settings of the configuration, and the values of the best trial."""
     best = result.ranking[0].params if result.complete and len(result.objectives) == 1 else None
-    known = any(name in shipped for name in result.spaces)
+    is_shipped = any(name in shipped for name in result.spaces)
     rows, edges = [], False
     for name, space in result.spaces.items():
         cells = [space_text(space)]
-        if known:
+        if is_shipped:
             cells.append(value_text(shipped[name]) if name in shipped else ABSENT)
         if best:
             at_edge = isinstance(space, FloatDistribution) and not EDGE < scaled(space, best[name]) < 1 - EDGE
             cells.append(value_text(best[name]) + (" (at the edge)" if at_edge else ""))
             edges |= at_edge
         rows.append(TextRow(name, False, tuple(cells)))
-    headings = ("searched", *(["as shipped"] if known else []), *(["best trial"] if best else []))
+    headings = ("searched", *(["as shipped"] if is_shipped else []), *(["best trial"] if best else []))
     notes = [f"Sampler {result.sampler}, pruner {result.pruner}, seeds {', '.join(map(str, result.seeds))}."]
     if edges:
         notes.append(

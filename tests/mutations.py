@@ -287,7 +287,7 @@ TRACKING = (
         "cppo_lab/tracking/upload.py",
         "if recorded_status(tags) not in schema.FINISHED or not tags.get(schema.TAG_REPLACES):",
         "if not tags.get(schema.TAG_REPLACES):",
-        "tests/tracking/test_retire.py",
+        "tests/tracking/test_upload.py",
     ),
 )
 

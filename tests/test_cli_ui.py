@@ -6,8 +6,9 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from cppo_lab.cli import main
@@ -42,24 +43,20 @@ def test_mistakes_are_named(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty_store()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["ui", "--port", str(port)]) == 2
-        assert f"port {port} of 127.0.0.1 is taken" in capsys.readouterr().err
         monkeypatch.setattr(ui, "PORTS", range(port, port + 1))
-        assert main(["ui"]) == 2
-        assert "choose another with --port" in capsys.readouterr().err
-    assert main(["ui", "--host", "no.such.host.invalid"]) == 2
-    assert "--host no.such.host.invalid" in capsys.readouterr().err
+        for words, message in (
+            (["--port", str(port)], f"port {port} of 127.0.0.1 is taken"),
+            ([], "choose another with --port"),
+            (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+        ):
+            assert main(["ui", *words]) == 2
+            assert message in capsys.readouterr().err
 
 
 def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", absent)
+    monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError))
     with pytest.raises(UserError, match=r"pip install .*(\[ui\]|mlflow)"):
         ui.require_mlflow_server()
 
@@ -85,34 +82,28 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list["subprocess.Popen[str]"]:
-    """What is started in place of MLflow's server: it ends, with a reason, once somebody has opened `told` to write."""
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
+    """In place of MLflow's server: it ends, with a reason, once somebody has opened `told` to write."""
     os.mkfifo(tmp_path / "told")
     code = f"print('INFO'); open({str(tmp_path / 'told')!r}).read(); print('address in use')"
-    started: list[subprocess.Popen[str]] = []
-
-    def start(command: object, real: Any = subprocess.Popen, **options: Any) -> "subprocess.Popen[str]":
-        started.append(real([sys.executable, "-c", code], **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
+    real, started = subprocess.Popen, Mock()
+    started.side_effect = lambda command, **options: real([sys.executable, "-c", code], **options)
+    monkeypatch.setattr(subprocess, "Popen", started)
     return started
 
 
-def test_what_fails_while_the_server_starts_ends_it(servers: list["subprocess.Popen[str]"]) -> None:
-    def fail() -> None:
-        assert servers[0].poll() is None
-        raise UserError("the store is away")
-
+def test_what_fails_while_the_server_starts_ends_it(servers: Mock) -> None:
+    away = Mock(side_effect=UserError("the store is away"))
+    before = len(psutil.Process().children(recursive=True))
     with (
         pytest.raises(UserError, match="the store is away"),
-        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), fail),
+        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), away),
     ):
         pass
-    assert servers[0].poll() is not None
+    assert away.called and len(psutil.Process().children(recursive=True)) == before
 
 
-def test_a_server_that_ends_says_why(servers: list["subprocess.Popen[str]"], tmp_path: Path) -> None:
+def test_a_server_that_ends_says_why(servers: Mock, tmp_path: Path) -> None:
     """One that does not start, and one whose port another has taken meanwhile."""
 
     def tell() -> None:

@@ -8,23 +8,20 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.test_cli_ui import empty_store
 from tests.waiting import CEILING_SECONDS
 
 
-def processes_of(text: str) -> list[str]:
-    """Command lines that contain `text`, or whose environment does."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if text.encode() in line:
-            found.append(folder.name)
-    return found
+def processes_of(text: str) -> list[psutil.Process]:
+    """Processes whose environment has `text`."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if text in (process.info["environ"] or {}).values()
+    ]
 
 
 @pytest.mark.slow

@@ -22,24 +22,22 @@ def made_subject() -> Subject:
 
 def test_a_published_model_is_named_with_its_revision_and_its_data() -> None:
     subject = made_subject()
-    model = subject.spec.model
+    model, exported = subject.spec.model, Exported(10, "bfloat16", 1000)
     assert isinstance(model, HubModel)
-    found = front_matter(subject, Exported(10, "bfloat16", 1000))
-    assert found["base_model"] == model.repository == "Qwen/Qwen3-1.7B-Base"
-    assert found["datasets"] == ["BytedTsinghua-SIA/DAPO-Math-17k"]
-    assert found["tags"] == ["cppo-lab", "reinforcement-learning"]
-    text = model_card(subject, Exported(10, "bfloat16", 1000))
-    assert f"| Model | `{model.name}`: `{model.repository}` at `{model.revision}` |" in text
-    assert "miniature" not in text.lower()
-    assert "graded by mathematical equality (math-verify)" in text
-
-
-def test_a_score_without_a_mean_stands_alone() -> None:
-    subject = made_subject()
+    matter = front_matter(subject, exported)
+    assert matter["base_model"] == model.repository == "Qwen/Qwen3-1.7B-Base"
+    assert matter["datasets"] == ["BytedTsinghua-SIA/DAPO-Math-17k"]
+    assert matter["tags"] == ["cppo-lab", "reinforcement-learning"]
     samples, first = subject.spec.validation.samples, subject.spec.data.benchmarks[0]
-    text = model_card(subject, Exported(10, "bfloat16", 1000))
-    assert f"| Benchmark | Avg@{samples} at step 10 |" in text
-    assert f"| `{first}` | 0.5000 |" in text
-    assert "| mean |" not in text
-    assert "| Score of these weights | not on record |" in text
+    text = model_card(subject, exported)
+    for line in (
+        f"| Model | `{model.name}`: `{model.repository}` at `{model.revision}` |",
+        "graded by mathematical equality (math-verify)",
+        # A score without a mean stands alone.
+        f"| Benchmark | Avg@{samples} at step 10 |",
+        f"| `{first}` | 0.5000 |",
+        "| Score of these weights | not on record |",
+    ):
+        assert line in text
+    assert "miniature" not in text.lower() and "| mean |" not in text
     assert "The scores of step 20 were not recorded." in model_card(subject, Exported(20, "bfloat16", 1000))

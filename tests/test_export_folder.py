@@ -14,21 +14,16 @@ def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
     place = tmp_path / "model"
     place.mkdir()
     (place / "file").write_text("old")
-    rename, moved = Path.rename, []
+    rename = Path.rename
 
     def full(path: Path, target: Path) -> Path:
-        moved.append(path)
-        if len(moved) == 2:  # the first moves the old folder away, the third moves it back
+        if target == place and (path / "file").read_text() == "new":  # the old folder has been moved away
             raise OSError(errno.ENOSPC, "No space left on device")
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    with (
-        pytest.raises(OSError, match="No space left on device"),
-        appearing(place, replace=True) as folder,
-    ):
+    with pytest.raises(OSError, match="No space"), appearing(place, replace=True) as folder:
         (folder / "file").write_text("new")
-    assert len(moved) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (place / "file").read_text() == "old"
 

@@ -36,7 +36,7 @@ def model(options: argparse.Namespace) -> int:
 
 def metrics(options: argparse.Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV."""
-    from cppo_lab.export.metrics import MetricTables, require_writable, write
+    from cppo_lab.export.metrics import require_writable, write
     from cppo_lab.notebook import load
 
     place = require_writable(options.format, options.out, options.force)
@@ -51,13 +51,12 @@ def metrics(options: argparse.Namespace) -> int:
         "read_from": results.place,
         "states": states,
     }
-    tables = MetricTables(
-        runs=results.runs,
-        history=results.history(patterns),
-        outcomes=results.runs.iloc[:0] if of_paper else results.outcomes(),
-        about=about,
-    )
-    rows = write(tables, options.format, place, options.force, _say)
+    frames = {
+        "runs": results.runs,
+        "history": results.history(patterns),
+        "outcomes": results.runs.iloc[:0] if of_paper else results.outcomes(),
+    }
+    rows = write(frames, about, options.format, place, options.force, _say)
     answer(options, {"folder": str(place), "format": options.format, **about, "rows": rows}, place)
     return Exit.DONE
 

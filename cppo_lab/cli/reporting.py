@@ -148,11 +148,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     log = ReportLog(
         sweep=text,
         folder=request.out,
-        files={
-            name: digest
-            for name, digest in saved.files.items()
-            if name == page.name or name.startswith("figure_")
-        },
+        files=[name for name in saved.files if name == page.name or name.startswith("figure_")],
         verdicts=[
             (verdict["outcome"], verdict["text"], verdict["reason"]) for verdict in saved.verdicts.values()
         ],

@@ -1,8 +1,7 @@
 """Exports the metrics of a sweep's runs for other programs, as Parquet or CSV."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,6 @@ from cppo_lab.export.folder import appearing, require_free
 PARQUET, CSV = "parquet", "csv"
 ABOUT = "about.json"
 _MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
-
-
-@dataclass(frozen=True, eq=False)
-class MetricTables:
-    """The frames `runs`, `history()` and `outcomes()` of `cppo_lab.load`, and their origin.
-
-    `about`: further entries of ABOUT, such as the sweep's name.
-    """
-
-    runs: pd.DataFrame
-    history: pd.DataFrame
-    outcomes: pd.DataFrame
-    about: Mapping[str, Any]
 
 
 def require_writable(form: str, out: Path, force: bool) -> Path:
@@ -52,18 +38,34 @@ def require_writable(form: str, out: Path, force: bool) -> Path:
 
 
 def write(
-    tables: MetricTables, form: str, place: Path, force: bool, say: Callable[[str], None]
+    frames: Mapping[str, pd.DataFrame],
+    about: Mapping[str, Any],
+    form: str,
+    place: Path,
+    force: bool,
+    say: Callable[[str], None],
 ) -> dict[str, int]:
-    """Write the tables to the folder `place` of `require_writable`, which appears as a whole or not at all.
+    """Write `frames` to the folder `place` of `require_writable`, which appears as a whole or not at all: `runs`,
+    `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them.
 
-    These are `runs`, `history` and, if a run kept outcomes, `outcomes`, beside ABOUT: units of the metrics and the
-    number of rows. `say` takes lines of progress. Returns file -> rows.
+    ABOUT is beside them, with units of the metrics, the number of rows and the entries of `about`, such as the sweep's
+    name. `say` takes lines of progress. Returns file -> rows.
     """
+    written = {}
     with appearing(place, replace=force) as folder:
-        written = _write_tables(tables, form, folder, say)
-        names = [str(name) for name in tables.history["metric"].cat.categories]
-        about = {"made_by": _MARK, "format": form, **tables.about, "rows": written, "units": _units(names)}
-        (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        for name, frame in frames.items():
+            if name == "outcomes" and frame.empty:
+                continue
+            file = f"{name}.{form}"
+            say(f"{file}: {len(frame):,} rows")
+            if form == PARQUET:
+                frame.to_parquet(folder / file, engine="pyarrow", index=False)
+            else:
+                frame.to_csv(folder / file, index=False, lineterminator="\n")
+            written[file] = len(frame)
+        units = _units(map(str, frames["history"]["metric"].cat.categories))
+        entries = {"made_by": _MARK, "format": form, **about, "rows": written, "units": units}
+        (folder / ABOUT).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return written
 
 
@@ -75,25 +77,12 @@ def _is_ours(out: Path) -> bool:
     return isinstance(about, dict) and about.get("made_by") == _MARK
 
 
-def _units(names: list[str]) -> dict[str, str]:
+def _units(names: Iterable[str]) -> dict[str, str]:
     """The unit of each metric that `schema.METRICS` lists; validation scores are fractions."""
-    units = {name: schema.METRIC_BY_NAME[name].unit for name in names if name in schema.METRIC_BY_NAME}
-    return units | {name: "fraction" for name in names if schema.parse_validation_metric(name) is not None}
-
-
-def _write_tables(
-    tables: MetricTables, form: str, folder: Path, say: Callable[[str], None]
-) -> dict[str, int]:
-    frames = {"runs": tables.runs, "history": tables.history, "outcomes": tables.outcomes}
-    written = {}
-    for name, frame in frames.items():
-        if name == "outcomes" and frame.empty:
-            continue
-        file = f"{name}.{form}"
-        say(f"{file}: {len(frame):,} rows")
-        if form == PARQUET:
-            frame.to_parquet(folder / file, engine="pyarrow", index=False)
-        else:
-            frame.to_csv(folder / file, index=False, lineterminator="\n")
-        written[file] = len(frame)
-    return written
+    units = {}
+    for name in names:
+        if schema.parse_validation_metric(name) is not None:
+            units[name] = "fraction"
+        elif name in schema.METRIC_BY_NAME:
+            units[name] = schema.METRIC_BY_NAME[name].unit
+    return units

@@ -66,8 +66,8 @@ def best_numbers(trials: Sequence[FrozenTrial]) -> list[int]:
     values = {trial.number: trial.values for trial in trials if trial.state is TrialState.COMPLETE}
     front = [
         number
-        for number, own in values.items()
-        if not any(other != own and all(map(float.__ge__, other, own)) for other in values.values())
+        for number, score in values.items()
+        if not any(other != score and all(map(float.__ge__, other, score)) for other in values.values())
     ]
     return front if front and len(values[front[0]]) > 1 else front[:1]
 
@@ -222,17 +222,12 @@ class Watch:
         self._looked = time.monotonic()
 
     def _overview(self, trials: Sequence[FrozenTrial]) -> str:
-        """The number of ended trials, the best so far, and the estimated remaining time."""
+        """The number of ended trials, and the best so far."""
         best, text = best_numbers(trials), f"[{ended(trials)}/{self.tuning.trials}"
         if len(self.tuning.search.search.objectives) > 1:
             text += f", {len(best)} on the Pareto front" if best else ""
         elif best:
             text += f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"
-        times = [trial.duration.total_seconds() for trial in trials if trial.duration]
-        if times:  # from the mean time of those that have ended, and how many run at once
-            workers = max(1, sum(trial.state is TrialState.RUNNING for trial in trials))
-            minutes = fmean(times) * (self.tuning.trials - len(times)) / workers / 60
-            text += f", about {minutes:.0f} min left" if minutes >= 1 else ""
         return text + "]"
 
 

@@ -111,13 +111,15 @@ def resolve(
             faults.setdefault(key, str(error))
         else:
             space |= {key: parameter} if key not in faults else {}
-    model, seeds, rest = _chosen(search, core, overrides, faults)
-    for text in rest:
+    model, seeds, others = _chosen(search, core, overrides, faults)
+    for text in others:
         if (key := read(text).key) in search.search.parameters:
             faults[text] = f"override {text!r}: {where} tunes {key!r} itself; remove the override"
-    given = {read(text).key for text in rest} | faults.keys()
+    given = {read(text).key for text in others} | faults.keys()
     settings = [override_text(key, value) for key, value in search.settings.items() if key not in given]
-    fixed = [f"model={quote(model)}"] * bool(model) + settings + [text for text in rest if text not in faults]
+    fixed = (
+        [f"model={quote(model)}"] * bool(model) + settings + [text for text in others if text not in faults]
+    )
     texts = {key: override_text(key, parameter.ends[0]) for key, parameter in space.items()}
     sound = _sound([*fixed, *texts.values()], seeds[0], where, faults)
     fixed = [text for text in fixed if text in sound]
@@ -133,7 +135,7 @@ def _chosen(
     search: Search, core: str, overrides: Sequence[str], faults: dict[str, str]
 ) -> tuple[str, tuple[int, ...], list[str]]:
     """The model, the seeds, and the remaining overrides."""
-    model, seeds, rest = "", search.seeds, []
+    model, seeds, others = "", search.seeds, []
     for given in map(read, overrides):
         if given.right is None or given.sets(""):
             faults[given.text] = f"override {given.text!r} is not of the form key=value"
@@ -144,15 +146,15 @@ def _chosen(
         elif given.sets("seed"):
             faults[given.text] = f"override {given.text!r}: seeds are whole numbers: seed=0,1"
         else:
-            rest.append(given.text)
+            others.append(given.text)
     if "," in model:
         faults["model"] = f"override model={model!r}: a search tunes for one model; name one of them"
         model = ""
     try:
-        return model or search.model_of(core), seeds, rest
+        return model or search.model_of(core), seeds, others
     except UserError as error:
         faults["model"] = str(error)
-        return "", seeds, rest
+        return "", seeds, others
 
 
 def _key_faults(search: Search) -> Iterator[tuple[str, str]]:

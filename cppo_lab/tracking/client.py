@@ -9,12 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from functools import cache, partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 from mlflow import MlflowClient
@@ -32,7 +29,6 @@ from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
 
 T = TypeVar("T")
-HEALTH_SECONDS = 5.0
 # What MLflow's client raises on an answer with values of other types than MLflow's.
 WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
 STORE_FAULTS = (
@@ -88,7 +84,7 @@ def open_client(uri: str) -> MlflowClient:
         address.require_mlflow_database(uri)
         if database is not None and re.search("already exists|duplicate column", str(error)):
             raise address.half_made(database) from None
-        raise store_error(uri, error, "cannot be used: ", f": {REMEDY}") from None
+        raise store_error(uri, error, "used") from None
     return client
 
 
@@ -103,13 +99,13 @@ def prepare() -> None:
     _guard_artifacts()
 
 
-def store_error(uri: str, error: Exception, before: str, after: str) -> UserError:
-    """The error to raise when MLflow fails on the store at `uri`, with the reason between `before` and `after`."""
+def store_error(uri: str, error: Exception, how: str) -> UserError:
+    """The error to raise when MLflow fails on the store at `uri`, which cannot be `used` or `read`."""
     store, line = f"tracking store {redacted(uri)}", fault_line(error)
     if "mlflow db upgrade" in line:  # it is not away, and MLflow says what to do
         return UserError(f"{store} is of another version of MLflow: {line}")
     is_broken = any(words in line for words in ("file is not a database", "malformed"))  # SQLite's words
-    return (StoreBroken if is_broken else StoreAway)(f"{store} {before}{line}{after}")
+    return (StoreBroken if is_broken else StoreAway)(f"{store} cannot be {how}: {line}: {REMEDY}")
 
 
 def fault_line(error: Exception) -> str:
@@ -133,26 +129,6 @@ def require_answer(uri: str) -> None:
         create_engine(uri, poolclass=NullPool).connect().close()
 
 
-def require_health(uri: str) -> None:
-    """Raises OSError if a server does not respond within seconds; MLflow would wait for minutes.
-
-    Other problems are left to MLflow's client, which handles users, passwords and certificates.
-    """
-    if not uri.startswith("http"):
-        return
-    parts = urlsplit(uri)
-    server = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
-    try:
-        in_time(lambda: urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close(), HEALTH_SECONDS)
-    except (TimeoutError, ConnectionError):
-        raise
-    except URLError as error:
-        if isinstance(error.reason, TimeoutError | ConnectionError):
-            raise
-    except HTTPException:
-        return
-
-
 def in_time(ask: Callable[[], T], seconds: float | None) -> T:
     """What `ask` returns or raises.
 
@@ -169,10 +145,8 @@ def in_time(ask: Callable[[], T], seconds: float | None) -> T:
         except Exception as error:  # noqa: BLE001  raised by `result`
             answer.set_exception(error)
 
-    try:  # in a thread, since a request to a server that hangs cannot be ended
-        threading.Thread(target=work, daemon=True).start()
-    except RuntimeError:  # no more threads, as under `ulimit -v`
-        work()
+    # In a thread, since a request to a server that hangs cannot be ended.
+    threading.Thread(target=work, daemon=True).start()
     if wait([answer], seconds).not_done:
         raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
     return answer.result()

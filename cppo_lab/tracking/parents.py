@@ -26,13 +26,12 @@ from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import escaped, name_part
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status, unclipped
-from cppo_lab.tracking.read import StoredFiles, experiment_runs, is_active, newest_runs
+from cppo_lab.tracking.read import StoredFiles, is_active, newest_runs
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
 _LONGEST_PART = 100
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
-_DIGITS = 12  # of a file's fingerprint: enough to see that it changed
 MOST = 8000  # MLflow's limit on the characters of a run's tag
 _MOST_VERDICT = 1900  # characters of the verdict
 _MOST_WORDS = 300  # of title and question
@@ -64,15 +63,15 @@ class NotedRun:
 
 @dataclass(frozen=True)
 class ReportLog:
-    """What to keep: `files` of `folder` with their fingerprints, and the verdicts on the claims, each as
-    (outcome, claim, reason). `shown`: the name of a PNG to show. `origin`: where the numbers come from.
+    """What to keep: `files` of `folder`, and the verdicts on the claims, each as (outcome, claim, reason). `shown`: the
+    name of a PNG to show. `origin`: where the numbers come from.
 
     `whole_study`: the report is of a study, whose runs belong to other sweeps.
     """
 
     sweep: SweepText
     folder: Path
-    files: Mapping[str, str]
+    files: Collection[str]
     verdicts: Sequence[tuple[str, str, str]]
     origin: str
     shown: str = ""
@@ -189,7 +188,7 @@ def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, N
     """The runs of a sweep by run id: of each the newest result, or else the newest attempt."""
     tag = schema.sweep_tag(sweep)
     runs: dict[str, NotedRun] = {}
-    for run in experiment_runs(client, experiment, tag):
+    for run in newest_runs(client, experiment, tag=tag):
         tags, state = run.data.tags, recorded_status(run.data.tags)
         run_id = tags.get(schema.TAG_RUN_ID, "")
         if run_id in runs and (runs[run_id].state in schema.FINISHED or state not in schema.FINISHED):
@@ -202,44 +201,24 @@ def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, N
     return runs
 
 
-def keep_report(uri: str, experiment: str, log: ReportLog) -> int:
-    """Stores a report with the sweep's parent, where MLflow's page shows it, and returns how many files had to be
-    uploaded.
-
-    Unchanged files are not uploaded. Raises UserError if the store fails.
-    """
+def keep_report(uri: str, experiment: str, log: ReportLog) -> None:
+    """Stores a report with the sweep's parent, where MLflow's page shows it. Raises UserError if the store fails."""
     client = open_client(uri)
     try:
         stored = client.get_experiment_by_name(experiment)
         if stored is None or stored.lifecycle_stage != "active":
             raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
-        run = client.get_run(ensure_parent(client, uri, stored.experiment_id, log.sweep.name))
-        parent, tags = run.info.run_id, run.data.tags
-        before = kept_files(tags)
-        now = {name: digest[:_DIGITS] for name, digest in log.files.items()}
-        changed = [name for name, digest in now.items() if before.get(name) != digest]
-        for name in changed:
+        parent = ensure_parent(client, uri, stored.experiment_id, log.sweep.name)
+        for name in log.files:
             client.log_artifact(parent, str(log.folder / name), REPORT)
-        text = json.dumps(now, separators=(",", ":"), sort_keys=True)
-        if tags.get(schema.TAG_REPORT) != text and len(text) <= MOST:
-            client.set_tag(parent, schema.TAG_REPORT, text)
+        client.set_tag(parent, schema.TAG_REPORT, " ".join(log.files)[:MOST])
         verdict = verdict_markdown(log, parent)
         if log.whole_study:
-            _write_note(client, run, log.sweep, (), verdict)
+            _write_note(client, client.get_run(parent), log.sweep, (), verdict)
         else:
             update_parent(client, parent, log.sweep, verdict=verdict)
     except STORE_FAULTS as error:
         raise UserError(f"tracking store {redacted(uri)} failed: {fault_line(error)}") from None
-    return len(changed)
-
-
-def kept_files(tags: Mapping[str, str]) -> dict[str, str]:
-    """The files of a report that a parent has, each with the beginning of its fingerprint."""
-    try:
-        files = json.loads(tags.get(schema.TAG_REPORT, "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return files if isinstance(files, dict) else {}
 
 
 def verdict_markdown(log: ReportLog, parent: str) -> str:

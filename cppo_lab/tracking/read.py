@@ -31,7 +31,6 @@ from cppo_lab.tracking.client import (
     open_client,
     prepare,
     require_answer,
-    require_health,
     store_error,
 )
 from cppo_lab.tracking.history import (
@@ -74,11 +73,7 @@ def reading(uri: str) -> Iterator[MlflowClient]:
     try:
         yield open_store(uri)
     except (MlflowException, SQLAlchemyError, *WRONG_TYPES) as error:
-        after = (
-            "): check that it is an MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right "
-            "one"
-        )
-        raise store_error(uri, error, "cannot be read (", after) from error
+        raise store_error(uri, error, "read") from error
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
@@ -106,11 +101,15 @@ def search_runs(
     condition: str = "",
     newest_first: bool = False,
     view: int = ViewType.ACTIVE_ONLY,
+    tag: str | None = None,
 ) -> Iterator[Run]:
-    """The runs of an experiment that meet MLflow's filter `condition`, read lazily. `view`: also or only deleted ones.
+    """The runs of an experiment that meet MLflow's filter `condition` and have the tag `tag` (None: any), read lazily.
+    `view`: also or only deleted ones.
 
     Oldest first by default, so that a run that starts meanwhile does not shift others to another page.
     """
+    if tag is not None and _PLAIN.fullmatch(tag):  # MLflow's filters cannot quote other names
+        condition = f"tags.`{tag}` LIKE '%'"
     served = str(client.tracking_uri).startswith(("http://", "https://"))
     token = None
     while True:
@@ -123,7 +122,7 @@ def search_runs(
                 order_by=[f"attributes.start_time {'DESC' if newest_first else 'ASC'}"],
                 page_token=token,
             )
-        yield from map(_with_types, page)
+        yield from (run for run in page if tag is None or tag in run.data.tags)
         token = page.token
         if not token:
             return
@@ -141,39 +140,16 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _with_types(run: Run) -> Run:
-    """The run, if its values have MLflow's types: a database may hold any."""
-    info, data = run.info, run.data
-    texts = (info.run_id, info.artifact_uri or "", info.status, info.run_name or "", *data.tags.values())
-    numbers = (info.start_time or 0, info.end_time or 0, *data.metrics.values())
-    if not all(isinstance(text, str) for text in (*texts, *data.params.values())):
-        raise MlflowException(f"run {info.run_id!r} has a text that is none")
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise MlflowException(f"run {info.run_id!r} has a number that is none")
-    return run
-
-
-def all_runs(
-    client: MlflowClient, experiment_id: str, tag: str | None = None, newest_first: bool = False
-) -> Iterator[Run]:
-    """The runs of an experiment that have the tag `tag` (None: all of them); see `search_runs`."""
-    plain = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters cannot quote other names
-    runs = search_runs(client, experiment_id, f"tags.`{tag}` LIKE '%'" if plain else "", newest_first)
-    return (run for run in runs if tag is None or tag in run.data.tags)
-
-
-def experiment_runs(client: MlflowClient, experiment: str, tag: str | None = None) -> Iterator[Run]:
-    """As `all_runs`, of an experiment given by name, newest first; empty if it does not exist."""
-    if (stored := client.get_experiment_by_name(experiment)) is not None:
-        yield from all_runs(client, stored.experiment_id, tag, newest_first=True)
-
-
 def newest_runs(
-    client: MlflowClient, experiment: str, condition: str = "", view: int = ViewType.ACTIVE_ONLY
+    client: MlflowClient,
+    experiment: str,
+    condition: str = "",
+    view: int = ViewType.ACTIVE_ONLY,
+    tag: str | None = None,
 ) -> Iterator[Run]:
     """As `search_runs`, of an experiment given by name, newest first; empty if it does not exist."""
     if (stored := client.get_experiment_by_name(experiment)) is not None:
-        yield from search_runs(client, stored.experiment_id, condition, newest_first=True, view=view)
+        yield from search_runs(client, stored.experiment_id, condition, True, view, tag)
 
 
 def is_active(client: MlflowClient, mlflow_id: str) -> bool:
@@ -236,14 +212,13 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
 
 def _answers(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list[StoredRun]]:
     """The answers to the requests for attempts at some runs; for many also of other runs."""
-    require_health(uri)
-    client = open_client(uri)
+    client = open_store(uri) if uri.startswith("http") else open_client(uri)
     yield []
     if len(run_ids) <= FEW:
         for run_id in run_ids:
             yield attempts_at(client, experiment, run_id)
         return
-    for run in experiment_runs(client, experiment, schema.TAG_RUN_ID):
+    for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID):
         yield [stored_run(run)]
 
 
@@ -305,10 +280,7 @@ def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """The points of one metric, by step. If a step was logged twice, the last value counts."""
     with _no_collection():
         points = client.get_metric_history(mlflow_id, metric)  # ordered by time
-    try:
-        return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
-    except WRONG_TYPES as error:
-        raise MlflowException(f"{metric} of run {mlflow_id} has a number that is none") from error
+    return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
 
 
 def histories(

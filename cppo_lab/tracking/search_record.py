@@ -80,10 +80,10 @@ def finished_curve(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str])
     return None
 
 
-def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
+def missing_tags(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> dict[str, str]:
+    """Those of the `tags` that the newest attempt at a run lacks; tags that it has keep their values."""
     past = _past(client, spec)
-    return {key: value for key, value in wanted.items() if not past or key not in past[0].tags}
+    return {key: value for key, value in tags.items() if not past or key not in past[0].tags}
 
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
@@ -93,10 +93,10 @@ def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
         client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 
 
-def open_search(client: MlflowClient, experiment: str, study: str, note: str, known: str | None) -> str:
-    """The id of the MLflow run of a study, created if it does not exist. `known`: the id that the study has stored."""
-    if known is not None and is_active(client, known):
-        return known
+def open_search(client: MlflowClient, experiment: str, study: str, note: str, before: str | None) -> str:
+    """The id of the MLflow run of a study, created if it does not exist. `before`: the id that the study has stored."""
+    if before is not None and is_active(client, before):
+        return before
     tags = {schema.TAG_SEARCH: study, schema.TAG_STATUS: schema.RUNNING, schema.TAG_NOTE: note}
     return str(client.create_run(experiment, tags=tags, run_name=f"search {study}").info.run_id)
 

@@ -4,7 +4,6 @@ Does not import MLflow, since ten thousand folders are checked for unsent lines 
 """
 
 import contextlib
-import hashlib
 import json
 import secrets
 from copy import deepcopy
@@ -58,11 +57,6 @@ def _has_more(path: Path, offset: int) -> bool:
     return next(read_lines(path, place_in(path, offset)), None) is not None
 
 
-def _earlier_key(uri: str) -> str:
-    """The key of the store in files of version 0.1.0: a hash that includes its password."""
-    return hashlib.sha256(uri.encode()).hexdigest()[:16]
-
-
 def _all_states(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_plain(folder / FOLDER / NAME, _LARGEST) or b"")
@@ -76,8 +70,7 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
     if (state := _unsaved.get((folder, uri))) is not None:
         return deepcopy(state)
     try:
-        states = _all_states(folder)
-        values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
+        values = _all_states(folder)[store_key(uri)]
         records = {
             str(token): ShippedRecord(
                 str(record["mlflow_id"]),
@@ -102,10 +95,9 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
         "offsets": state.offsets,
         "records": {token: vars(record) for token, record in state.records.items()},
     }
-    states = {key: value for key, value in _all_states(folder).items() if key != _earlier_key(uri)}
     beside = folder / FOLDER / f"{NAME}.{secrets.token_hex(4)}"
     try:
-        beside.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
+        beside.write_text(json.dumps({**_all_states(folder), store_key(uri): values}), encoding="utf-8")
         beside.replace(folder / FOLDER / NAME)
         _unsaved.pop((folder, uri), None)
     except OSError:

@@ -35,7 +35,7 @@ from cppo_lab.files import redacted
 from cppo_lab.installed import install_extra
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.read import experiment_runs
+from cppo_lab.tracking.read import newest_runs
 
 VIEW = "cppo-runs"
 TAG_VIEW = "mlflow.sharedViewState." + VIEW
@@ -92,7 +92,7 @@ def comparison(experiments: Sequence[Experiment]) -> str:
 def save_view(client: MlflowClient, experiment_id: str) -> None:
     """Write the view of an experiment's training runs, unless it is there and up to date."""
     experiment = client.get_experiment(experiment_id)
-    runs = itertools.islice(experiment_runs(client, experiment.name), _NEWEST)
+    runs = itertools.islice(newest_runs(client, experiment.name), _NEWEST)
     state = json.dumps(_state(_validation_metrics(runs))).encode()
     if _KIND not in experiment.tags:
         client.set_experiment_tag(experiment_id, _KIND, _TRAINING)

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -46,7 +45,7 @@ from cppo_lab.runs.tags import merged
 from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status
-from cppo_lab.tracking.read import experiment_runs, reading
+from cppo_lab.tracking.read import is_active, newest_runs, reading
 from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
@@ -149,7 +148,7 @@ def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
         stored = {
             run.data.tags[schema.TAG_RECORD]
             for experiment in {experiment for _, experiment in records.values()}
-            for run in experiment_runs(client, experiment, schema.TAG_RECORD)
+            for run in newest_runs(client, experiment, tag=schema.TAG_RECORD)
         }
     absent = [folder for folder, (record, _) in records.items() if record and record not in stored]
     lost = [folder for folder in absent if not unsent(folder, uri)]
@@ -190,8 +189,8 @@ def retire(client: MlflowClient, mlflow_id: str) -> bool:
         client.set_tag(mlflow_id, schema.TAG_REPLACED, " ".join(replaced))
         client.delete_tag(mlflow_id, schema.TAG_REPLACES)
     except STORE_FAULTS as error:
-        said = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
-        print(said, file=sys.stderr)
+        line = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
+        print(line, file=sys.stderr)
         return False
     return True
 
@@ -261,7 +260,7 @@ class _Shipment:
         """Whether the MLflow run of the record that was being sent was deleted. Then the whole record is to be sent
         again, to a new one.
         """
-        if not self.token or not self.record.mlflow_id or self._is_active():
+        if not self.token or not self.record.mlflow_id or is_active(self.client, self.record.mlflow_id):
             return False
         del self.state.records[self.token]
         for path in files(self.folder):
@@ -269,14 +268,6 @@ class _Shipment:
                 self.state.offsets.pop(path.name, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
-
-    def _is_active(self) -> bool:
-        try:
-            return bool(self.client.get_run(self.record.mlflow_id).info.lifecycle_stage == "active")
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return False
-            raise
 
     def _send_file(self, path: Path, earlier: Sequence[Path]) -> None:
         offset = self.state.offsets.get(path.name, 0)
@@ -468,23 +459,61 @@ class _Shipment:
         run = self.runs.get(self.token) or self.client.get_run(record.mlflow_id)
         if run.info.lifecycle_stage != "active":
             raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
-        store = _Artifacts(self.client, run, self.folder, [*self._lines(), *unwritten])
-        tags = run.data.tags
+        lines, tags = [*self._lines(), *unwritten], run.data.tags
+        # What a full disk did not accept is in the last line of a file.
+        contents = {line.path: line.content() for line in lines if isinstance(line, Artifact)}
         if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
             record.pending = []  # sent twice, since a full disk lost the progress; the files here may be older, too
         while record.pending:
-            store.send(record.pending[0])
+            self._send_artifact(record.pending[0], contents.get(record.pending[0]))
             del record.pending[0]
         if record.ended:
-            for name in store.missing():
-                store.send(name)
-            whole = store.send_history()
-            store.send_table()
+            for name in self._missing(contents):
+                self._send_artifact(name, contents[name])
+            # All points in one file, which saves readers a request for each metric.
+            rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, StepEvent)]
+            whole = history.from_rows(rows)
+            self._send_artifact(history.HISTORY, history.pack(whole))
+            if (table := answers_table(self.folder)) is not None:
+                self._send_artifact(TABLE, table)
+                tag = json.dumps([{"path": TABLE, "type": "table"}])
+                self.client.set_tag(record.mlflow_id, TABLE_TAG, tag)
             self._require_points(whole)
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = schema.TAG_REPLACES in tags and not retire(self.client, record.mlflow_id)
         save_shipped(self.folder, self.uri, self.state)
+
+    def _send_artifact(self, name: str, content: bytes | None) -> None:
+        """Upload `content` as a file of that name, otherwise the file in the run's folder, if there is one."""
+        if (path := self._path(name, content)) is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+            if content:
+                path = Path(folder) / Path(name).name
+                path.write_bytes(content)
+            self.client.log_artifact(self.record.mlflow_id, str(path), _place(name))
+
+    def _missing(self, contents: Mapping[str, bytes]) -> list[str]:
+        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
+        names = [name for name, content in contents.items() if self._path(name, content)]
+        stored = {
+            file.path
+            for place in {_place(name) for name in names}
+            for file in self.client.list_artifacts(self.record.mlflow_id, place)
+        }
+        return [name for name in names if Path(name).as_posix() not in stored]
+
+    def _path(self, name: str, content: bytes | None) -> Path | None:
+        """Where a file of that name is in the run's folder, or would be with `content`; None if it would be elsewhere,
+        or is not there.
+        """
+        # A name too long, or with a zero byte; links in a ring.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            path = (self.folder / name).resolve()
+            if path.is_relative_to(self.folder.resolve()) and (content or path.is_file()):
+                return path
+        return None
 
     def _require_points(self, whole: history.History) -> None:
         """Send the points of a record that the store has lost, such as a database put back to an older copy.
@@ -513,75 +542,6 @@ class _Shipment:
         """All lines of the record that are in files."""
         paths = [path for path in files(self.folder) if _owner(path) == self.token]
         return [line for path in paths for line, _ in read_lines(path)]
-
-
-@dataclass(frozen=True)
-class _Artifacts:
-    """The artifacts of one MLflow run, from the run's folder. All methods raise what MLflow raises."""
-
-    client: MlflowClient
-    run: Run
-    folder: Path
-    lines: Sequence[Line]  # of the record
-
-    def send(self, name: str) -> None:
-        """Upload the newest content of a file: from its last line in the record, otherwise from the run's folder.
-
-        A file that is missing or outside the folder is skipped.
-        """
-        if content := self._carried.get(name):  # a full disk may still have an older file of the name
-            self._send_content(name, content)
-        elif self._is_file(name):
-            path = (self.folder / name).resolve()
-            self.client.log_artifact(self.run.info.run_id, str(path), _place(name))
-
-    def missing(self) -> list[str]:
-        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
-        named = dict.fromkeys(line.path for line in self.lines if isinstance(line, Artifact))
-        names = [name for name in named if name in self._carried or self._is_file(name)]
-        places = {_place(name) for name in names}
-        stored = {
-            file.path for place in places for file in self.client.list_artifacts(self.run.info.run_id, place)
-        }
-        return [name for name in names if Path(name).as_posix() not in stored]
-
-    def send_history(self) -> history.History:
-        """Upload all points in one file, which saves readers a request for each metric; returns them."""
-        rows = [(line.step, line.time_ms, line.metrics) for line in self.lines if isinstance(line, StepEvent)]
-        whole = history.from_rows(rows)
-        self._send_content(history.HISTORY, history.pack(whole))
-        return whole
-
-    def send_table(self) -> None:
-        """Upload the responses that the run has kept as a table for MLflow's page, if there are any."""
-        if (content := answers_table(self.folder)) is not None:
-            self._send_content(TABLE, content)
-            tag = json.dumps([{"path": TABLE, "type": "table"}])
-            self.client.set_tag(self.run.info.run_id, TABLE_TAG, tag)
-
-    def _send_content(self, name: str, content: bytes) -> None:
-        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
-            copy = Path(folder) / Path(name).name
-            copy.write_bytes(content)
-            self.client.log_artifact(self.run.info.run_id, str(copy), _place(name))
-
-    @cached_property
-    def _carried(self) -> Mapping[str, bytes]:
-        """The content of files that a full disk did not accept, by their names: those whose last line holds it."""
-        contents = {line.path: line.content() for line in self.lines if isinstance(line, Artifact)}
-        return {name: content for name, content in contents.items() if content and self._path(name)}
-
-    def _is_file(self, name: str) -> bool:
-        with contextlib.suppress(OSError):  # a name too long
-            return (path := self._path(name)) is not None and path.is_file()
-        return False
-
-    def _path(self, name: str) -> Path | None:
-        """Where a file of that name is in the run's folder; None if it would be elsewhere."""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a zero byte in it; links in a ring
-            path = (self.folder / name).resolve()
-            return path if path.is_relative_to(self.folder.resolve()) else None
-        return None
 
 
 def _place(name: str) -> str | None:

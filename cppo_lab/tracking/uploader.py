@@ -116,9 +116,9 @@ class _LastUpload:
 
     def work(self) -> None:
         """Upload the runs. The ones that the store refuses are tried again after the others."""
-        said = ""  # the first fault, which is printed
+        first = ""  # fault, which is printed
         while fault := upload_once(self.waiting, self.uri, self._sent, self.unwritten):
-            said = said or _print(f"tracking store does not answer: {fault}")
+            first = first or _print(f"tracking store does not answer: {fault}")
             if self.over:
                 return
             time.sleep(LOOK_SECONDS)

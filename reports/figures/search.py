@@ -207,9 +207,9 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
     run_ids = tuple(sorted({run_id for trial in result.trials for run_id in trial.user_attrs["run_ids"]}))
     source = f"search {result.study}, model {result.model}; {origin(result.core)}"
     shares = importances(result)
-    known = shares.get(result.objectives[0], {})
+    importance = shares.get(result.objectives[0], {})
     params = {name: tuple(trial.params[name] for trial in complete) for name in result.spaces}
-    ranked = sorted(params, key=lambda name: -known.get(name, 0.0))
+    ranked = sorted(params, key=lambda name: -importance.get(name, 0.0))
     pair = [name for name in ranked if len(set(params[name])) > 1][:2]
     values = {name: tuple(map(target, complete)) for name, target in zip(names, targets, strict=True)}
     numbers = tuple(trial.number for trial in complete)

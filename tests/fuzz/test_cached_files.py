@@ -11,10 +11,9 @@ from cppo_lab.analysis.fields import parsed
 from cppo_lab.analysis.search import parse_search
 from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
-from cppo_lab.tracking.parents import kept_files
 from tests.analysis.made_search import made_search
 from tests.analysis.test_artifacts import POSITIONS, WINDOW
-from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused, within
+from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused
 
 HISTORY = pack(from_rows([(step, 1000 + step, {"a": step / 3, "b": -1.0}) for step in range(5)]))
 RECORD: dict[str, Any] = {
@@ -121,12 +120,3 @@ def test_window(values: Any) -> None:
 @given(values=altered(made_search(trials=3)))
 def test_search(values: Any) -> None:
     refused(lambda: parse_search(as_json(values).decode(), "ab"), "search.json")
-
-
-@fuzz(80)
-@given(content=damaged(b'{"index.html": "abcdef"}'))
-@example(content=b"[" * 100_000)
-def test_tags(content: bytes) -> None:
-    text = content.decode(errors="surrogateescape")
-    with within():
-        assert isinstance(kept_files({"cppo.report": text}), dict)

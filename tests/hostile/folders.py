@@ -259,7 +259,7 @@ STORES = [
     *(Case(f"pull {RUN}", f"{says}…{ANOTHER}", environment={URI: uri}) for uri, says in AWAY.items()),
     Case(
         f"report {RUN}",
-        "tracking store http://u:***@127.0.0.1:1 cannot be read (…set MLFLOW_TRACKING_URI to the right one",
+        "tracking store http://u:***@127.0.0.1:1 cannot be read: …set MLFLOW_TRACKING_URI to another one",
         environment={URI: "http://u:secret@127.0.0.1:1"},
     ),
     *(

@@ -1,6 +1,7 @@
 """`cppo tune` as several people call it: in processes that can be interrupted and killed, whose runs wait at gates."""
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -9,13 +10,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy import Engine, event
 
 from cppo_lab.cli import main
 from cppo_lab.runs.folder import holder
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.search import study, worker
 from cppo_lab.tracking.search_record import Point
-from tests.servers.forked import Environment, Forked, Gate, KillAt, context
+from tests.servers.forked import Environment, Forked, Gate, context
 
 LOG = Path("terminals.log")  # what all of them print
 
@@ -71,14 +73,24 @@ def _impatient(url: str, opening: Callable[[str], BaseStorage] = study.open_stor
     return storage
 
 
-def _tune(words: Sequence[str], gate: Gate | None, kill: KillAt | None, trains: bool) -> None:
+def _kill_before(statement: int) -> None:
+    """This process kills itself before its SQL statement of that number, as a SIGKILL from outside would."""
+    number = itertools.count(1)
+
+    def behind(*_: object) -> None:
+        if next(number) == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(Engine, "before_cursor_execute", behind)
+
+
+def _tune(words: Sequence[str], gate: Gate | None, kill: int, trains: bool) -> None:
     worker.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
     study.BEAT_SECONDS, study.SILENT_SECONDS = 1, 4
     if not trains:
         worker.train = made_up
         study.open_storage = _impatient  # one worker at a time: what runs when it begins is nobody's
-    if kill is not None:
-        kill.arm()
+    _kill_before(kill)
     sys.exit(main(["tune", "./tune.yaml", *words]))
 
 
@@ -89,10 +101,8 @@ class Terminals:
         self._environment = environment
         self._started: list[Forked] = []
 
-    def tune(
-        self, *words: str, gate: Gate | None = None, kill: KillAt | None = None, trains: bool = True
-    ) -> Forked:
-        """A worker. Its runs wait at `gate`; at the point `kill` it dies; unless it `trains`, curves are made up."""
+    def tune(self, *words: str, gate: Gate | None = None, kill: int = 0, trains: bool = True) -> Forked:
+        """A worker. Its runs wait at `gate`, or are made up; it dies before its SQL statement `kill`."""
         started = Forked(_tune, words, gate, kill, trains, log=LOG, environment=self._environment)
         self._started.append(started)
         return started

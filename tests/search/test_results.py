@@ -3,7 +3,6 @@
 import pytest
 
 from cppo_lab.search.results import values_of
-from cppo_lab.tracking.search_record import filled
 
 WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
 COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1), (5, 0.0)]
@@ -29,12 +28,3 @@ COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1), (5, 0.0)]
 )
 def test_objectives(objective: str, curves: list[list[tuple[int, float]]], value: float) -> None:
     assert values_of([objective], curves, t_stop=8, every=2) == [pytest.approx(value)]
-
-
-def test_several_objectives_come_in_their_order() -> None:
-    assert values_of(["stability", "best_score"], [WHOLE], 8, 2) == [pytest.approx(0.8), 0.6]
-
-
-def test_a_curve_reaches_the_last_step() -> None:
-    assert filled(WHOLE, 8, 2) == [0.1, 0.5, 0.3, 0.4, 0.6]
-    assert filled(COLLAPSED[:2], 8, 2) == [0.2, 0.6, 0.6, 0.6, 0.6]

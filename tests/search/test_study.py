@@ -1,12 +1,14 @@
 """Studies: who works on which trial, what is drawn, and what a study may go on with."""
 
 import contextlib
-import threading
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import optuna
 import pytest
@@ -18,12 +20,9 @@ from cppo_lab.search import study as module
 from cppo_lab.search import tune
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url
-from cppo_lab.search.tune import _follow
 from cppo_lab.sweep.file import Scalar
 from tests.search.made_search import made_tuning, search_values
-from tests.servers.forked import context
 from tests.tracking.test_client import interrupted_everywhere
-from tests.waiting import CEILING_SECONDS
 
 KINDS = {"sqlite": "sqlite:///optuna.db", "journal": "studies.journal"}
 DONE, FAILED = TrialState.COMPLETE, TrialState.FAIL
@@ -64,15 +63,6 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_SECONDS", -1)
 
 
-def test_claims_are_held_once_and_end_with_the_budget(url: str) -> None:
-    tuning = made_tuning()
-    one, other = opened(tuning, url), opened(tuning, url)
-    with contextlib.ExitStack() as stack:
-        claims = [stack.enter_context(claimed(study)) for study in (one, other, other, one)]
-        assert [claim.number for claim in claims] == [0, 1, 2, 3]
-        assert stack.enter_context(other.claim()) is None  # all are held, none is left
-
-
 def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url: str, silence: None) -> None:
     tuning = made_tuning()
     one, other, third = (opened(tuning, url) for _ in range(3))
@@ -101,56 +91,21 @@ def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url
     assert (trials[0].values, trials[0].state) == ([0.1], DONE)
 
 
-def test_signs_of_life_come_from_a_thread_as_long_as_the_trial_is_held(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
-    study, signs, sign = opened(made_tuning(), url), threading.Semaphore(0), SearchStudy._sign
-
-    def counted(study: SearchStudy, number: int) -> None:
-        sign(study, number)
-        signs.release()
-
-    monkeypatch.setattr(SearchStudy, "_sign", counted)
-    before = threading.active_count()
-    with claimed(study):
-        assert all(signs.acquire(timeout=CEILING_SECONDS) for _ in range(4))
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("moment", ["fail", "repeat"])
+@pytest.mark.parametrize(
+    ("owner", "step"), [(optuna.storages, "fail_stale_trials"), (module, "_repeat")], ids=["fail", "repeat"]
+)
 def test_a_process_killed_while_it_repeats_a_trial_loses_none(
-    url: str, silence: None, monkeypatch: pytest.MonkeyPatch, moment: str
+    url: str, silence: None, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
 ) -> None:
+    """Also if the trial has failed, and nothing waits in its place."""
     tuning = made_tuning()
     with claimed(opened(tuning, url)) as claim:
         assert claim.number == 0
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        if moment == "repeat":  # the trial has failed, and nothing waits in its place
-            patch.setattr(module, "_repeat", killed)
-        else:
-            patch.setattr(optuna.storages, "fail_stale_trials", killed)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(owner, step, Mock(side_effect=SystemExit))
         opened(tuning, url).claim().__enter__()
     with claimed(opened(tuning, url)) as claim:
         assert claim.number == 0
-
-
-def test_an_exception_gives_the_trial_back_at_once(url: str) -> None:
-    study = opened(made_tuning(), url)
-    for interruption in (KeyboardInterrupt, RuntimeError):
-        with pytest.raises(interruption), claimed(study) as claim:
-            assert claim.number == 0
-            study.draw(claim.trial)
-            raise interruption
-    assert [trial.state for trial in study.trials()] == [TrialState.WAITING] * 4
-    assert study.trials()[0].params
 
 
 def test_a_failure_counts_and_a_worker_killed_while_it_prunes_has_not_failed(url: str, silence: None) -> None:
@@ -167,33 +122,24 @@ def test_a_failure_counts_and_a_worker_killed_while_it_prunes_has_not_failed(url
     assert states == [FAILED, TrialState.PRUNED, TrialState.WAITING, TrialState.WAITING]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_trial_of_version_0_1_whose_worker_was_killed_goes_on(workspace: Path, kind: str) -> None:
-    """It has an owner and no sign of life; begun just now, it may have one that lives."""
-    tuning, url = made_tuning(), storage_url(KINDS[kind])
-    study = opened(tuning, url)
-    attributes = {"owner": "there:/runs/searches/tune-mini_base", "run_ids": ["x"]}
-    old = create_trial(state=TrialState.RUNNING, user_attrs=attributes)
-    study.study.add_trial(old)
-    with claimed(study) as claim:
-        assert claim.number == 1
-        study.end(claim.trial, DONE, [0.1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SILENT_SECONDS", -1)
-        with claimed(study) as claim:
-            assert (claim.number, claim.trial.user_attrs["run_ids"]) == (0, ["x"])
-            assert "owner" not in claim.trial.user_attrs
-
-
-def test_a_trial_that_version_0_1_was_about_to_claim_is_claimed_once(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", [TrialState.RUNNING, TrialState.WAITING])
+def test_a_trial_of_version_0_1_whose_worker_was_killed_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch, state: TrialState
 ) -> None:
-    study = opened(made_tuning(), storage_url())
-    study.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={"owner": "there:/runs"}))
+    """It has an owner and no sign of life; begun just now, it may have one that lives. One that was about to be claimed
+    is claimed once: Optuna's heartbeat counts for it now.
+    """
+    study = opened(made_tuning(), url)
+    study.study.add_trial(create_trial(state=state, user_attrs={"owner": "there:/runs", "run_ids": ["x"]}))
     with claimed(study) as claim:
-        monkeypatch.setattr(module, "SILENT_SECONDS", -1)  # it is Optuna's heartbeat that counts for it now
+        assert claim.number == (state is TrialState.RUNNING)
+        monkeypatch.setattr(module, "SILENT_SECONDS", -1)
         with claimed(study) as second:
-            assert (claim.number, second.number) == (0, 1)
+            if state is TrialState.RUNNING:
+                assert (second.number, second.trial.user_attrs["run_ids"]) == (0, ["x"])
+                assert "owner" not in second.trial.user_attrs
+            elif url.startswith("sqlite"):
+                assert second.number == 1
 
 
 def test_a_point_half_drawn_is_drawn_to_its_end(url: str, silence: None) -> None:
@@ -212,11 +158,11 @@ def test_start_up_points_depend_on_the_trial_alone(workspace: Path) -> None:
     """Whichever worker draws them, and in whatever order the others end."""
     tuning = made_tuning()
     drawn: list[list[dict[str, Scalar]]] = []
-    for url in ("sqlite:///a.db", "sqlite:///b.db"):
-        studies = [opened(tuning, storage_url(url)) for _ in range(2)]
+    for workers in (1, 2):
+        studies = [opened(tuning, storage_url(f"sqlite:///{workers}.db")) for _ in range(workers)]
         drawn.append([])
         for number in range(4):
-            study = studies[number % len(drawn)]
+            study = studies[number % workers]
             with claimed(study) as claim:
                 drawn[-1].append(study.draw(claim.trial))
                 study.end(claim.trial, DONE, [0.1])
@@ -243,55 +189,35 @@ def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
         "rule.delta_b": {"low": 0.05, "high": 0.5, "step": 0.05},
     }
     values = search_values(trials=30, parameters=parameters, sampler={"name": "random"})
-    study, points = opened(made_tuning(values), storage_url()), []
+    study = opened(made_tuning(values), storage_url())
+    drawn: dict[str, set[str]] = {key: set() for key in parameters}
     for _ in range(30):
         with claimed(study) as claim:
-            points.append(study.draw(claim.trial))
+            for key, value in study.draw(claim.trial).items():
+                drawn[key].add(str(value))
             study.end(claim.trial, DONE, [0.1])
-    assert {point["rule.w_min"] for point in points} == {0.5, 0.75}
-    assert {repr(point["rollout.staleness"]) for point in points} == {"0", "1", "2"}
-    on_grid = {point["rule.delta_b"] for point in points}
-    assert len(on_grid) > 5
-    assert all(len(str(value)) <= 4 for value in on_grid)  # as people type them
+    assert drawn["rule.w_min"] == {"0.5", "0.75"} and drawn["rollout.staleness"] == {"0", "1", "2"}
+    assert len(drawn["rule.delta_b"]) > 5
+    assert all(len(value) <= 4 for value in drawn["rule.delta_b"])  # as people type them
 
 
-def test_many_claims_at_once_take_each_trial_once(url: str) -> None:
+def test_many_workers_that_begin_at_once_take_each_trial_once(url: str) -> None:
     tuning = made_tuning(search_values(trials=12))
-    numbers: list[int] = []
 
-    def work() -> None:
-        study = opened(tuning, url)
+    def work(_: int) -> list[int]:
+        numbers, study = [], opened(tuning, url)
         while True:
             with study.claim() as claim:
                 if claim is None:
-                    return
+                    return numbers
                 numbers.append(claim.number)
                 study.draw(claim.trial)
                 study.end(claim.trial, DONE, [0.1])
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(numbers) == list(range(12))
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(itertools.chain(*pool.map(work, range(4)))) == list(range(12))
     assert [trial.state for trial in opened(tuning, url).study.get_trials()] == [DONE] * 12
-
-
-def _open_anew(place: str, tuning: Tuning, url: str) -> None:
-    with contextlib.chdir(place):
-        SearchStudy(tuning, url, Path(place) / "runs")
-
-
-def test_processes_that_start_together_on_a_new_storage_do_not_collide(workspace: Path) -> None:
-    arguments = (str(workspace), made_tuning(), storage_url())
-    processes = [context().Process(target=_open_anew, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert len(optuna.get_all_study_names("sqlite:///optuna.db")) == 1
+    assert len(optuna.get_all_study_names(opened(tuning, url).storage)) == 1
 
 
 def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
@@ -350,17 +276,15 @@ def test_a_study_that_is_not_there_has_no_trials(url: str, workspace: Path) -> N
         assert find_trials(made_tuning(), url) == []
 
 
-def test_a_server_that_is_away_is_one_line_without_the_password(workspace: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        opened(made_tuning(), "postgresql+psycopg://me:s3cret@127.0.0.1:1/db")
-    assert "s3cret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_storage_may_come_from_the_environment(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_is_named_by_the_environment_or_refused_in_a_line_without_its_password(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPTUNA_STORAGE", "sqlite:///mine.db")
     assert storage_url() == f"sqlite:///{workspace / 'mine.db'}"
     assert storage_url("x.journal") == str(workspace / "x.journal")
+    with pytest.raises(UserError) as caught:
+        opened(made_tuning(), "postgresql+psycopg://me:s3cret@127.0.0.1:1/db")
+    assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_journal_line_that_is_being_written_is_not_refused(workspace: Path) -> None:
@@ -399,21 +323,12 @@ def test_workers_are_followed_while_the_queue_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The fault is said once, and each new state of the queue."""
-    job = SimpleNamespace(job="7", state="RUNNING")
-    answers: Iterator[Any] = iter([UserError("squeue is away"), UserError("squeue is away"), {"w": job}, {}])
-
-    def asked(launcher: str, runs: Path) -> Any:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(tune, "jobs_in_queue", asked)
+    job, away = SimpleNamespace(job="7", state="RUNNING"), UserError("squeue is away")
+    monkeypatch.setattr(tune, "jobs_in_queue", Mock(side_effect=[away, away, {"w": job}, {}]))
     monkeypatch.setattr(tune, "FOLLOW_SECONDS", 0.0)
-    glances: list[None] = []
-    worker: Any = SimpleNamespace(name="w", folder=Path("runs/w"))
-    watch: Any = SimpleNamespace(glance=lambda: glances.append(None))
+    watch, worker = Mock(), Mock(folder=Path("runs/w"))
+    worker.name = "w"
     launcher: Any = SimpleNamespace(name="slurm", title="Slurm")
-    _follow([worker], watch, launcher)
+    tune._follow([worker], watch, launcher)
     assert capsys.readouterr().err.splitlines() == ["squeue is away", "Slurm: 7 running"]
-    assert len(glances) == 3
+    assert watch.glance.call_count == 3

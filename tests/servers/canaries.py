@@ -1,10 +1,12 @@
 """Secrets in the environment of a launch, and a search for them in everything that the launch has written."""
 
+import contextlib
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+import psutil
 
 SECRETS = {
     "MLFLOW_TRACKING_PASSWORD": "canary-tracking-password-0001",
@@ -31,42 +33,32 @@ def with_canary(uri: str) -> str:
 
 def found_in(*folders: Path) -> list[str]:
     """Where a canary stands: `file: canary`, by content or by name of every file below the folders."""
-    found = []
-    for folder in folders:
-        for path in folder.rglob("*"):
-            content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-            found += [f"{path}: {word}" for word in WORDS if word.encode() in content or word in path.name]
-    return found
+    return [
+        f"{path}: {word}"
+        for folder in folders
+        for path in folder.rglob("*")
+        for content in [path.read_bytes() if path.is_file() and not path.is_symlink() else b""]
+        for word in WORDS
+        if word.encode() in content or word in path.name
+    ]
 
 
-class ArgumentsOfProcesses:
+class ArgumentsOfProcesses(contextlib.ExitStack):
     """Looks at the arguments of all processes, as `ps` shows them, while it is open; `found` have a canary."""
 
-    def __init__(self) -> None:
-        self.found: set[str] = set()
-        self.looks = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.found: set[str] = set()
+        self.looks, ended = 0, threading.Event()
+        thread = threading.Thread(target=self._look, args=(ended,))
+        thread.start()
+        self.callback(thread.join)
+        self.callback(ended.set)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._ended.wait(0.05):
+    def _look(self, ended: threading.Event) -> None:
+        while not ended.wait(0.05):
             self.looks += 1
-            for process in Path("/proc").glob("[0-9]*"):
-                try:
-                    arguments = (
-                        (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    )
-                except OSError:  # it has ended
-                    continue
-                if int(process.name) != os.getpid() and any(word in arguments for word in WORDS):
+            for process in psutil.process_iter(["pid", "cmdline"]):
+                arguments = " ".join(process.info["cmdline"] or ())
+                if process.info["pid"] != os.getpid() and any(word in arguments for word in WORDS):
                     self.found.add(arguments)

@@ -17,15 +17,12 @@ from dev.servers.mlflow_server import MlflowServer
 from dev.servers.postgres import Postgres, own_folder
 from tests.requirement import POSTGRES
 from tests.servers import forked
-from tests.servers.forked_server import ForkedServer
-from tests.servers.sharing import shared
 
 TEMPLATE = "mlflow_tables"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_servers_begin_soon() -> Iterator[None]:
-    forked.context("mlflow.server.fastapi_app", "uvicorn")
+def _fork_server_ends() -> Iterator[None]:
     yield
     forked.stop()
 
@@ -65,25 +62,11 @@ def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, sqlite_tables: Path) -> Iterator[MlflowServer]:
     """An MLflow server over SQLite, as its command line starts it. A test that pauses it has it go on."""
-
-    def started() -> MlflowServer:
-        folder = tmp_path_factory.mktemp("server")
-        shutil.copy(sqlite_tables, folder / "mlflow.db")
-        return MlflowServer(folder, f"sqlite:///{folder}/mlflow.db").start()
-
-    yield from shared("MLflow server", started, MlflowServer.stop)
-
-
-@pytest.fixture(scope="session")
-def mortal(tmp_path_factory: pytest.TempPathFactory, sqlite_tables: Path) -> Iterator[ForkedServer]:
-    """An MLflow server over SQLite to be killed. A test that does so brings it back."""
-    folder = tmp_path_factory.mktemp("mortal")
+    folder = tmp_path_factory.mktemp("server")
     shutil.copy(sqlite_tables, folder / "mlflow.db")
-    started = ForkedServer(folder)
-    try:
-        yield started.start()
-    finally:
-        started.kill()
+    started = MlflowServer(folder, f"sqlite:///{folder}/mlflow.db").start()
+    yield started
+    started.stop()
 
 
 @pytest.fixture

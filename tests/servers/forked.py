@@ -5,19 +5,15 @@ connections go along, as with a new interpreter.
 """
 
 import contextlib
-import importlib
 import math
 import os
-import pkgutil
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
 
 from tests.waiting import CEILING_SECONDS, until
 
@@ -30,19 +26,18 @@ _PRELOADED = (
     "cppo_lab.cores.mini.trainer",
     "cppo_lab.search.tune",
     "cppo_lab.tracking.upload",
-    "tests.servers.trainer",
     "tests.servers.warm",
 )
 
 
-def context(*more: str) -> ForkServerContext:
-    """Of multiprocessing. `more` modules are imported beforehand, if this is the first call."""
-    found = get_context("forkserver")
+def context() -> ForkServerContext:
+    """Of multiprocessing."""
+    forking = get_context("forkserver")
     if parent_process() is not None:
         # Forked itself, it knows its fork server; Python 3.11 would start another one all the same.
         forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
-        return found
-    found.set_forkserver_preload([*_PRELOADED, *more])
+        return forking
+    forking.set_forkserver_preload([*_PRELOADED])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [_ROOT, before])
@@ -53,7 +48,7 @@ def context(*more: str) -> ForkServerContext:
         del os.environ["PYTHONPATH"]
         if before is not None:
             os.environ["PYTHONPATH"] = before
-    return found
+    return forking
 
 
 def stop() -> None:
@@ -176,62 +171,3 @@ class Gate:
             return float(self.path.read_text())
         except FileNotFoundError:
             return math.inf
-
-
-# -- killed at a named point
-
-
-@dataclass(frozen=True)
-class Point:
-    """A moment in the life of a process: before a function is called, after it, or in the middle of what it does.
-
-    `owner` has the function, as pkgutil.resolve_name has it. `meant` says which of its calls it is; `amid` does half of
-    what the function does.
-    """
-
-    owner: str
-    function: str
-    after: bool = False
-    meant: Callable[..., bool] = lambda *_, **__: True
-    amid: Callable[..., object] | None = None
-
-
-@dataclass(frozen=True)
-class KillAt:
-    """Names a point in a table of them, `module:TABLE`; the process that dies there writes its name to `note`."""
-
-    table: str
-    name: str
-    note: Path
-
-    def arm(self) -> None:
-        """From now on this process kills itself when it comes there, as a SIGKILL from outside would."""
-        point: Point = pkgutil.resolve_name(self.table)[self.name]
-        module, _, inner = point.owner.partition(":")
-        owner: Any = importlib.import_module(module)
-        for part in filter(None, inner.split(".")):
-            owner = getattr(owner, part)
-        real = getattr(owner, point.function)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            meant = point.meant(*arguments, **named)
-            if meant and not point.after:
-                if point.amid is not None:
-                    point.amid(*arguments, **named)
-                self._die()
-            found = real(*arguments, **named)
-            if meant:
-                self._die()
-            return found
-
-        setattr(owner, point.function, call)
-
-    def reached(self) -> str:
-        """The name of the point at which a process has died; empty if none has."""
-        return self.note.read_text() if self.note.exists() else ""
-
-    def _die(self) -> NoReturn:
-        self.note.write_text(self.name)
-        os.kill(os.getpid(), signal.SIGKILL)
-        while True:  # the kernel takes its time
-            time.sleep(1000)  # noqa: TID251  nothing may happen before it

@@ -1,7 +1,6 @@
 """A search whose study and whose records are both in PostgreSQL, with workers on real runs."""
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +27,8 @@ STUDY = "tune-mini_base"
 
 def files_with(secret: str, folder: Path) -> list[str]:
     """The files below a folder that hold a secret."""
-    found = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    return [os.fspath(path.relative_to(folder)) for path in found]
+    paths = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    return [os.fspath(path.relative_to(folder)) for path in paths]
 
 
 @pytest.mark.slow
@@ -47,31 +46,24 @@ def test_workers_search_in_postgres(
         for worker in workers:  # one of them may leave while the other still trains
             worker.end()
         assert search.tune(*words).end() == 0  # nothing is left to do
-    said = Path("terminals.log").read_text()
-    found = trials(url)
-    assert [trial.number for trial in found] == list(range(TRIALS)), said
-    assert {trial.state for trial in found} == {TrialState.COMPLETE}, said
-    assert len({str(trial.params) for trial in found}) == TRIALS
+    printed, ended = Path("terminals.log").read_text(), trials(url)
+    assert [trial.number for trial in ended] == list(range(TRIALS)), printed
+    assert {trial.state for trial in ended} == {TrialState.COMPLETE}, printed
+    assert len({str(trial.params) for trial in ended}) == TRIALS
 
-    client = open_client(absolute_uri(uri))
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id])
-    trained = Counter(run.data.tags[schema.TAG_RUN_ID] for run in runs if schema.TAG_RUN_ID in run.data.tags)
-    assert trained == {run_id: 1 for trial in found for run_id in trial.user_attrs["run_ids"]}
-    assert len(runs) == 1 + 2 * TRIALS
+    client, [search] = open_client(absolute_uri(uri)), optuna.get_all_study_summaries(storage_url(url))
+    runs = client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id])
+    trained = {run.data.tags[schema.TAG_RUN_ID]: run for run in runs if schema.TAG_RUN_ID in run.data.tags}
+    assert len(runs) == 1 + 2 * TRIALS and len(trained) == TRIALS
     assert {run.info.status for run in runs} == {"FINISHED"}
-    for trial in found:
+    for trial in ended:
         [run_id] = trial.user_attrs["run_ids"]
-        [run] = [run for run in runs if run.data.tags.get(schema.TAG_RUN_ID) == run_id]
-        points = client.get_metric_history(run.info.run_id, "val/mean/avg_at_16")
+        points = client.get_metric_history(trained[run_id].info.run_id, "val/mean/avg_at_16")
         assert {point.step: point.value for point in points} == trial.intermediate_values
-
-    assert postgres.password not in said
-    assert "postgresql+psycopg2://cppo:***@127.0.0.1:" in said
+    assert "postgresql+psycopg2://cppo:***@127.0.0.1:" in printed
     assert files_with(postgres.password, workspace) == []
-    texts = [*(str(run.to_dictionary()) for run in runs), *(str(trial.user_attrs) for trial in found)]
-    assert not [text for text in texts if postgres.password in text]
+    texts = [str(run.to_dictionary()) for run in runs] + [str(trial.user_attrs) for trial in ended]
+    assert postgres.password not in "".join([printed, str(search.user_attrs), *texts])
 
 
 def trials(url: str) -> list[FrozenTrial]:

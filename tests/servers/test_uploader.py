@@ -1,84 +1,66 @@
 """The process that uploads runs while they train, which may die, hang, or lose the process that trains."""
 
-import contextlib
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cppo_lab.runs.folder import held
-from cppo_lab.runs.recorder import Recorder
-from cppo_lab.schema import DONE, Outcome
-from cppo_lab.spec import RunSpec
+from cppo_lab.tracking import uploader
+from cppo_lab.tracking.address import VARIABLE
 from cppo_lab.tracking.sent import unsent
 from dev.servers.faulty_proxy import Fault, FaultyProxy
-from dev.servers.mlflow_server import MlflowServer
-from tests.servers.records import assert_whole, runs_of
-from tests.servers.test_faults import LATER, Make, assert_never_waited, copy_of, in_mid_run, spec, trainer
-from tests.servers.trainer import Trainer
+from tests.conftest import FINISHED
+from tests.recorded import mlflow_run
+from tests.servers.test_faults import assert_whole
+from tests.tracking.conftest import Attempt, attempt, folder, log
+from tests.tracking.test_upload import steps
 from tests.waiting import until
 
-__all__ = ["spec", "trainer"]  # fixtures
-
-
-def process_of(trainer: Trainer) -> psutil.Process:
-    """The one that uploads for a trainer."""
-    assert trainer.process is not None
-    return until("a process uploads", lambda: _uploader(psutil.Process(trainer.process.pid)))
-
-
-def _uploader(parent: psutil.Process) -> psutil.Process | None:
-    for child in parent.children():
-        with contextlib.suppress(psutil.Error):  # `git` comes and goes
-            if any("tracking.uploader" in word for word in child.cmdline()):
-                return child
-    return None
+__all__ = ["attempt", "folder"]  # fixtures
 
 
 def wait_for_end(process: psutil.Process) -> None:
     until(f"process {process.pid} ends", lambda: not process.is_running() or process.status() == "zombie")
 
 
-def test_it_ends_with_the_process_that_trains_and_may_die_before(
-    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+def test_it_may_die_and_is_not_waited_for_when_its_store_hangs(
+    proxy: FaultyProxy,
+    folder: Path,
+    attempt: Attempt,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    uri = copy_of(sqlite_tables, workspace)
-    running = in_mid_run(trainer(uri, real_process=True), uri)
-    process = process_of(running)
-    assert not [word for word in process.cmdline() if "sqlite" in word]
-    running.kill()
-    wait_for_end(process)
-    running.start()
-    process = process_of(running)
-    process.kill()
-    running.reach(LATER)
-    assert running.finish() == 0
-    wait_for_end(process)
-    assert_whole(uri, spec, workspace / "a")
-    assert_never_waited(running)
-    assert "tracking store" not in running.log()
+    """Once it has sent something: of two launches, one is interrupted. Its arguments do not name the store."""
+    for name, value in (("FIRST_SECONDS", 0.0), ("HURRY_SECONDS", 1.0)):
+        monkeypatch.setattr(uploader, name, value)
+    monkeypatch.setenv(VARIABLE, proxy.uri)
+    recorder, hang = attempt(0, 1), Fault(hold=True)
 
+    def launch() -> psutil.Process:
+        process = psutil.Process(beside._process.pid)
+        until("the steps are sent", lambda: not unsent(folder, proxy.uri))
+        assert not [word for word in process.cmdline() if proxy.uri in word]
+        return process
 
-def test_its_store_hangs(
-    proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
-) -> None:
-    """A signal does not wait for it: the run is over while the request still hangs."""
-    running = in_mid_run(trainer(proxy.uri, real_process=True, hurry=2.0), server.uri)
-    process = process_of(running)
-    hang = Fault(hold=True)
-    proxy.answer(hang)
-    running.reach(LATER)
-    until("a request hangs", lambda: proxy.faults[hang])
-    running.signal(signal.SIGTERM)
-    running.end()
-    assert "`cppo sync` uploads it" in running.log()
-    wait_for_end(process)
-    proxy.answer(None)
-    assert trainer(proxy.uri).start().finish() == 0
-    assert_whole(server.uri, spec, workspace / "a")
-    assert_never_waited(running)
+    with held(folder):
+        with pytest.raises(KeyboardInterrupt), uploader.Uploader([folder], proxy.uri) as beside:
+            process = launch()
+            proxy.answer(hang)
+            log(recorder, 2, 3)
+            until("a request hangs", lambda: proxy.faults[hang])
+            raise KeyboardInterrupt
+        wait_for_end(process)
+        assert "`cppo sync` uploads it" in capfd.readouterr().err
+        proxy.answer(None)
+        with uploader.Uploader([folder], proxy.uri) as beside:
+            launch().kill()
+            log(recorder, 4)
+            recorder.finish(FINISHED)
+    assert_whole(folder)
+    assert "tracking store" not in capfd.readouterr().err
 
 
 # A launcher that is killed; what a library prints while the uploading process works is not its output.
@@ -86,7 +68,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from cppo_lab.tracking import uploader
-uploader.FIRST_SECONDS = 0.0
+uploader.FIRST_SECONDS = float(sys.argv[3])
 uploader._COMMAND[-1] = (
     "import mlflow; from cppo_lab.tracking import upload, uploader; uploader.EVERY_SECONDS = 0.1\\n"
     "ship = upload.ship\\n"
@@ -99,46 +81,37 @@ with uploader.Uploader([Path(sys.argv[1])], sys.argv[2]) as beside:
 """
 
 
+def launched(*words: str, first: float) -> tuple["subprocess.Popen[str]", psutil.Process]:
+    """The launcher, whose standard errors are in the file `err`, and its uploader, which begins after some seconds."""
+    command = [sys.executable, "-c", LAUNCHER, *words, str(first)]
+    with Path("err").open("w") as errors:
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert launcher.stdout is not None
+    return launcher, psutil.Process(int(launcher.stdout.readline()))
+
+
 def test_it_outlives_a_killed_launcher_while_a_run_goes_on(
-    sqlite_tables: Path, spec: RunSpec, workspace: Path
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, folder = copy_of(sqlite_tables, workspace), workspace / "runs" / spec.run_id
-    with held(folder), (workspace / "err").open("w") as errors:
-        recorder = Recorder(spec, {}, folder)
-        recorder.log(0, {"train/reward": 0.5})
-        launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(folder), uri],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        assert launcher.stdout is not None
-        process = psutil.Process(int(launcher.stdout.readline()))
+    uri = f"sqlite:///{folder.parent.parent}/mlflow.db"
+    with held(folder):
+        recorder = attempt(0)
+        launcher, process = launched(str(folder), uri, first=0.0)
         until("the first step is sent", lambda: not unsent(folder, uri))
         launcher.kill()
         launcher.wait()
-        recorder.log(1, {"train/reward": 0.75})
+        log(recorder, 1)
         until("the second step is sent", lambda: not unsent(folder, uri))
-        recorder.finish(Outcome(DONE, 1))
+        recorder.finish(FINISHED)
     wait_for_end(process)
-    with launcher.stdout:
-        assert launcher.stdout.read() == ""
-    assert "View run" in (workspace / "err").read_text()
+    assert launcher.communicate()[0] == "" and "View run" in Path("err").read_text()
     assert not unsent(folder, uri)
-    [run] = runs_of(uri, spec)
-    assert (run.info.status, run.data.metrics["train/reward"]) == ("FINISHED", 0.75)
+    assert (mlflow_run(folder).info.status, steps(folder)) == ("FINISHED", [0, 1])
 
 
 def test_it_ends_at_once_if_nothing_goes_on(workspace: Path) -> None:
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER.replace("0.0", "1000.0"), "runs/a", "sqlite:///none.db"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert launcher.stdout is not None
-    with launcher.stdout:
-        process = psutil.Process(int(launcher.stdout.readline()))
-        launcher.kill()
-        launcher.wait()
-        wait_for_end(process)
+    launcher, process = launched("runs/a", "sqlite:///none.db", first=1000.0)
+    launcher.kill()
+    launcher.communicate()
+    wait_for_end(process)
     assert not Path("none.db").exists()

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.runs.recorder import Recorder
-from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import upload as upload_module
+from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client, require_tracking_host
 from cppo_lab.tracking.read import histories, open_store, stored_run
-from tests.launch.test_launch import mlflow_runs
+from cppo_lab.tracking.upload import upload
+from tests.conftest import FINISHED
 from tests.recorded import sent
+from tests.tracking.conftest import Attempt
 from tests.tracking.fake_server import RUN, FakeServer, fake_server
 
 PASSWORD = "correct-horse"
@@ -36,23 +37,13 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeServer, FakeS
         yield tracking, other
 
 
-def download(uri: str, folder: Path) -> None:
-    open_client(uri).download_artifacts(RUN, "config.json", str(folder))
-
-
-def list_with_reader(uri: str, folder: Path) -> None:
-    open_store(uri).list_artifacts(RUN)
-
-
-def upload(uri: str, folder: Path) -> None:
-    (folder / "page.html").write_text("x")
-    open_client(uri).log_artifact(RUN, str(folder / "page.html"))
-
-
-def upload_text(uri: str, folder: Path) -> None:
-    open_client(uri).log_text(RUN, "x", "text.json")
-
-
+Act = Callable[[MlflowClient, Path], object]
+ACTS: dict[str, Act] = {
+    "download": lambda client, file: client.download_artifacts(RUN, "config.json", str(file.parent)),
+    "list": lambda client, file: client.list_artifacts(RUN),
+    "upload": lambda client, file: client.log_artifact(RUN, str(file)),
+    "upload text": lambda client, file: client.log_text(RUN, "x", "text.json"),
+}
 ADDRESSES = (
     "http://{}" + PLACE,
     "HTTP://{}" + PLACE,
@@ -61,7 +52,12 @@ ADDRESSES = (
 )
 
 
-@pytest.mark.parametrize("act", [download, list_with_reader, upload, upload_text])
+def do(act: str, uri: str, folder: Path) -> None:
+    (folder / "page.html").write_text("x")
+    ACTS[act](open_store(uri) if act == "list" else open_client(uri), folder / "page.html")
+
+
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(
     ("address", "header"),
     [*((address, BASIC) for address in ADDRESSES), (ADDRESSES[0], f"Bearer {PASSWORD}")],
@@ -71,7 +67,7 @@ def test_another_server_is_refused_by_its_name_and_asked_nothing(
     tmp_path: Path,
     address: str,
     header: str,
-    act: Callable[[str, Path], None],
+    act: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if header != BASIC:
@@ -80,39 +76,29 @@ def test_another_server_is_refused_by_its_name_and_asked_nothing(
     tracking, other = servers
     tracking.artifact_uri = address.format(other.netloc)
     with pytest.raises(UserError, match=rf"artifacts at .*{other.netloc}.* not on the tracking server"):
-        act(tracking.uri, tmp_path)
+        do(act, tracking.uri, tmp_path)
     assert (tracking.passwords, other.seen) == ({header}, [])
 
 
-@pytest.mark.parametrize("address", ["mlflow-artifacts:/1", "mlflow-artifacts://{}/1", "http://{}" + PLACE])
-@pytest.mark.parametrize("act", [download, list_with_reader, upload])
-def test_the_tracking_server_itself_is_asked_with_the_password(
-    servers: tuple[FakeServer, FakeServer], tmp_path: Path, address: str, act: Callable[[str, Path], None]
+@pytest.mark.parametrize("act", ACTS)
+def test_the_tracking_server_itself_is_asked_with_the_password_which_no_redirection_takes_along(
+    servers: tuple[FakeServer, FakeServer], tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracking, other = servers
-    tracking.artifact_uri = address.format(tracking.netloc)
-    act(tracking.uri, tmp_path)
-    asked = [headers for path, headers in tracking.seen if "mlflow-artifacts" in path]
-    assert asked and {headers["Authorization"] for headers in asked} == {BASIC}
+    for address in ("mlflow-artifacts:/1", "mlflow-artifacts://{}/1", "http://{}" + PLACE):
+        tracking.artifact_uri = address.format(tracking.netloc)
+        tracking.seen.clear()
+        do(act, tracking.uri, tmp_path)
+        asked = [headers for path, headers in tracking.seen if "mlflow-artifacts" in path]
+        assert asked and {headers["Authorization"] for headers in asked} == {BASIC}
     assert other.seen == []
-
-
-@pytest.mark.parametrize("user", ["", f"user:{PASSWORD}@"])
-@pytest.mark.parametrize("act", [download, list_with_reader, upload])
-def test_a_redirection_takes_no_password_along(
-    servers: tuple[FakeServer, FakeServer],
-    tmp_path: Path,
-    act: Callable[[str, Path], None],
-    user: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if user:
-        monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
-    tracking, other = servers
     tracking.artifact_uri, tracking.redirect = "mlflow-artifacts:/1", other.uri
-    act(f"http://{user}{tracking.netloc}", tmp_path)
-    assert tracking.passwords == {BASIC}
-    assert other.seen and PASSWORD not in repr(other.seen) and other.passwords == set()
+    for user in ("", f"user:{PASSWORD}@"):
+        if user:
+            monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+        do(act, f"http://{user}{tracking.netloc}", tmp_path)
+        assert tracking.passwords == {BASIC}
+        assert other.seen and PASSWORD not in repr(other.seen) and other.passwords == set()
 
 
 def test_the_reader_of_histories_asks_the_tracking_server_in_its_place(
@@ -127,30 +113,25 @@ def test_the_reader_of_histories_asks_the_tracking_server_in_its_place(
 
 def test_a_database_has_no_server_whose_password_could_go_anywhere(
     tiny_spec: RunSpec,
-    workspace: Path,
+    folder: Path,
+    attempt: Attempt,
     servers: tuple[FakeServer, FakeServer],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The commands that fetch and send a run's artifacts, with an address that another writer has put in the store."""
     _, other = servers
-    folder = workspace / "runs" / tiny_spec.run_id
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    recorder.log(1, {"train/reward": 0.5})
-    recorder.finish(Outcome(schema.DONE, 4))
+    attempt(1).finish(FINISHED)
     sent(folder)
     with contextlib.closing(sqlite3.connect("mlflow.db")) as store, store:
         store.execute("UPDATE runs SET artifact_uri = ?", (f"http://{other.netloc}{PLACE}",))
+        store.execute("DELETE FROM tags WHERE key = ?", (schema.TAG_FILES,))
     assert main(["samples", tiny_spec.run_id[:8]]) == 2
     assert other.netloc in capsys.readouterr().err
-    folder.rename(workspace / "elsewhere")
-    moved = workspace / "elsewhere"
+    moved = folder.rename(folder.parent.with_name("elsewhere"))
     (moved / "spool" / "shipped.json").unlink()
-    with contextlib.closing(sqlite3.connect("mlflow.db")) as store, store:
-        store.execute("DELETE FROM tags WHERE key = ?", (schema.TAG_FILES,))
     with pytest.raises(UserError, match=other.netloc):
-        upload_module.upload([moved], f"sqlite:///{workspace}/mlflow.db")
-    assert len(mlflow_runs()) == 1 and other.seen == []
+        upload([moved], tracking_uri())
+    assert other.seen == []
 
 
 HOST = "http://tracking:5000"
@@ -171,39 +152,33 @@ OTHERS = [
     "MLFLOW-ARTIFACTS://other/a",
     "http://other\\@tracking:5000/a",
     "http://other#@tracking:5000/a",
+    "http://tra\tcking:5000/a",
+    "mlflow-artifacts:\t//other/a",  # urllib drops the tab
+    "mlflow-artifacts:/\n/other/a",
 ]
 
 
 @pytest.mark.parametrize(
-    ("artifacts", "tracking"),
+    ("artifacts", "tracking", "refused"),
     [
-        *((artifacts, HOST) for artifacts in OTHERS),
-        ("http://tra\tcking:5000/a", HOST),
-        ("mlflow-artifacts:\t//other/a", HOST),  # urllib drops the tab
-        ("mlflow-artifacts:/\n/other/a", HOST),
-        ("http://tracking/a", "https://tracking"),
-        ("http://tracking:5000/a", "postgresql://user:secret@tracking:5000/db"),
-        ("http://localhost:5000/a", "sqlite:////tmp/mlflow.db"),
+        *((artifacts, HOST, True) for artifacts in OTHERS),
+        ("http://tracking/a", "https://tracking", True),
+        ("http://tracking:5000/a", "postgresql://user:secret@tracking:5000/db", True),
+        ("http://localhost:5000/a", "sqlite:////tmp/mlflow.db", True),
+        ("http://tracking:5000/a", HOST, False),
+        ("http://TRACKING:5000", f"{HOST}/", False),
+        ("https://tracking:443/a", "https://user:secret@tracking/mlflow", False),
+        ("http://[::1]:5000/a", "http://[::1]:5000", False),
+        ("mlflow-artifacts:/1/a", HOST, False),
+        ("mlflow-artifacts:/", "https://tracking", False),
+        ("mlflow-artifacts:///1/a", HOST, False),
+        ("mlflow-artifacts://tracking/1", "https://tracking", False),
     ],
 )
-def test_what_is_another_server(artifacts: str, tracking: str) -> None:
-    with pytest.raises(UserError, match="not on the tracking server") as refused:
+def test_what_is_another_server(artifacts: str, tracking: str, refused: bool) -> None:
+    try:
         require_tracking_host(artifacts, tracking)
-    assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("artifacts", "tracking"),
-    [
-        ("http://tracking:5000/a", HOST),
-        ("http://TRACKING:5000", f"{HOST}/"),
-        ("https://tracking:443/a", "https://user:secret@tracking/mlflow"),
-        ("http://[::1]:5000/a", "http://[::1]:5000"),
-        ("mlflow-artifacts:/1/a", HOST),
-        ("mlflow-artifacts:/", "https://tracking"),
-        ("mlflow-artifacts:///1/a", HOST),
-        ("mlflow-artifacts://tracking/1", "https://tracking"),
-    ],
-)
-def test_what_is_the_same_server(artifacts: str, tracking: str) -> None:
-    require_tracking_host(artifacts, tracking)
+    except UserError as error:
+        assert refused and "not on the tracking server" in str(error) and "secret" not in str(error)
+    else:
+        assert not refused

@@ -1,9 +1,7 @@
 """The parents of sweeps: one each, whoever makes them; their descriptions, reports, and what nests below them."""
 
 import re
-import threading
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,9 +18,9 @@ from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
 from cppo_lab.runs import attempt
 from cppo_lab.sweep import parents as sweep_parents
-from cppo_lab.sweep.file import Sweep, load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
-from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.parents import (
     MOST,
@@ -39,7 +37,6 @@ from cppo_lab.tracking.parents import (
     verdict_markdown,
 )
 from tests.plausible import train
-from tests.waiting import CEILING_SECONDS
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
 SERVER = "http://host:5000"  # whose stores know no lock
@@ -59,22 +56,20 @@ def made(uri: str) -> tuple[MlflowClient, str]:
     return client, str(client.create_experiment("cppo-mini"))
 
 
-def launch_quickstart(uri: str, *overrides: str) -> None:
-    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", *overrides]), uri)
+def launch_sweep(uri: str, name: str, *overrides: str) -> Plan:
+    plan = make_plan(load_sweep(name), ["launcher=inline", *overrides])
+    launch(plan, uri)
+    return plan
 
 
-def runs_with(uri: str, tag: str) -> list[Run]:
+def runs_with(uri: str, tag: str, value: str | None = None) -> list[Run]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    return [run for run in client.search_runs([experiment]) if tag in run.data.tags]
+    runs = client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id])
+    return [run for run in runs if tag in run.data.tags and value in (None, run.data.tags[tag])]
 
 
 def parent_of(uri: str, sweep: str = "quickstart") -> Run:
-    (parent,) = [
-        run
-        for run in runs_with(uri, schema.TAG_SWEEP_PARENT)
-        if run.data.tags[schema.TAG_SWEEP_PARENT] == sweep
-    ]
+    [parent] = runs_with(uri, schema.TAG_SWEEP_PARENT, sweep)
     return parent
 
 
@@ -82,8 +77,16 @@ def note_of(uri: str, sweep: str = "quickstart") -> str:
     return str(parent_of(uri, sweep).data.tags[schema.TAG_NOTE])
 
 
-def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
-    launch_quickstart(uri)
+def test_a_launch_nests_its_runs_and_describes_the_sweep_and_a_wider_one_adds(uri: str) -> None:
+    before: dict[str, dict[str, str]] = {}
+    for _ in range(2):  # the second changes nothing
+        launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+        tags = {run.info.run_id: run.data.tags for run in runs_with(uri, "mlflow.runName")}
+        assert before in ({}, tags)
+        before = tags
+    launch_sweep(
+        uri, "quickstart", "variant=cppo", "seed=1"
+    )  # the description keeps what this launch has not
     parent, children = parent_of(uri), runs_with(uri, schema.TAG_RUN_ID)
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
     assert [run.data.tags[schema.TAG_PARENT] for run in children] == [parent.info.run_id] * 2
@@ -96,57 +99,30 @@ def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
     assert parent.data.metrics == {f"variant_mean/{model}/cppo": pytest.approx(mean)}
 
 
-def test_a_second_launch_changes_nothing_and_a_wider_one_adds(uri: str) -> None:
-    tags: list[dict[str, dict[str, str]]] = []
-    for _ in range(2):
-        launch_quickstart(uri, "seed=0")
-        tags.append({run.info.run_id: run.data.tags for run in runs_with(uri, "mlflow.runName")})
-    assert tags[0] == tags[1]
-    launch_quickstart(uri, "seed=1")  # the description keeps what this launch has not
-    assert "runs: 2 (2 done)" in note_of(uri)
-
-
 def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(uri: str) -> None:
-    launch_quickstart(uri, "seed=0")
+    quickstart = ("quickstart", "variant=cppo", "seed=0")
+    launch_sweep(uri, *quickstart)
     Path("other.yaml").write_text(
         "title: Other\nquestion: Why?\nmodels: [mini_quick]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
-    other = make_plan(load_sweep("./other.yaml"), ["launcher=inline"])
-    launch(other, uri)
-    (child,) = runs_with(uri, schema.TAG_RUN_ID)
-    first = parent_of(uri).info.run_id
+    launch_sweep(uri, "./other.yaml")
+    [child], first = runs_with(uri, schema.TAG_RUN_ID), parent_of(uri).info.run_id
     assert child.data.tags[schema.TAG_PARENT] == first
     assert child.data.tags[schema.sweep_tag("other")] == "ours"
     MlflowClient(uri).delete_run(first)
-    launch_quickstart(uri, "seed=0")
-    (child,) = runs_with(uri, schema.TAG_RUN_ID)
+    launch_sweep(uri, *quickstart)
+    [child] = runs_with(uri, schema.TAG_RUN_ID)
     assert child.data.tags[schema.TAG_PARENT] == parent_of(uri).info.run_id != first
 
 
-def test_launchers_at_once_come_to_one_parent(
-    made: tuple[MlflowClient, str], uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All look, then all create."""
-    together, search, looks = threading.Barrier(3), MlflowClient.search_runs, dict[int, int]()
-
-    def slow(client: MlflowClient, *arguments: Any) -> Any:
-        runs = search(client, *arguments)
-        thread = threading.get_ident()
-        looks[thread] = looks.get(thread, 0) + 1
-        if looks[thread] == 1:
-            together.wait(CEILING_SECONDS)
-        return runs
-
-    monkeypatch.setattr(MlflowClient, "search_runs", slow)
-    threads = [
-        threading.Thread(target=ensure_parent, args=(*made[:1], SERVER, made[1], "s")) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    monkeypatch.undo()
-    assert ensure_parent(made[0], uri, made[1], "s") == parent_of(uri, "s").info.run_id
+def test_the_oldest_parent_takes_the_runs_of_the_others(made: tuple[MlflowClient, str], uri: str) -> None:
+    client, number = made
+    tags = {schema.TAG_SWEEP_PARENT: "s"}
+    young, old = (client.create_run(number, tags=tags, start_time=time).info.run_id for time in (None, 1))
+    child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
+    assert ensure_parent(client, uri, number, "s") == old
+    assert client.get_run(child).data.tags[schema.TAG_PARENT] == old
+    assert client.get_run(young).info.lifecycle_stage == "deleted"
 
 
 def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
@@ -162,18 +138,8 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
         real(mlflow_id, status)
 
     monkeypatch.setattr(client, "set_terminated", late)
-    [kept] = {ensure_parent(client, SERVER, number, "s") for _ in range(2)}
-    assert parent_of(uri, "s").info.run_id == kept
-
-
-def test_the_oldest_parent_takes_the_runs_of_the_others(made: tuple[MlflowClient, str], uri: str) -> None:
-    client, number = made
-    tags = {schema.TAG_SWEEP_PARENT: "s"}
-    young, old = (client.create_run(number, tags=tags, start_time=time).info.run_id for time in (None, 1))
-    child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
-    assert ensure_parent(client, uri, number, "s") == old
-    assert client.get_run(child).data.tags[schema.TAG_PARENT] == old
-    assert client.get_run(young).info.lifecycle_stage == "deleted"
+    [oldest] = {ensure_parent(client, SERVER, number, "s") for _ in range(2)}
+    assert parent_of(uri, "s").info.run_id == oldest
 
 
 @pytest.mark.parametrize(
@@ -200,46 +166,44 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
         return real(*arguments)
 
     monkeypatch.setattr(sweep_parents, name, refused)
-    launch_quickstart(uri, "seed=0")
-    said = capsys.readouterr().err
-    assert calls and (says in said if says else "did not accept" not in said)
+    launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+    printed = capsys.readouterr().err
+    assert calls and (says in printed if says else "did not accept" not in printed)
     assert [run.data.tags[schema.TAG_STATUS] for run in runs_with(uri, schema.TAG_RUN_ID)] == [schema.DONE]
 
 
 @pytest.mark.parametrize(
-    ("newest_first", "shown"),
+    ("oldest_first", "shown"),
     [
-        ([("b", schema.DONE), ("a", schema.DONE)], "b"),
-        ([("b", schema.COLLAPSED), ("a", schema.DONE)], "b"),
-        ([("b", schema.RUNNING), ("a", schema.DONE)], "a"),  # until the new one is there
-        ([("c", schema.FAILED), ("b", schema.DONE), ("a", schema.DONE)], "b"),
-        ([("b", schema.RUNNING), ("a", schema.FAILED)], "b"),
+        ([schema.DONE, schema.DONE], 1),
+        ([schema.DONE, schema.COLLAPSED], 1),
+        ([schema.DONE, schema.RUNNING], 0),  # until the new one is there
+        ([schema.DONE, schema.DONE, schema.FAILED], 1),
+        ([schema.FAILED, schema.RUNNING], 1),
     ],
 )
 def test_the_newest_result_is_shown_or_the_newest_attempt(
-    made: tuple[MlflowClient, str], newest_first: list[tuple[str, str]], shown: str
+    made: tuple[MlflowClient, str], oldest_first: list[str], shown: int
 ) -> None:
     client, number = made
-    for time, (variant, state) in enumerate(reversed(newest_first), start=1):
-        tags = {schema.sweep_tag("s"): variant, schema.TAG_RUN_ID: "r", schema.TAG_STATUS: state}
-        client.create_run(number, start_time=time, tags=tags)
-    assert noted_runs(client, "cppo-mini", "s") == {"r": NotedRun(shown, "", dict(newest_first)[shown], None)}
+    for time, state in enumerate(oldest_first):
+        tags = {schema.sweep_tag("s"): f"v{time}", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: state}
+        client.create_run(number, start_time=time + 1, tags=tags)
+    result = NotedRun(f"v{shown}", "", oldest_first[shown], None)
+    assert noted_runs(client, "cppo-mini", "s") == {"r": result}
 
 
 def test_of_a_planned_run_the_planner_knows_the_state(made: tuple[MlflowClient, str], uri: str) -> None:
     client, number = made
     tags = {schema.sweep_tag("s"): "v", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: schema.DONE}
-    client.log_metric(
-        client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id,
-        schema.validation_metric(schema.MEAN),
-        0.5,
-    )
+    run = client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id
+    client.log_metric(run, schema.validation_metric(schema.MEAN), 0.5)
     parent = ensure_parent(client, uri, number, "s")
     for planned, count, means in (
         ({"r": "queued", "s": "missing"}, "2 (1 queued, 1 missing)", {}),
         ({}, "1 (1 done)", {"variant_mean/m/v": 0.5}),
     ):
-        update_parent(client, parent, SweepText("s", "T", "Q?"), planned)
+        update_parent(client, parent, SweepText("s", "T", ""), planned)
         assert f"- runs: {count}\n" in note_of(uri, "s")
         assert client.get_run(parent).data.metrics == means
 
@@ -261,18 +225,16 @@ FILES = {"index.html": b"<p>", "figure_curves.png": b"png", "figure_curves.svg":
 VERDICTS = (("undecided", "CPPO is best", "Open: +1.0 points | <b>"), ("supported", "The rest", "It holds."))
 
 
-def log_of(folder: Path, page: bytes = b"<p>") -> ReportLog:
+def log_of(folder: Path) -> ReportLog:
     """A report."""
-    written = FILES | {"index.html": page}
-    for name, data in written.items():
+    for name, data in FILES.items():
         (folder / name).write_bytes(data)
-    digests = {name: sha256(data).hexdigest() for name, data in written.items()}
-    return ReportLog(TEXT, folder, digests, VERDICTS, "core=mini: a miniature model", "figure_curves.png")
+    return ReportLog(TEXT, folder, [*FILES], VERDICTS, "core=mini: a miniature model", "figure_curves.png")
 
 
 def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) -> None:
-    launch_quickstart(uri, "seed=0")
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
+    launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+    keep_report(uri, "cppo-mini", log_of(tmp_path))
     parent = parent_of(uri).info.run_id
     listed = MlflowClient(uri).list_artifacts(parent, "report")
     assert {artifact.path for artifact in listed} == {f"report/{name}" for name in FILES}
@@ -285,39 +247,22 @@ def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) 
         f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent})\n"
     )
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), verdicts=[("open", "CPPO", "It **loses**.")]))
-    launch_quickstart(uri, "seed=1")  # a verdict stays when the note is written anew
+    launch_sweep(uri, "quickstart", "variant=cppo", "seed=1")  # a verdict stays when the note is written anew
     note = note_of(uri)
     assert note.startswith("## Quickstart\n") and "runs: 2 (2 done)" in note
-    assert (
-        "CPPO. It &#42;&#42;loses&#42;&#42;." in note
-        and note.count("### Verdict") == note.count("CPPO.") == 1
-    )
+    assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
+    assert note.count("### Verdict") == note.count("CPPO.") == 1
 
 
-def test_what_did_not_change_is_not_uploaded_again(
-    made: tuple[MlflowClient, str], uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_report_of_a_study_has_a_run_of_its_own(
+    made: tuple[MlflowClient, str], uri: str, tmp_path: Path
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(MlflowClient, "log_artifact", interrupted)
-        keep_report(uri, "cppo-mini", log_of(tmp_path))
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
-    before = parent_of(uri).data.tags
-    with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "set_tag", None)  # nothing is written either
-        patched.setattr(MlflowClient, "log_artifact", None)
-        assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 0
-    assert parent_of(uri).data.tags == before
-    assert keep_report(uri, "cppo-mini", log_of(tmp_path, b"<p>new")) == 1
-    for text in ("[]", "{", "null", '{"index.html": 3}'):  # tags that say nothing
-        made[0].set_tag(parent_of(uri).info.run_id, schema.TAG_REPORT, text)
-        assert keep_report(uri, "cppo-mini", log_of(tmp_path)) == 3
-    study = replace(log_of(tmp_path), sweep=SweepText("study", "All", "Why <i>?"), whole_study=True)
-    keep_report(uri, "cppo-mini", study)  # which has a run of its own
-    assert note_of(uri, "study").startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n")
-    assert "The rest. It holds." in note_of(uri, "study")
+    sweep = SweepText("study", "All", "Why <i>?")
+    keep_report(uri, "cppo-mini", replace(log_of(tmp_path), sweep=sweep, whole_study=True))
+    note = note_of(uri, "study")
+    assert (
+        note.startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n") and "The rest. It holds." in note
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,16 +297,10 @@ AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 @pytest.mark.parametrize(("more", "overrides"), [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
 def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(OWN_SWEEP + more, encoding="utf-8")
-    sweep = load_sweep("./own.yaml")
-    assert isinstance(sweep, Sweep)
-    plan = make_plan(sweep, ["launcher=inline", *overrides])
-    launch(plan, uri)
-    tag = schema.sweep_tag("own")
+    planned = dict.fromkeys(run.variant for run in launch_sweep(uri, "./own.yaml", *overrides).runs)
+    tag, names = schema.sweep_tag("own"), planned if more else ("tight", "cppo_kl", "cppo", "loose")
     colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in runs_with(uri, tag)}
-    planned = dict.fromkeys(run.variant for run in plan.runs)
-    report = PALETTES[PAPER].strokes(
-        in_order(planned if planned.keys() - sweep.variants.keys() else sweep.variants)
-    )
+    report = PALETTES[PAPER].strokes(in_order(names))
     assert colours == {name: report[name].colour for name in planned}
     assert len(set(colours.values())) == len(planned)
 

@@ -1,8 +1,8 @@
 """MLflow is brought to the state of a spool, whatever is killed, lost, deleted or done twice on the way."""
 
 import contextlib
-import errno
 import itertools
+import json
 import math
 import shutil
 import sqlite3
@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.data import dataset_source_registry
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
@@ -20,135 +23,114 @@ from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import FOLDER
+from cppo_lab.schema import Dataset
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import history
-from cppo_lab.tracking.address import sqlite_file, tracking_uri
+from cppo_lab.tracking.address import VARIABLE, sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.sent import unsent
-from cppo_lab.tracking.upload import forget_lost, ship, upload
+from cppo_lab.tracking.upload import forget_lost, retire, ship, upload
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent
-
-REWARD, LOSS = "train/reward", "train/loss"
+from tests.tracking.conftest import LOSS, REWARD, Attempt, log
 
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
-@pytest.fixture
-def folder(workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a run, whose points are measured at times that can be told apart."""
-    times = itertools.count(1_000)
-    monkeypatch.setattr(recorder_module.time, "time", lambda: next(times))
-    path = workspace / "runs" / tiny_spec.run_id
-    path.mkdir(parents=True)
-    return path
-
-
-def log(recorder: Recorder, *numbers: int) -> None:
-    for number in numbers:
-        recorder.log(number, {REWARD: number / 10, LOSS: -number})
-
-
-def steps(folder: Path, metric: str = REWARD) -> list[int]:
-    return [step for step, _, _ in points(folder, metric)]
+def steps(folder: Path) -> list[int]:
+    """The steps of the reward, which are those of the loss."""
+    rewards, losses = ([step for step, _, _ in points(folder, metric)] for metric in (REWARD, LOSS))
+    assert rewards == losses
+    return rewards
 
 
 def all_runs(view: int = ViewType.ALL) -> list[Run]:
     client = open_client(tracking_uri())
     experiment = client.get_experiment_by_name("cppo-mini")
-    return (
-        [] if experiment is None else list(client.search_runs([experiment.experiment_id], run_view_type=view))
-    )
+    return list(client.search_runs([experiment.experiment_id], run_view_type=view))
 
 
-def test_it_goes_on_in_the_same_mlflow_run(folder: Path, tiny_spec: RunSpec) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0, 1, 2, 3)
+def artifacts(run: Run) -> set[str]:
+    return {file.path for file in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
+
+
+def packed_history(folder: Path) -> dict[str, list[tuple[int, float, int]]]:
+    """The points in the artifact that the store has."""
+    run = mlflow_run(folder)
+    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
+    packed = history.unpack(path.read_bytes(), "it")
+    columns = (packed.step, packed.value, packed.time_ms)
+    return {
+        name: list(zip(*(column[place].tolist() for column in columns), strict=True))
+        for name, place in packed.points()
+    }
+
+
+def test_a_run_goes_on_in_its_mlflow_run(folder: Path, tiny_spec: RunSpec, attempt: Attempt) -> None:
+    first = attempt(0, 1, 2, 3, **{schema.sweep_tag("main"): "cppo", schema.TAG_CODE_VERSION: "old"})
     before = points(folder, REWARD)
-    first.fail("Killed: ", "traceback")
-    second = Recorder(tiny_spec, {}, folder)
+    first.fail("ValueError: bad", "traceback")
+    failed = mlflow_run(folder)
+    assert (failed.info.status, failed.data.tags[schema.TAG_FILES]) == ("FAILED", "complete")
+    second = Recorder(tiny_spec, {schema.TAG_CODE_VERSION: "new"}, folder)
+    assert [read_status(folder)[key] for key in ("status", "step")] == [schema.RUNNING, 3]
+    run, tags = mlflow_run(folder), mlflow_run(folder).data.tags
+    assert (run.info.status, tags[schema.TAG_STATUS]) == ("RUNNING", schema.RUNNING)
+    assert not {schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & tags.keys()
+    expected = {
+        schema.TAG_CODE_VERSION: "new",
+        schema.sweep_tag("main"): "cppo",
+        schema.TAG_FOLDER: folder_tag(folder),
+    }
+    assert expected.items() <= tags.items() and run.data.params["training.t_stop"] == "4"
     second.begin(2)
+    second.tag(schema.TAG_WARM_START, "0123456789ab")
+    with pytest.raises(ValueError, match=schema.TAG_STATUS):
+        second.tag(schema.TAG_STATUS, schema.DONE)
     log(second, 0, 1, 2)  # the trainer's record, as a core hands it over when it continues
     log(second, 3, 4)  # trained again: step 3 stands as it was measured first
-    second.finish(FINISHED)
-    assert points(folder, REWARD)[:4] == before
-    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4]
+    record_end(folder, schema.PARTIAL, "interrupted: killed")  # as others write it
+    assert mlflow_run(folder).info.status == "KILLED"
+    third = attempt(5, after=4)
+    assert mlflow_run(folder).info.status == "RUNNING"
+    third.finish(FINISHED)
+    assert points(folder, REWARD)[:4] == before and steps(folder) == [0, 1, 2, 3, 4, 5]
     times = [time for _, _, time in points(folder, REWARD)]
     assert times == sorted(set(times))
+    [stored] = attempts_at(open_client(tracking_uri()), "cppo-mini", tiny_spec.run_id)
+    assert (stored.status, stored.tags[schema.TAG_FILES]) == (schema.DONE, "complete")
+    assert schema.TAG_REASON not in stored.tags and stored.tags[schema.TAG_WARM_START] == "0123456789ab"
     assert len(all_runs()) == 1
 
 
-def test_tags_reason_and_name_after_it_went_on(folder: Path, tiny_spec: RunSpec) -> None:
-    first = Recorder(tiny_spec, {schema.sweep_tag("main"): "cppo", schema.TAG_CODE_VERSION: "old"}, folder)
-    first.begin(None)
-    log(first, 0)
-    first.fail("ValueError: bad", "traceback")
-    assert mlflow_run(folder).info.status == "FAILED"
-    second = Recorder(tiny_spec, {schema.TAG_CODE_VERSION: "new"}, folder)
-    run = mlflow_run(folder)
-    assert run.info.status == "RUNNING"
-    assert run.data.tags[schema.TAG_STATUS] == schema.RUNNING
-    assert not {schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()
-    assert run.data.tags[schema.TAG_CODE_VERSION] == "new"
-    assert run.data.tags[schema.sweep_tag("main")] == "cppo"
-    assert run.data.tags[schema.TAG_FOLDER] == folder_tag(folder)
-    assert run.data.params["training.t_stop"] == "4"
-    second.begin(0)
-    second.finish(FINISHED)
+def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec, attempt: Attempt) -> None:
+    attempt()
     sent(folder)
-    [found] = attempts_at(open_client(tracking_uri()), "cppo-mini", tiny_spec.run_id)
-    assert (found.status, schema.TAG_REASON in found.tags) == (schema.DONE, False)
-
-
-def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0, 1)
+    attempt(0, 1)  # one that recorded nothing is gone on with
     old_id = mlflow_run(folder).info.run_id
-    second = Recorder(tiny_spec, {}, folder)  # the first was killed: it could not say so itself
-    second.begin(None)
-    log(second, 0)
-    second.finish(FINISHED)
+    attempt(0).finish(FINISHED)  # the one before was killed: it could not say so itself
     assert steps(folder) == [0]
     client = open_client(tracking_uri())
-    old = client.get_run(old_id)
-    assert old.info.status == "KILLED"
-    assert old.data.tags[schema.TAG_STATUS] == schema.PARTIAL
-    assert "there was no checkpoint to resume from" in old.data.tags[schema.TAG_REASON]
+    newest, old = attempts_at(client, "cppo-mini", tiny_spec.run_id)
+    assert (newest.status, old.mlflow_id) == (schema.DONE, old_id)
+    assert (old.mlflow_status, old.status) == ("KILLED", schema.PARTIAL)
+    assert "there was no checkpoint to resume from" in old.tags[schema.TAG_REASON]
     assert [point.step for point in client.get_metric_history(old_id, REWARD)] == [
         0,
         1,
-    ]  # what it measured stands
-    newest, older = attempts_at(client, "cppo-mini", tiny_spec.run_id)
-    assert (newest.status, older.mlflow_id) == (schema.DONE, old_id)
+    ]  # measured, it stands
 
 
-def test_an_attempt_that_recorded_nothing_is_gone_on_with(folder: Path, tiny_spec: RunSpec) -> None:
-    Recorder(tiny_spec, {}, folder).begin(None)
-    sent(folder)
-    second = Recorder(tiny_spec, {}, folder)
-    second.begin(None)
-    second.finish(FINISHED)
-    sent(folder)
-    assert [run.info.status for run in all_runs()] == ["FINISHED"]
-
-
-def whole_life(spec: RunSpec, folder: Path) -> None:
+def whole_life(attempt: Attempt) -> None:
     """Two attempts at one run: the first is interrupted."""
-    first = Recorder(spec, {}, folder)
-    first.begin(None)
-    log(first, 0, 1, 2)
+    first = attempt(0, 1, 2)
     first.artifact("diagnostics/window.json", {"a": 1})
     first.interrupt("terminated by SIGTERM")
-    second = Recorder(spec, {}, folder)
-    second.begin(2)
-    log(second, *range(5))
-    second.finish(FINISHED)
+    attempt(*range(5), after=2).finish(FINISHED)
 
 
 WRITES = ("create_run", "log_batch", "update_run", "set_terminated", "log_artifact", "delete_tag")
@@ -160,15 +142,16 @@ WRITES = ("create_run", "log_batch", "update_run", "set_terminated", "log_artifa
     ids=["before", "after", "before-forgets", "after-forgets"],
 )
 def test_killed_at_any_request_the_next_one_brings_the_rest(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, after: bool, forgets: bool, first: int
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, after: bool, forgets: bool, first: int
 ) -> None:
-    """Before its work or with the answer lost; and with what was remembered lost as well. Together at every write."""
-    uri = tracking_uri()
-    whole_life(tiny_spec, folder)
-    expected = [(n, n / 10) for n in range(5)]
+    """Before its work or with the answer lost; and with what was remembered lost as well. Together at every write, each
+    time in a new store.
+    """
+    whole_life(attempt)
     for survived in itertools.count(first, 4):
-        client = open_client(uri)
-        left = iter(range(survived))
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{survived}.db")
+        uri = tracking_uri()
+        client, left = open_client(uri), iter(range(survived))
         for name in WRITES:
             monkeypatch.setattr(client, name, dying(getattr(client, name), left, after))
         try:
@@ -179,28 +162,13 @@ def test_killed_at_any_request_the_next_one_brings_the_rest(
             break
         if forgets:
             (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
-        found = points(folder, REWARD)
-        assert [point[:2] for point in found] == expected, survived
-        run = mlflow_run(folder)
+        assert [point[:2] for point in points(folder, REWARD)] == [(n, n / 10) for n in range(5)], survived
+        [run] = all_runs()
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
         assert schema.TAG_REASON not in run.data.tags
-        assert len(all_runs()) == 1, survived
-        names = {one.path for one in client.list_artifacts(run.info.run_id)}
-        assert {"config.json", "diagnostics", history.HISTORY} <= names
+        assert {"config.json", "diagnostics", history.HISTORY} <= artifacts(run)
         assert not unsent(folder, uri)
-        open_client(uri).delete_run(run.info.run_id)  # and once more, from the beginning
-        again = folder.with_name(f"{folder.name}-{survived}")
-        again.mkdir()
-        whole_life(tiny_spec, again)
-        for one in all_runs():
-            _remove(uri, one.info.run_id)
-        folder = again
     assert survived > 10
-
-
-def _remove(uri: str, mlflow_id: str) -> None:
-    """For good: the next round must not find it among the deleted ones."""
-    open_client(uri)._tracking_client.store._hard_delete_run(mlflow_id)
 
 
 def dying(real: Callable[..., Any], left: Any, after: bool) -> Callable[..., Any]:
@@ -216,91 +184,76 @@ def dying(real: Callable[..., Any], left: Any, after: bool) -> Callable[..., Any
     return call
 
 
-def test_the_history_in_one_file_is_the_history(folder: Path, tiny_spec: RunSpec) -> None:
-    whole_life(tiny_spec, folder)
-    run = mlflow_run(folder)
-    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
-    packed = history.unpack(path.read_bytes(), "it")
-    assert packed.metrics == (LOSS, REWARD)
-    for name, place in packed.points():
-        columns = zip(packed.step[place], packed.value[place], packed.time_ms[place], strict=True)
-        assert list(columns) == points(folder, name)
-
-
-def test_a_second_look_sends_nothing(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+def test_every_store_gets_all_of_it_once(
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole_life(tiny_spec, folder)
-    assert unsent(folder, tracking_uri())
-    assert sent(folder) == 2 * 5
-    assert not unsent(folder, tracking_uri())
-    client = open_client(tracking_uri())
-    for name in WRITES:
-        monkeypatch.setattr(client, name, lambda *args, **kwargs: pytest.fail("sent again"))
-    assert ship(folder, tracking_uri(), client) == 0
+    whole_life(attempt)
+    for name in ("one.db", "other.db"):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{name}")
+        uri = tracking_uri()
+        assert unsent(folder, uri)
+        assert sent(folder) == 2 * 5
+        assert not unsent(folder, uri)
+        assert packed_history(folder) == {metric: points(folder, metric) for metric in (LOSS, REWARD)}
+        client = open_client(uri)
+        for write in WRITES:
+            monkeypatch.setattr(client, write, lambda *args, **kwargs: pytest.fail("sent again"))
+        assert ship(folder, uri, client) == 0
 
 
-def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, tiny_spec: RunSpec) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    log(recorder, 0)
-    with recorder.spool.path.open("a") as file:
+def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, attempt: Attempt) -> None:
+    with attempt(0).spool.path.open("a") as file:
         file.write('{"step": 1, "time_ms"')
     assert unsent(folder, tracking_uri())
     sent(folder)
     assert not unsent(folder, tracking_uri())
-    again = Recorder(tiny_spec, {}, folder)
-    log(again, 1)
+    attempt(1, after=0)
     assert steps(folder) == [0, 1]
 
 
 def test_a_file_that_only_seemed_to_arrive_is_sent_again_at_the_end(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    client = open_client(tracking_uri())
+    recorder, client = attempt(), open_client(tracking_uri())
     with monkeypatch.context() as patch:
         patch.setattr(client, "log_artifact", lambda *_: None)
         ship(folder, tracking_uri(), client)
     assert not unsent(folder, tracking_uri())
     recorder.finish(FINISHED)
-    run = mlflow_run(folder)
-    found = {one.path for one in client.list_artifacts(run.info.run_id)}
-    assert {"config.json", "requirements.txt", history.HISTORY} <= found
+    assert {"config.json", "requirements.txt", history.HISTORY} <= artifacts(mlflow_run(folder))
 
 
-def test_another_store_gets_all_of_it(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole_life(tiny_spec, folder)
-    before = points(folder, REWARD)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent.parent}/other.db")
-    assert unsent(folder, tracking_uri())
-    assert points(folder, REWARD) == before
-
-
-def test_a_run_that_a_user_deletes_while_it_trains_is_recorded_anew(folder: Path, tiny_spec: RunSpec) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    log(recorder, 0, 1)
+def test_a_run_that_a_user_deletes_while_it_trains_is_recorded_anew(folder: Path, attempt: Attempt) -> None:
+    recorder = attempt(0, 1)
     old = mlflow_run(folder).info.run_id
     open_client(tracking_uri()).delete_run(old)
     log(recorder, 2)
     recorder.finish(FINISHED)
     assert steps(folder) == [0, 1, 2]
-    assert mlflow_run(folder).info.run_id != old
-    assert mlflow_run(folder).info.status == "FINISHED"
+    run = mlflow_run(folder)
+    assert run.info.run_id != old and run.info.status == "FINISHED"
 
 
-@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("lost", ["noticed", "progress", "files"])
 def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
-    folder: Path, tiny_spec: RunSpec, remembers: bool
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    whole_life(tiny_spec, folder)
-    before = mlflow_run(folder)
+    """Also if the progress is lost, and if it was deleted before its files had come."""
+    whole_life(attempt)
+    with monkeypatch.context() as patch, contextlib.suppress(MlflowException):
+
+        def away(*_: object) -> None:
+            raise MlflowException("the store of files is away")
+
+        if lost == "files":
+            patch.setattr("cppo_lab.tracking.upload._Shipment._send_artifact", away)
+        sent(folder)
+    [before] = all_runs()
+    assert unsent(folder, tracking_uri()) is (lost == "files")
     open_client(tracking_uri()).delete_run(before.info.run_id)
-    if remembers:
+    if lost == "noticed":
         assert forget_lost([folder], tracking_uri()) == [folder]
-    else:
+    elif lost == "progress":
         (folder / FOLDER / "shipped.json").unlink()
     sent(folder)
     [after] = all_runs(ViewType.ACTIVE_ONLY)
@@ -310,149 +263,53 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     assert forget_lost([folder], tracking_uri()) == []
 
 
-def test_what_is_known_once_training_begins_becomes_a_tag(folder: Path, tiny_spec: RunSpec) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.tag(schema.TAG_WARM_START, "0123456789ab")
-    log(recorder, 0)
-    with pytest.raises(ValueError, match=schema.TAG_STATUS):
-        recorder.tag(schema.TAG_STATUS, schema.DONE)
-    recorder.finish(FINISHED)
-    assert mlflow_run(folder).data.tags[schema.TAG_WARM_START] == "0123456789ab"
-
-
-@pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "link/x", "gone.json"])
-@pytest.mark.parametrize("text", ["", "not ours"])
-def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, name: str, text: str) -> None:
+def test_only_files_of_the_run_are_uploaded(folder: Path, attempt: Attempt) -> None:
     (folder.parent.parent / "secret").write_text("s")
     (folder / "link").symlink_to(folder.parent.parent)
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.spool.add(recorder_module.Artifact(name, text if name != "gone.json" else ""))
+    recorder = attempt()
+    for name in ("../../secret", "/etc/hostname", "link/x"):
+        for text in ("", "not ours"):
+            recorder.spool.add(recorder_module.Artifact(name, text))
+    recorder.spool.add(recorder_module.Artifact("gone.json", ""))
     recorder.finish(FINISHED)
-    run = mlflow_run(folder)
-    found = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
-    assert found == {"config.json", "requirements.txt", history.HISTORY}
+    assert artifacts(mlflow_run(folder)) == {"config.json", "requirements.txt", history.HISTORY}
 
 
-def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpec) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    path = recorder.spool.path
-    path.write_text(path.read_text().replace(recorder.record_name, "x' OR 'a' = 'a"))
-    with pytest.raises(UserError, match="which this program did not write"):
-        upload([folder], tracking_uri())
-
-
-def test_the_status_of_a_continued_run_begins_where_it_was(folder: Path, tiny_spec: RunSpec) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0, 1, 2)
-    Recorder(tiny_spec, {}, folder)
-    status = read_status(folder)
-    assert (status["status"], status["step"]) == (schema.RUNNING, 2)
-
-
-def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: RunSpec) -> None:
-    folders = [workspace / "runs" / name for name in ("a", "b")]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        recorder = Recorder(tiny_spec, {}, folder)
-        log(recorder, 0)
-        recorder.finish(FINISHED)
-    path = folders[0] / FOLDER / "0001.jsonl"
-    path.write_text(path.read_text().replace('"record": "', '"record": "-', 1))
-    with pytest.raises(UserError, match="run a could not be uploaded"):
-        upload(folders, tracking_uri())
-    assert not unsent(folders[1], tracking_uri())
-
-
-def test_the_last_attempt_s_words_stand(folder: Path, tiny_spec: RunSpec) -> None:
-    for version in ("v1", "v2"):
-        log(Recorder(tiny_spec, {schema.TAG_CODE_VERSION: version}, folder), 0)
-    record_end(folder, schema.PARTIAL, "interrupted: killed")
-    assert mlflow_run(folder).data.tags[schema.TAG_CODE_VERSION] == "v2"
-
-
-def test_a_tag_says_that_all_files_have_come(folder: Path, tiny_spec: RunSpec) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.interrupt("cancelled")
-    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
-    second = Recorder(tiny_spec, {}, folder)
-    assert schema.TAG_FILES not in mlflow_run(folder).data.tags
-    second.finish(FINISHED)
-    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
-
-
-def test_the_end_that_others_write_is_sent(folder: Path, tiny_spec: RunSpec) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    log(recorder, 0, 1)
-    sent(folder)
-    record_end(folder, schema.PARTIAL, "interrupted: killed")
-    assert mlflow_run(folder).info.status == "KILLED"
-    again = Recorder(tiny_spec, {}, folder)
-    assert mlflow_run(folder).info.status == "RUNNING"
-    log(again, 2)
-    again.finish(FINISHED)
-    assert steps(folder) == [0, 1, 2]
-    assert len(all_runs()) == 1
-
-
-def test_a_result_that_is_deleted_before_its_files_have_come_blocks_nothing(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    log(recorder, 0, 1)
-    recorder.finish(FINISHED)
-    with monkeypatch.context() as patch, pytest.raises(MlflowException, match="away"):
-
-        def away(*_: object) -> None:
-            raise MlflowException("the store of files is away")
-
-        patch.setattr("cppo_lab.tracking.upload._Artifacts.send", away)
-        sent(folder)
-    [run] = all_runs()
-    assert run.info.status == "FINISHED"
-    assert unsent(folder, tracking_uri())
-    open_client(tracking_uri()).delete_run(run.info.run_id)
-    sent(folder)
-    assert not unsent(folder, tracking_uri())
-    [again] = all_runs(ViewType.ACTIVE_ONLY)
-    assert again.data.tags[schema.TAG_FILES] == "complete"
-
-
-def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path, tiny_spec: RunSpec) -> None:
+def test_a_run_that_cannot_be_sent_stops_no_other(folder: Path, attempt: Attempt) -> None:
+    """A record with a strange name, and a deleted experiment."""
     client = open_client(tracking_uri())
     client.delete_experiment(client.create_experiment("cppo-verl"))
     verl = compose([*TINY[1:], "core=verl", "model=tiny_qwen3"]).run
-    folders = [folder.with_name(verl.run_id), folder]
-    for spec, path in zip((verl, tiny_spec), folders, strict=True):
-        path.mkdir(exist_ok=True)
-        recorder = Recorder(spec, {}, path)
-        recorder.begin(None)
-        recorder.finish(FINISHED)
-    with pytest.raises(UserError, match="cppo-verl"):
-        upload(folders, tracking_uri())
+    folders = [folder.with_name("strange"), folder.with_name(verl.run_id), folder]
+    strange = attempt(0, place=folders[0])
+    Recorder(verl, {}, folders[1]).finish(FINISHED)
+    attempt(0).finish(FINISHED)
+    path = strange.spool.path
+    path.write_text(path.read_text().replace(strange.record_name, "x' OR 'a' = 'a"))
+    for places, said in (
+        (folders, "run strange could not be uploaded .*which this program did not write.*, and 1 more"),
+        (folders[1:2], "'cppo-verl' was deleted"),
+    ):
+        with pytest.raises(UserError, match=said):
+            upload(places, tracking_uri())
     assert [run.info.status for run in all_runs()] == ["FINISHED"]
+    assert not unsent(folder, tracking_uri())
 
 
 def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
-    folder: Path, tiny_spec: RunSpec
+    folder: Path, attempt: Attempt
 ) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0, 1, 2, 3, 4)
-    first.interrupt("by a test")
+    attempt(0, 1, 2, 3, 4).interrupt("by a test")
     before = points(folder, REWARD)
     [path] = (folder / FOLDER).glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"step": 2', b'#step": 2'))
-    second = Recorder(tiny_spec, {}, folder)
-    second.begin(1)
-    log(second, 2, 3)
+    second = attempt(2, 3, after=1)
     assert points(folder, REWARD) == before  # while it trains
     log(second, 4, 5)
     second.finish(FINISHED)
     for _ in range(2):
         assert points(folder, REWARD)[:5] == before
-        assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4, 5]
+        assert steps(folder) == [0, 1, 2, 3, 4, 5]
         (folder / FOLDER / "shipped.json").unlink()  # it may be lost
     assert len(all_runs()) == 1
 
@@ -460,86 +317,75 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
 @pytest.mark.parametrize("lost", [(), ("shipped.json",)])
 @pytest.mark.parametrize("attempts", [0, 1, 2])
 def test_a_restored_folder_doubles_no_step(
-    folder: Path, tiny_spec: RunSpec, attempts: int, lost: tuple[str, ...]
+    folder: Path, attempt: Attempt, attempts: int, lost: tuple[str, ...]
 ) -> None:
     """Of a copy made after so many further attempts; the store has the steps that were trained since."""
     copy = folder.with_name("copy")
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0)
+    attempt(0)
     for number in (1, 2, 3):
         if number == attempts + 1:
             sent(folder)
             shutil.copytree(folder, copy)
-        attempt = Recorder(tiny_spec, {}, folder)
-        attempt.begin(0)
-        log(attempt, number)
+        attempt(number, after=0)
     before = points(folder, REWARD)
     shutil.rmtree(folder)
     copy.rename(folder)
     for name in lost:
         (folder / FOLDER / name).unlink()
-    again = Recorder(tiny_spec, {}, folder)
-    again.begin(0)
+    again = attempt(after=0)
     for step in range(1, 6):
         log(again, step)
         sent(folder)
     again.finish(FINISHED)
     assert points(folder, REWARD)[:4] == before
-    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4, 5]
+    assert steps(folder) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_copied_folder_that_is_trained_in_both_places_doubles_no_step(
-    folder: Path, tiny_spec: RunSpec
+    folder: Path, attempt: Attempt
 ) -> None:
-    first = Recorder(tiny_spec, {}, folder)
-    first.begin(None)
-    log(first, 0)
-    first.interrupt("by a test")
+    attempt(0).interrupt("by a test")
     folders = [folder, folder.parent.with_name("copy") / folder.name]
     shutil.copytree(*folders)
-    recorders = [Recorder(tiny_spec, {}, place) for place in folders]
-    for recorder in recorders:
-        recorder.begin(0)
+    recorders = [attempt(after=0, place=place) for place in folders]
     for turn, last in ((0, 2), (1, 4), (0, 5), (1, 5)):  # one is ahead, then the other
         log(recorders[turn], *range(1, last + 1))
         sent(folders[turn])
     for turn in (1, 0):
         recorders[turn].finish(FINISHED)
-        assert steps(folders[turn]) == steps(folders[turn], LOSS) == [0, 1, 2, 3, 4, 5]
+        assert steps(folders[turn]) == [0, 1, 2, 3, 4, 5]
     assert len(all_runs()) == 1
 
 
-def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, tiny_spec: RunSpec) -> None:
+def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, attempt: Attempt) -> None:
     """As when its database is put back to an older copy while the run trains. Some are no numbers, one is twice."""
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    log(recorder, 0)
+    recorder, database = attempt(0), sqlite_file(tracking_uri())
     sent(folder)
-    database = sqlite_file(tracking_uri())
     assert database is not None
-    backup(database, folder / "old.db")
-    recorder.log(1, {REWARD: math.nan, LOSS: math.inf})
-    log(recorder, 2, 3)
-    sent(folder)
-    backup(folder / "old.db", database)
-    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    with (
+        contextlib.closing(sqlite3.connect(database)) as store,
+        contextlib.closing(sqlite3.connect(":memory:")) as old,
+    ):
+        store.backup(old)
+        recorder.log(1, {REWARD: math.nan, LOSS: math.inf})
+        log(recorder, 2, 3)
+        sent(folder)
+        old.backup(store)
     # By somebody else: the number of points alone would hide one that is lost.
-    client.log_metric(run.info.run_id, REWARD, 0.5, step=0)
+    open_client(tracking_uri()).log_metric(mlflow_run(folder).info.run_id, REWARD, 0.5, step=0)
     log(recorder, 4)
     recorder.finish(FINISHED)
     assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
-    assert sorted(steps(folder)) == [0, 0, 1, 2, 3, 4]
-    assert points(folder, LOSS)[1][1] > 1e308
-    assert [step for step, _ in kept_history(folder)] == steps(folder, LOSS) == [0, 1, 2, 3, 4]
+    assert sorted(step for step, _, _ in points(folder, REWARD)) == [0, 0, 1, 2, 3, 4]
+    losses = points(folder, LOSS)
+    assert [step for step, _, _ in losses] == [0, 1, 2, 3, 4] and losses[1][1] > 1e308
+    assert [step for step, _, _ in packed_history(folder)[REWARD]] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
-    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    log(recorder, 0, 1, 2)
-    recorder.finish(FINISHED)
+    attempt(0, 1, 2).finish(FINISHED)
     client = open_client(tracking_uri())
     real = client.log_batch
 
@@ -550,48 +396,72 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
     with pytest.raises(MlflowException, match="it accepted 6 points and lacks 2 of them"):
         ship(folder, tracking_uri(), client)
     [run] = all_runs()
-    assert schema.TAG_FILES not in run.data.tags
-    assert unsent(folder, tracking_uri())
-    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2]  # once it does
+    assert schema.TAG_FILES not in run.data.tags and unsent(folder, tracking_uri())
+    assert steps(folder) == [0, 1, 2]  # once it does
     assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
     assert not unsent(folder, tracking_uri())
 
 
-def backup(source: Path, target: Path) -> None:
-    with (
-        contextlib.closing(sqlite3.connect(source)) as old,
-        contextlib.closing(sqlite3.connect(target)) as new,
-    ):
-        old.backup(new)
+@pytest.mark.parametrize(
+    ("status", "gone"),
+    [(schema.RUNNING, False), (schema.PARTIAL, False), (schema.DONE, True), (schema.COLLAPSED, True)],
+)
+def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(
+    workspace: Path, status: str, gone: bool
+) -> None:
+    """It is named by its MLflow id, as before version 0.2.0, or by its record; others are left alone."""
+    client, tags = open_client(tracking_uri()), {schema.TAG_RUN_ID: "r"}
+    number = client.create_experiment("cppo-mini")
+    old, recorded, other = (
+        client.create_run(number, tags=more).info.run_id
+        for more in (tags, tags | {schema.TAG_RECORD: "abc"}, {schema.TAG_RUN_ID: "other"})
+    )
+    replaces = {schema.TAG_REPLACES: f"{old} abc {other} {'0' * 32}", schema.TAG_STATUS: status}
+    new = client.create_run(number, tags=tags | replaces).info.run_id
+    assert retire(client, new)
+    stages = [client.get_run(mlflow_id).info.lifecycle_stage for mlflow_id in (old, recorded, other)]
+    assert stages == (["deleted", "deleted", "active"] if gone else ["active"] * 3)
+    after = client.get_run(new).data.tags
+    replaced = f"{old} {recorded} {other} {'0' * 32}"
+    assert (after.get(schema.TAG_REPLACED) == replaced, schema.TAG_REPLACES in after) == (gone, not gone)
 
 
-def test_an_end_that_a_full_disk_took_late_leaves_the_history_of_the_store(
+ADDRESS = "https://ada:s3cret@host/a.parquet"
+DATASETS = [
+    Dataset("chain", "0123456789ab", "cppo_lab.x", schema.CODE, schema.TRAINING, {"problems": 7}),
+    Dataset("aime24", "a" * 12, "/data/aime24.parquet", schema.LOCAL, schema.VALIDATION, {"origin": "hub"}),
+    Dataset("a", "b", ADDRESS, schema.LOCAL, schema.TRAINING, {"origin": ADDRESS}),
+]
+
+
+def test_datasets_are_inputs_once_and_tell_no_password(
     folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    log(recorder, 0, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(recorder.spool, "_write", full)
-        log(recorder, 2)
-        recorder.finish(FINISHED)
-    client = open_client(tracking_uri())
-    ship(folder, tracking_uri(), client, recorder.spool.unwritten)
-    before = kept_history(folder)
-    assert len(before) == 3
-    assert record_end(folder, schema.DONE, "")  # once there is room
-    assert kept_history(folder) == before
-    assert steps(folder) == [0, 1, 2]
+    """Also of two runs that add one at the same moment: MLflow finds none, and refuses to add a second."""
+    real, refused = MlflowClient.log_inputs, []
 
+    def log_inputs(client: MlflowClient, *arguments: Any, **named: Any) -> None:
+        if not refused:
+            refused.append(named)
+            raise MlflowException("UNIQUE constraint failed: datasets.name", error_code=BAD_REQUEST)
+        real(client, *arguments, **named)
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def kept_history(folder: Path) -> list[tuple[int, float]]:
-    """(step, value) of the reward in the artifact that the store has."""
-    run = mlflow_run(folder)
-    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
-    packed = history.unpack(path.read_bytes(), "it")
-    places = dict(packed.points())
-    return list(zip(packed.step[places[REWARD]].tolist(), packed.value[places[REWARD]].tolist(), strict=True))
+    monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
+    Recorder(tiny_spec, {}, folder, datasets=DATASETS)
+    mlflow_run(folder)
+    (folder / FOLDER / "shipped.json").unlink()
+    inputs = {stored.dataset.name: stored for stored in mlflow_run(folder).inputs.dataset_inputs}
+    assert len(mlflow_run(folder).inputs.dataset_inputs) == 3 and refused
+    for ours in DATASETS[:2]:
+        theirs = inputs[ours.name].dataset
+        assert (theirs.digest, json.loads(theirs.profile)) == (ours.digest, ours.profile)
+        tags = [(tag.key, tag.value) for tag in inputs[ours.name].tags]
+        assert tags == [("mlflow.data.context", ours.context)]
+        # MLflow itself reads the source as one of its kinds.
+        read = dataset_source_registry.get_dataset_source_from_json
+        assert ours.source in read(theirs.source, theirs.source_type).to_json()
+    masked = inputs["a"].dataset
+    assert "s3cret" not in masked.source + masked.profile
+    assert json.loads(masked.profile)["origin"] == "https://ada:***@host/a.parquet"
+    Recorder(tiny_spec, {}, folder, datasets=[Dataset(**{**vars(DATASETS[0]), "digest": "b" * 12})])
+    assert len(mlflow_run(folder).inputs.dataset_inputs) == 4  # other problems are another dataset
