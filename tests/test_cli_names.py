@@ -141,6 +141,11 @@ def test_completion(line: str, files: None, tmp_path: Path) -> None:
     assert completed(f"cppo {line}", tmp_path / "out", check) == COMPLETIONS[line]
 
 
+def test_completion_before_the_first_run(tmp_path: Path) -> None:
+    assert completed("cppo show quickstart_e", tmp_path / "out") == "quickstart_exact"
+    assert completed("cppo logs ", tmp_path / "out") == ""
+
+
 def test_in_a_real_bash(tmp_path: Path, cppo: Command) -> None:
     """Bash splits words at `=`, so that only what is behind it is put in."""
     program = tmp_path / "cppo"
