@@ -1,6 +1,7 @@
 """A real Slurm for the tests: one cluster for each of pytest's processes that needs one, started on demand.
 
-Without Slurm the tests are skipped, but where CI or CPPO_REQUIRE_SLURM is set that is a failure.
+Without Slurm the tests are skipped, but where CI or CPPO_REQUIRE_SLURM is set that is a failure. What a killed session
+leaves running, the reaper ends (tests/reaper.py).
 """
 
 import contextlib
@@ -11,13 +12,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from dev.slurm import starting
-from dev.slurm.cluster import PATH, Cluster
+from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.settings import Settings
 from tests.requirement import SLURM
-from tests.slurm.sessions import alive, remove, session_folder
 from tests.waiting import until
-
-__all__ = ["as_slurm", "remove", "session_folder"]
 
 # docs/slurm_dev.md says what each costs. Nothing here ends because a busy machine has not answered in time: what a
 # test wants ended, it ends.
@@ -33,26 +31,24 @@ PATIENT = {
 PROMPT = {
     "SchedulerParameters": "sched_min_interval=100000,bf_interval=1,batch_sched_delay=0,sched_interval=1"
 }
-CLUSTER = Settings(grace=3600, extra={**PATIENT, **PROMPT})
 
 
-@pytest.fixture(scope="session")
-def slurm_installed() -> Iterator[None]:
-    """Skips or fails the test where Slurm can't run, and clears away what killed sessions have left running."""
+@contextlib.contextmanager
+def cluster_folder(what: str = "") -> Iterator[Cluster]:
+    """The folder of a cluster of this session, which ends with the block. Skips or fails where Slurm can't run."""
     SLURM.demand()
-    with alive(session_folder().parent):
-        yield
-
-
-@pytest.fixture(scope="session")
-def slurm_cluster(slurm_installed: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The cluster of this session: four nodes of two CPUs and eight GPUs each, with accounting."""
-    cluster = Cluster(session_folder())
-    starting.start(cluster, CLUSTER)
+    cluster = Cluster(default_folder(f"tests-{os.getpid()}{what}"))
     yield cluster
     cluster.stop()
-    if not request.session.testsfailed:
-        shutil.rmtree(cluster.folder, ignore_errors=True)  # else its logs stay
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[Cluster]:
+    """The cluster of this session: four nodes of two CPUs and eight GPUs each, with accounting."""
+    with cluster_folder() as cluster:
+        starting.start(cluster, Settings(grace=3600, extra={**PATIENT, **PROMPT}))
+        yield cluster
 
 
 @contextlib.contextmanager
@@ -75,18 +71,3 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     """The session's cluster as this test's Slurm: its commands find it. Afterwards it has no jobs."""
     with as_slurm(slurm_cluster):
         yield slurm_cluster
-
-
-@pytest.fixture(scope="module")
-def slurm_of_module(slurm_cluster: Cluster) -> Iterator[Cluster]:
-    """The session's cluster as the Slurm of all tests of a module, whose jobs may outlive a test."""
-    with as_slurm(slurm_cluster):
-        yield slurm_cluster
-
-
-@pytest.fixture
-def second_cluster(slurm_installed: None) -> Iterator[Cluster]:
-    """A folder for another, short-lived cluster beside the session's."""
-    cluster = Cluster(session_folder("-3"))
-    yield cluster
-    remove(cluster)

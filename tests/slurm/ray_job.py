@@ -1,7 +1,6 @@
 """A job over several machines with Ray between them, submitted by the launcher: for `test_ray_nodes`.
 
-Run as `python -m tests.slurm.ray_job RUNS NAME KIND [OPTION=VALUE ...]`; the options are `partition`, and `pyxis` or
-`apptainer` with an image.
+Run as `python -m tests.slurm.ray_job RUNS NAME KIND [RUNTIME=IMAGE]`.
 """
 
 import json
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import Allocation, Resources
-from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec
-from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
+from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
 from cppo_lab.sweep.compose import compose
+from tests.launch.slurm.containers import settings
+from tests.launch.slurm.jobs import slurm_spec, takes
 from tests.waiting import CEILING_SECONDS
 
-RANKS = 2
+MACHINES = 2
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class RayJob:
             return
         self._note("training", pid=os.getpid())
         with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
-            found = all_reduce(ray_init)
-            self._note("up", **found)
+            self._note("up", **look_around(ray_init))
             if os.environ.get("SLURM_RESTART_COUNT"):
                 raise RuntimeError("the trainer fails")
             while True:
@@ -89,68 +88,35 @@ class RayJob:
             file.write(json.dumps(line) + "\n")
 
 
-def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
-    """A process of torch's on each machine; they add up their ranks + 1 over gloo."""
+def look_around(ray_init: dict[str, Any]) -> dict[str, Any]:
+    """Where Ray has a process on each machine, and whether SIGUSR2, which Slurm sends to all of a job, would end it."""
     import ray
 
     ray.init(**ray_init)
 
     @ray.remote(num_gpus=1, num_cpus=1)
     class Process:
-        def address(self) -> str:
-            return str(ray.util.get_node_ip_address())
-
-        def signals(self) -> bool:
-            """Whether SIGUSR2, which Slurm sends to all processes of a job, would end this one."""
+        def look(self) -> tuple[str, bool]:
             status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
-            bit = 1 << 11
-            return (
-                not (int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) & bit
-            )
+            handled = int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)
+            return str(ray.util.get_node_ip_address()), not handled & 1 << 11
 
-        def add(self, rank: int, master: str) -> float:
-            import torch
-            from torch import distributed
-
-            distributed.init_process_group("gloo", init_method=f"tcp://{master}", rank=rank, world_size=RANKS)
-            value = torch.tensor([rank + 1.0])
-            distributed.all_reduce(value)
-            distributed.destroy_process_group()
-            return float(value)
-
-        def port(self) -> int:
-            from cppo_lab.cores.verl.cluster import free_port
-
-            return free_port(self.address())
-
-    processes = [Process.remote() for _ in range(RANKS)]
-    addresses = ray.get([one.address.remote() for one in processes])
-    master = f"{addresses[0]}:{ray.get(processes[0].port.remote())}"
-    sums = ray.get([one.add.remote(rank, master) for rank, one in enumerate(processes)])
-    endangered = ray.get([one.signals.remote() for one in processes])
+    processes = [Process.remote() for _ in range(MACHINES)]
+    addresses, endangered = zip(*ray.get([process.look.remote() for process in processes]), strict=True)
     # <folder>/ray/session_.../sockets/plasma_store
     folders = [str(Path(node["ObjectStoreSocketName"]).parents[3]) for node in ray.nodes()]
-    return {"sums": sums, "addresses": addresses, "endangered": any(endangered), "folders": folders}
+    return {"addresses": addresses, "endangered": any(endangered), "folders": folders}
 
 
 def main(runs: Path, name: str, kind: str, options: list[str]) -> None:
     """Submit one job."""
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
     assert layout is not None
-    given = dict(option.split("=") for option in options)
-    partition = given.pop("partition", None)
     containers = [
-        ContainerSpec.model_validate({"runtime": runtime, "image": image, "mounts": (), "environment": ()})
-        for runtime, image in given.items()
+        settings(runtime, Path(image)) for runtime, image in (option.split("=") for option in options)
     ]
-    resources = ResourcesSpec(
-        hours=2.0, cpus=1, memory_gb=1.0, partition=partition, account=None, qos=None, constraint=None
-    )
-    spec = SlurmSpec(
-        name="slurm", workers=None, threads=1, requeues=3, grace_seconds=60, python=None, setup=(), srun=(), sbatch={},
-        container=containers[0] if containers else NO_CONTAINER
-    )  # fmt: skip
-    job = RayJob(name, runs, kind, layout, resources)
+    spec = slurm_spec(requeues=3, grace_seconds=60, **({"container": containers[0]} if containers else {}))
+    job = RayJob(name, runs, kind, layout, takes(hours=2.0, cpus=1, memory_gb=1.0))
     job.folder.mkdir(parents=True, exist_ok=True)
     launch_slurm([job], spec, lambda event: print(event.kind, event.job.name))
 

@@ -6,7 +6,6 @@ The cluster has a network of its own, since Ray does not stay on loopback by its
 import json
 import os
 import signal
-import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.verl.cluster import remove_abandoned
+from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import ACTIVE, WAITING
 from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster
@@ -24,7 +24,7 @@ from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
 from tests.launch.slurm.containers import RUNTIMES, asked, make_image, stand_ins
 from tests.requirement import SLURM
-from tests.slurm.conftest import PATIENT, remove, session_folder
+from tests.slurm.conftest import PATIENT, cluster_folder
 from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [
@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs cppo-lab[verl]"),
 ]
 ROOT = Path(__file__).parents[2]
-SUM = 1.0 + 2.0  # of the ranks + 1
 SWEEP = """
 title: Two machines
 question: Do two machines train one run?
@@ -45,16 +44,15 @@ axes: {seed: [0]}
 
 
 @pytest.fixture(scope="module")
-def machines(slurm_installed: None) -> Iterator[Cluster]:
+def machines() -> Iterator[Cluster]:
     """Two virtual machines of two CPUs, alone in their network."""
     if missing := starting.missing(accounting=False, private_network=True):
         SLURM.lack(f"not installed: {', '.join(missing)}")
-    cluster = Cluster(session_folder("-ray"))
     # Processes that share two threads with Ray need time to leave, and tests to ask after a job that has ended.
     timers = {**PATIENT, "KillWait": "120"}
-    starting.start(cluster, Settings(nodes=2, accounting=False, private_network=True, extra=timers))
-    yield cluster
-    remove(cluster)
+    with cluster_folder("-ray") as cluster:
+        starting.start(cluster, Settings(nodes=2, accounting=False, private_network=True, extra=timers))
+        yield cluster
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,8 @@ class Submitted:
         return self.notes(what, life)[0]
 
     def job(self) -> str:
-        with sqlite3.connect(self.runs / "slurm.db") as ledger:
-            found = ledger.execute(
-                "SELECT job_id FROM submission JOIN task USING (token) WHERE name = ?", (self.name,)
-            ).fetchone()
-        return str(found[0])
+        with Ledger(self.runs) as ledger:
+            return ledger.newest_tasks()[self.name].job
 
     def state(self) -> str:
         return self.cluster.call("squeue", "-h", "-t", "all", "-j", self.job(), "-o", "%T").strip()
@@ -121,52 +116,52 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+def second_life(job: Submitted) -> list[dict[str, Any]]:
+    """What a job that holds finds in both of its lives: warned, it starts again, and leaves as its trainer fails."""
+    lives = [job.wait_for("up")]
+    job.cluster.call("scancel", "--signal=USR2", job.job())  # Slurm's warning, to every process of the job
+    lives.append(job.wait_for("up", life=1))
+    assert job.wait_for_end() == "FAILED"
+    assert "RuntimeError: the trainer fails" in job.output()
+    assert [note["machine"] for note in job.notes("left", life=1)] == ["n2"]  # in order, not killed
+    return lives
+
+
+def assert_worked(*ups: dict[str, Any]) -> None:
+    """Each time both machines took part, and no process of Ray's was endangered by SIGUSR2."""
+    for up in ups:
+        assert (len(set(up["addresses"])), up["endangered"]) == (2, False)
+    assert len({folder for up in ups for folder in up["folders"]}) == 2 * len(ups)
+
+
 def test_two_jobs_share_two_machines_and_each_ends_without_the_other(
     machines: Cluster, tmp_path: Path
 ) -> None:
-    """One is killed. The other is requeued, starts again with a new cluster, and leaves when its trainer fails."""
-    held, killed, alone = (submit(machines, tmp_path, *one) for one in (
-        ("held", "hold"), ("killed", "hold"), ("alone", "alone"),
-    ))  # fmt: skip
-    first, up = held.wait_for("up"), killed.wait_for("up")  # both are there at once
+    """One is killed. The other is requeued."""
+    kinds = {"held": "hold", "killed": "hold", "alone": "alone"}
+    held, killed, alone = (submit(machines, tmp_path, name, kind) for name, kind in kinds.items())
+    held.wait_for("up")
+    up = killed.wait_for("up")  # both are there at once
     os.kill(killed.wait_for("training")["pid"], signal.SIGKILL)
-    assert killed.wait_for_end() == "FAILED"
-    assert held.state() == "RUNNING"
-    machines.call("scancel", "--signal=USR2", held.job())  # Slurm's warning, to every process of the job
-    again = held.wait_for("up", life=1)
-    assert held.wait_for_end() == "FAILED"
-    assert "RuntimeError: the trainer fails" in held.output()
-    assert [note["machine"] for note in held.notes("left", life=1)] == ["n2"]  # in order, not killed
-    for end in (first, up, again):
-        assert end["sums"] == [SUM, SUM]
-        assert len(set(end["addresses"])) == 2  # one process on each machine
-        assert not end["endangered"]  # by SIGUSR2
-    assert len({folder for end in (first, up, again) for folder in end["folders"]}) == 6
+    assert (killed.wait_for_end(), held.state()) == ("FAILED", "RUNNING")
+    ups = [up, *second_life(held)]
+    assert_worked(*ups)
     assert alone.wait_for_end() == "FAILED"
     assert "UserError: n2 did not join Ray's cluster on n1 within 1 s" in alone.output()
     remove_abandoned()  # as the next run on the machine does: Slurm kills what would remove the killed one's folder
-    nothing_is_left(machines, up, first, again)
+    nothing_is_left(machines, *ups)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_machines_join_from_containers(runtime: str, machines: Cluster, tmp_path: Path) -> None:
-    """One container on each machine, without Slurm's commands; a warning starts both again, with a new cluster."""
+    """One container on each machine, without Slurm's commands."""
     site = stand_ins(tmp_path / "site")
     image = make_image(tmp_path / "image", HF_HUB_OFFLINE="1")
     path = os.pathsep.join([str(site), PATH])
-    job = submit(machines, tmp_path / "runs", "held", "hold", f"{runtime}={image}", path=path)
-    first = job.wait_for("up")
-    machines.call("scancel", "--signal=USR2", job.job())
-    again = job.wait_for("up", life=1)
-    assert job.wait_for_end() == "FAILED"
-    assert "RuntimeError: the trainer fails" in job.output()
-    assert [note["machine"] for note in job.notes("left", life=1)] == ["n2"]
-    for end in (first, again):
-        assert end["sums"] == [SUM, SUM]
-        assert len(set(end["addresses"])) == 2
-        assert not end["endangered"]
-    assert [one["runtime"] for one in asked(site)] == [runtime] * (2 if runtime == "pyxis" else 4)
-    nothing_is_left(machines, first, again)
+    ups = second_life(submit(machines, tmp_path / "runs", "held", "hold", f"{runtime}={image}", path=path))
+    assert_worked(*ups)
+    assert asked(site) == [runtime] * (2 if runtime == "pyxis" else 4)
+    nothing_is_left(machines, *ups)
 
 
 def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
@@ -183,10 +178,8 @@ def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) 
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "slurm").glob("*/*_0_log.out"))
     assert (told["status"], told["step"]) == ("done", 2), log[-5000:]
     assert "ip=127.0.0.3" in log  # a rank worked on the second machine
-    with sqlite3.connect(tmp_path / "runs" / "slurm.db") as ledger:
-        [(job,)] = ledger.execute("SELECT DISTINCT job_id FROM submission").fetchall()
     # Both tasks: the other machine left in order.
-    assert machines.call("squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T").strip() == "COMPLETED"
+    assert Submitted(machines, tmp_path / "runs", run.name).state() == "COMPLETED"
     shards = {path.name for path in (run / "best_checkpoint" / "actor").glob("model_world_size_2_*")}
     assert shards == {f"model_world_size_2_rank_{rank}.pt" for rank in range(2)}
     nothing_is_left(machines)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dev.slurm.cluster import PATH, Cluster
-from tests.slurm.conftest import as_slurm, slurm, slurm_cluster, slurm_installed
+from tests.slurm.conftest import as_slurm, slurm, slurm_cluster
 
-__all__ = ["slurm", "slurm_cluster", "slurm_installed"]  # fixtures
+__all__ = ["slurm", "slurm_cluster"]  # fixtures
 ROOT = Path(__file__).parents[3]
 
 

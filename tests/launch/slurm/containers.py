@@ -27,10 +27,10 @@ def stand_ins(folder: Path, names: Sequence[str] = ("srun", "apptainer")) -> Pat
     return folder
 
 
-def asked(folder: Path) -> list[dict[str, Any]]:
-    """What the stand-ins were asked for."""
+def asked(folder: Path) -> list[str]:
+    """For which runtimes the stand-ins were called."""
     path = folder / container_runtime.ASKED
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return path.read_text().split() if path.exists() else []
 
 
 def make_image(path: Path, **environment: str) -> Path:

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.launch.slurm import submit
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
-from cppo_lab.runs.machine import code_version
 from dev.slurm.cluster import Cluster
-from tests.conftest import TINY
 from tests.launch.slurm import holding
-from tests.launch.slurm.containers import PROJECT, RUNTIMES, asked, make_image, overrides, settings, stand_ins
+from tests.launch.slurm.containers import PROJECT, RUNTIMES, make_image, overrides, settings, stand_ins
 from tests.launch.slurm.jobs import Noted, slurm_spec
-from tests.launch.slurm.test_runs import LONG, Points, histories, mlflow_runs, run_id, states, strike
+from tests.launch.slurm.test_runs import LONG, Points, attempts, histories, run_id, states, strike
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -109,7 +106,6 @@ def expected(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> d
     local = tmp_path_factory.mktemp("local")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(local)
-        assert main(["launch", "quickstart", *TINY, "seed=0", "launcher=inline"]) == 0
         seeds = ",".join(map(str, range(len(FATES))))
         assert main(["launch", *LONG, f"seed={seeds}", "launcher=inline"]) == 0
         return histories(local)
@@ -123,35 +119,6 @@ WHERE = {
     "used up": ["+launcher.sbatch.nodelist=n4", "launcher.requeues=0"],
     "cancelled": ["+launcher.sbatch.nodelist=n4"],
 }
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_the_quickstart_in_a_container_equals_the_local_one(
-    runtime: str,
-    site: Path,
-    expected: dict[str, Points],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    work = tmp_path / "a folder with spaces"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    before = len(asked(site))
-    sweep = ["quickstart", *TINY, "seed=0"]
-    assert main(["launch", *sweep, SLURM, *overrides(runtime, site / "the image.sqsh")]) == 0
-    until("the queue is empty", lambda: not in_queue(work / "runs"))
-    assert {state.state for state in states(sweep).values()} == {"done"}
-    found = histories(work)
-    assert len(found) == 3 and found == {run: expected[run] for run in found}
-    given = asked(site)[before:]
-    assert [one["runtime"] for one in given] == [runtime] * 3
-    for one in given:
-        shown = one["mounts"].split(",") if runtime == "pyxis" else one["bind"]
-        assert shown == [f"{work}:{work}"]  # runs and the store are in it
-    # Nothing of the runs' identity; the image has this checkout, and its version is read there.
-    assert set(found) == set(states(sweep))
-    for [run] in mlflow_runs().values():
-        assert run.data.tags["cppo.code_version"] == code_version()
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -184,27 +151,11 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
     recorded = histories(tmp_path)
     for fate in ("warned", "requeued", "preempted"):
         assert found[fate].state == "done", found[fate]
-        assert len(mlflow_runs()[ids[fate]]) == 1
+        assert len(attempts()[ids[fate]]) == 1
         assert recorded[ids[fate]] == expected[ids[fate]]
     assert found["used up"].state == found["cancelled"].state == "partial"
     assert "(launcher.requeues=0): launch again to resume" in found["used up"].reason
     assert found["cancelled"].reason.startswith("interrupted: terminated by SIGTERM at step")
-
-
-def test_without_the_runtime_the_job_ends_and_says_why(
-    bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folders = os.environ["PATH"].split(os.pathsep)
-    without = [folder for folder in folders if not Path(folder, "apptainer").exists()]
-    monkeypatch.setenv("PATH", os.pathsep.join(without))
-    for runtime in RUNTIMES:
-        container = settings(runtime, tmp_path / "image")
-        launch_slurm([Looks(tmp_path, runtime)], slurm_spec(container=container), lambda event: None)
-    until("the queue is empty", lambda: not in_queue(tmp_path))
-    assert not list(tmp_path.glob("*.json"))
-    printed = "".join(path.read_text() for path in tmp_path.glob(f"{submit.FOLDER}/*/*_log.out"))
-    assert "--container-image" in printed and "apptainer" in printed
 
 
 def test_the_doctor_asks_a_node(

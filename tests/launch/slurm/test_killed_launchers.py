@@ -3,10 +3,13 @@
 The jobs are submitted held and let go at the end, so that none can end meanwhile and be taken for one never begun.
 """
 
+import contextlib
+import multiprocessing
 import os
 import signal
-import sqlite3
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +22,74 @@ from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
-from tests.launch.slurm.jobs import Noted
-from tests.launch.slurm.launchers import (
-    HELD,
-    kill,
-    launcher,
-    release_and_wait,
-    slow_sbatch,
-    wait_for_orphans,
-    wait_in_shell,
-)
+from dev.slurm.daemons import everything
+from tests.launch.slurm.jobs import Noted, begun, ended, slurm_spec
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 Die = Callable[[], None]
 Hook = Callable[[Die], None]
+
+
+HELD = slurm_spec(sbatch={"hold": True})
+
+
+def launcher(
+    jobs: Sequence[Noted],
+    before: Callable[[], None] = lambda: None,
+    report: Callable[[object], None] = lambda event: None,
+) -> BaseProcess:
+    """A launcher in a separate process, and a process group of its own."""
+
+    def launch() -> None:
+        os.setpgid(0, 0)
+        before()
+        launch_slurm(jobs, HELD, report)
+
+    process = multiprocessing.get_context("fork").Process(target=launch)
+    process.start()
+    return process
+
+
+def wait_for_orphans(process: BaseProcess) -> None:
+    """Until what a launcher has started has ended too: an sbatch outlives it."""
+
+    def left() -> bool:
+        for other in everything():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(other.pid) == process.pid:
+                    return True
+        return False
+
+    until("nothing of the launcher runs", lambda: not left())
+
+
+def slow_sbatch(folder: Path, before: str = ":", after: str = ":") -> Callable[[], None]:
+    """Puts an sbatch into a launcher's way that does something before and after the real one."""
+    folder.mkdir()
+    script = folder / "sbatch"
+    script.write_text(
+        '#!/bin/bash\nhere=$(dirname "$0")\nexport PATH=${PATH#"$here":}\n'
+        '[ "$1" = --test-only ] && exec sbatch "$@"\n'
+        f'touch "$here/asked"; {before}; sbatch "$@"; touch "$here/answered"; {after}\n'
+    )
+    script.chmod(0o755)
+
+    def install() -> None:
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+    return install
+
+
+def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
+    """Let the jobs run, and see that each of them does so once and that nothing else was in the queue."""
+    shown = slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
+    assert len(shown) == len(jobs)
+    slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
+    until("all have ended", lambda: ended(runs, jobs))
+    until("the queue is empty", lambda: not in_queue(runs))
+    assert begun(runs) == Counter(job.name for job in jobs)
 
 
 @pytest.fixture(autouse=True)
@@ -68,27 +123,6 @@ def behind(owner: object, name: str, *arguments: object) -> Hook:
     return install
 
 
-def at_statement(statement: str, behind: str) -> Hook:
-    """Where the ledger's database is about to begin a statement, behind another one."""
-
-    def install(die: Die) -> None:
-        connect, seen = sqlite3.connect, [False]
-
-        def begins(text: str) -> None:
-            seen[0] = seen[0] or text.startswith(behind)
-            if seen[0] and text.startswith(statement):
-                die()
-
-        def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-            connection = connect(*arguments, **options)
-            connection.set_trace_callback(begins)
-            return connection
-
-        sqlite3.connect = traced  # type: ignore[assignment]
-
-    return install
-
-
 REPORTED = "its job is reported"
 # Where a launcher is killed -> how it gets there, in the order of a launch. Those from sbatch's end are below.
 POINTS: dict[str, Hook] = {
@@ -97,22 +131,18 @@ POINTS: dict[str, Hook] = {
     "it has looked at the queue": behind(submit, "refresh"),
     "it has rehearsed": behind(submit, "_rehearse"),
     "it claims": before(Ledger, "claim"),
-    "half a claim is written": at_statement("INSERT INTO task", "INSERT INTO submission"),
-    "the claim is to be committed": at_statement("COMMIT", "INSERT INTO submission"),
     "the claim is made": behind(Ledger, "claim"),
     "one function is written": behind(DelayedSubmission, "dump"),
     "all functions are written": before(SlurmExecutor, "_submit_command"),
     "sbatch's answer is read": behind(SlurmExecutor, "_submit_command"),
     "one function is in its place": behind(JobPaths, "move_temporary_file", "submitted_pickle"),
     "all is in its place": before(Ledger, "submitted"),
-    "the answer is to be committed": at_statement("COMMIT", "UPDATE submission"),
     "the answer is on record": behind(Ledger, "submitted"),
 }
 # What sbatch's stand-in does -> what it does before and after the real one; `$who` is the launcher or its group.
 AT_SBATCH = {"sbatch is asked": ("kill -9 $who", ":"), "sbatch has answered": (":", "kill -9 $who")}
 COMPLETE = {
     "all is in its place",
-    "the answer is to be committed",
     "the answer is on record",
     REPORTED,
 }  # their jobs stay
@@ -143,47 +173,6 @@ def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path
             if point in COMPLETE:
                 jobs += [Noted(runs, f"job{len(jobs) + number}") for number in range(2)]
     launch_slurm(jobs, HELD, lambda event: None)
-    release_and_wait(bare_slurm, runs, jobs)
-
-
-def test_kills_around_the_answer_of_sbatch(
-    bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = tmp_path / "runs"
-    jobs = [Noted(runs, f"job{number}") for number in range(8)]
-
-    # sbatch is still on its way when the next launcher has looked, and arrives when its jobs are in the queue.
-    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=wait_in_shell(tmp_path / "go")))
-    try:
-        until("sbatch is asked", (tmp_path / "late" / "asked").exists)
-        kill(process)
-        launch_slurm(jobs[:2], HELD, lambda event: None)
-        first = {name: job.job for name, job in in_queue(runs).items()}
-    finally:
-        (tmp_path / "go").touch()
-    until("the first sbatch arrives", (tmp_path / "late" / "answered").exists)
-    assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4
-
-    # sbatch has answered, and nobody has heard it: the functions are not where the jobs look for them.
-    process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", after="sleep infinity"))
-    try:
-        until("sbatch has answered", (tmp_path / "unheard" / "answered").exists)
-    finally:
-        kill(process, group=True)
-    assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4  # those that came late are gone
-    launch_slurm(jobs[:4], HELD, lambda event: None)
-    assert {name: job.job for name, job in in_queue(runs).items() if name in first} == first
-
-    # All is in its place, and only the ledger has not heard it: these jobs are good.
-    def die(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "submitted", die)
-        launcher(jobs).join()
-    arrays = set(bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split())
-    launch_slurm(jobs, HELD, lambda event: None)
-    assert {job.job for job in in_queue(runs).values()} == arrays
     release_and_wait(bare_slurm, runs, jobs)
 
 

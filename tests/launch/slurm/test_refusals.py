@@ -1,4 +1,4 @@
-"""What cannot work is refused in one line before anything is submitted, and no name reaches a shell."""
+"""What cannot work is refused in one line before anything is submitted; what can run later is queued."""
 
 import os
 import re
@@ -82,68 +82,30 @@ def test_it_is_refused_however_late_the_answer_is_read(
     assert bare_slurm.call("squeue", "-h") == ""
 
 
-@pytest.mark.parametrize("name", [*sorted(OURS.keys() - {"comment"}), "part", "no-re", "comm"])
-def test_options_of_ours_cannot_be_set_twice(name: str) -> None:
-    with pytest.raises(ValidationError, match="must not be set here"):
-        slurm_spec(sbatch={name: "x"})
+def test_options_of_ours_cannot_be_set_twice_and_others_are_names() -> None:
+    for name in (*(OURS.keys() - {"comment"}), "part", "no-re", "comm"):
+        with pytest.raises(ValidationError, match="must not be set here"):
+            slurm_spec(sbatch={name: "x"})
+    for name in ("Exclusive", "a b", "x=1", "-x", "a\nb", ""):
+        with pytest.raises(ValidationError):
+            slurm_spec(sbatch={name: "x"})
+    for name in ("gpus", "comment", "exclusive", "mem-per-cpu", "hold", "licenses", "export"):
+        assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}
 
 
-@pytest.mark.parametrize(
-    "name", ["gpus", "comment", "exclusive", "mem-per-cpu", "hold", "licenses", "export"]
-)
-def test_other_options_can_be_set(name: str) -> None:
-    assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}
-
-
-@pytest.mark.parametrize("name", ["Exclusive", "a b", "x=1", "-x", "a\nb", ""])
-def test_options_are_names(name: str) -> None:
-    with pytest.raises(ValidationError):
-        slurm_spec(sbatch={name: "x"})
-
-
-def test_all_jobs_are_refused_when_one_is(bare_slurm: Cluster, tmp_path: Path) -> None:
-    good, bad = Noted(tmp_path, "good"), Noted(tmp_path, "bad", resources=takes(partition="nowhere"))
-    with pytest.raises(UserError, match="nowhere"):
-        launch_slurm([good, bad], slurm_spec(), lambda event: None)
-    assert bare_slurm.call("squeue", "-h") == ""
-
-
-def test_names_are_no_shell(bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = tmp_path / "a b'c$(touch x)\"`touch x`;#&"
-    runs.mkdir()
-    monkeypatch.chdir(runs)
-    jobs = [Noted(runs, f"job $(touch x) '{number}") for number in range(2)]
-    spec = slurm_spec(
-        setup=("export SAID='it is $said'", 'echo "$SAID" > setup'),
-        sbatch={"begin": "now", "gres-flags": "disable-binding"},
-        srun=("--export=ALL,OF_SRUN=$(touch x)",),
-    )
-    # As in a job of Slurm's: what it is told there is not true of the new ones.
-    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"):
-        monkeypatch.setenv(name, "77")
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")
-    launch_slurm(jobs[:1], spec, lambda event: None)
-    launch_slurm(jobs, spec, lambda event: None)
-    assert os.environ["SLURM_JOB_ID"] == "77"
-    until(
-        "both have ended",
-        lambda: (runs / "log").exists() and (runs / "log").read_text().count("|end\n") == 2,
-    )
-    until("the queue is empty", lambda: not in_queue(runs))
-    assert (runs / "setup").read_text() == "it is $said\n"
-    assert not list(tmp_path.rglob("x"))
-
-
-@pytest.mark.parametrize("name", ["new\nline", "100%a", "back\\slash"])
-def test_folders_that_slurm_would_read_differently(name: str, bare_slurm: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="rename it, or work in another folder"):
-        launch_slurm([Noted(tmp_path / name, "job")], slurm_spec(), lambda event: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_where_there_is_no_slurm(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        UserError, match=r"sbatch, squeue, scancel, srun not found on this machine.*login node"
-    ):
-        launch_slurm([Noted(workspace, "job")], slurm_spec(), lambda event: None)
+def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
+    """As during maintenance: what can run later is queued, and only what can never run is refused."""
+    nodes = "NodeName=" + ",".join(bare_slurm.node_states())
+    bare_slurm.call("scontrol", "update", nodes, "State=DRAIN", "Reason=maintenance")
+    try:
+        launch_slurm([Noted(tmp_path, "one")], slurm_spec(), lambda event: None)
+        [queued] = in_queue(tmp_path).values()
+        assert queued.state == "PENDING"
+        for name, resources in (("memory", takes(memory_gb=100_000)), ("cores", takes(cpus=4000))):
+            with pytest.raises(UserError, match="Slurm rejects these jobs"):
+                launch_slurm([Noted(tmp_path, name, resources=resources)], slurm_spec(), lambda event: None)
+        assert bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split() == [queued.job]
+    finally:
+        bare_slurm.call("scontrol", "update", nodes, "State=RESUME")
+    until("it has run", lambda: not bare_slurm.call("squeue", "-h"))
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("end")

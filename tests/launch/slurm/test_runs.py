@@ -1,7 +1,5 @@
 """Training runs on a real slurmctld: the numbers of a local launch, whatever happens to them on the way."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +18,19 @@ from cppo_lab.tracking.client import open_client
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
+from tests.launch.test_launch import mlflow_runs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SLURM = "launcher=slurm"
 
 
-def mlflow_runs() -> dict[str, list[Run]]:
+def attempts() -> dict[str, list[Run]]:
     """The MLflow runs of each run."""
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    found: dict[str, list[Run]] = {}
-    for run in client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'"):
-        found.setdefault(run.data.tags["cppo.run_id"], []).append(run)
-    return found
+    stored: dict[str, list[Run]] = {}
+    for run in mlflow_runs():
+        stored.setdefault(run.data.tags["cppo.run_id"], []).append(run)
+    return stored
 
 
 Points = dict[str, list[tuple[int, float]]]
@@ -46,14 +42,13 @@ def histories(folder: Path) -> dict[str, Points]:
         patch.chdir(folder)
         client = open_client(tracking_uri())
         return {
-            run_id: {
+            run.data.tags["cppo.run_id"]: {
                 # Seconds and rates are the machine's.
                 name: sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
                 for name in run.data.metrics
                 if not name.startswith(("perf/", "system/"))
             }
-            for run_id, attempts in mlflow_runs().items()
-            for run in attempts
+            for run in mlflow_runs()
             if run.info.status == "FINISHED"
         }
 
@@ -67,27 +62,6 @@ def run_id(sweep: list[str]) -> str:
     """The id of a sweep's only run."""
     (run,) = make_plan(load_sweep(sweep[0]), sweep[1:]).runs
     return run.run_id
-
-
-def test_the_quickstart_equals_the_local_one_with_two_launchers_at_once(
-    bare_slurm: Cluster, workspace: Path
-) -> None:
-    sweep = ["quickstart", *TINY, "seed=0"]
-    local = workspace / "local"
-    local.mkdir()
-    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *sweep, SLURM, "launcher.workers=2"]
-    launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(local)
-        assert main(["launch", *sweep, "launcher=inline"]) == 0
-    for launcher in launchers:
-        assert launcher.wait() == 0
-    until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
-    assert {state.state for state in states(sweep).values()} == {"done"}
-    assert [len(attempts) for attempts in mlflow_runs().values()] == [1] * 3
-    expected = histories(local)
-    assert len(expected) == 3 and all(len(points) > 10 for points in expected.values())
-    assert histories(workspace) == expected
 
 
 T_STOP = 8
@@ -110,6 +84,7 @@ class Aftermath:
 
     workspace: Path
     states: dict[str, RunState]
+    stored: dict[str, list[Run]]
     expected: dict[str, Points]
 
 
@@ -155,7 +130,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         # Nothing is left to do, and ends are recorded.
         assert main(["launch", *sweep_of("warned"), SLURM]) == 0
         found = {fate: states(sweep_of(fate))[ids[fate]] for fate in FATES}
-        yield Aftermath(folder, found, expected)
+        yield Aftermath(folder, found, attempts(), expected)
 
 
 def strike(slurm: Cluster, fate: str, job: str) -> None:
@@ -172,38 +147,28 @@ def strike(slurm: Cluster, fate: str, job: str) -> None:
         slurm.call("scancel", job)
 
 
-@pytest.mark.parametrize("fate", GO_ON)
-def test_a_run_that_slurm_takes_away_ends_like_an_unbroken_one(
-    fate: str, aftermath: Aftermath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(aftermath.workspace)
-    run = run_id(sweep_of(fate))
-    assert aftermath.states[fate].state == "done"
-    assert len(mlflow_runs()[run]) == 1
-    assert histories(aftermath.workspace)[run] == aftermath.expected[run]
+def test_a_run_that_slurm_takes_away_ends_like_an_unbroken_one(aftermath: Aftermath) -> None:
+    histories_after = histories(aftermath.workspace)
+    for fate in GO_ON:
+        run = run_id(sweep_of(fate))
+        assert aftermath.states[fate].state == "done", fate
+        assert len(aftermath.stored[run]) == 1
+        assert histories_after[run] == aftermath.expected[run]
 
 
-def test_a_run_that_slurm_took_away_too_often_is_partial(aftermath: Aftermath) -> None:
-    state = aftermath.states["used up"]
-    assert state.state == "partial"
-    assert state.reason.startswith("interrupted: terminated by SIGUSR2 (time limit or preemption) at step")
-    assert "it was requeued 0 times, the most allowed (launcher.requeues=0)" in state.reason
-
-
-def test_a_cancelled_run_is_partial(aftermath: Aftermath) -> None:
-    state = aftermath.states["cancelled"]
-    assert state.state == "partial"
-    assert state.reason.startswith("interrupted: terminated by SIGTERM at step")
-    assert state.step == holding.STEP
-
-
-def test_a_run_that_fails_says_why(aftermath: Aftermath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(aftermath.workspace)
-    state = aftermath.states["failed"]
-    assert state.state == "failed"
-    assert state.reason.startswith("FileExistsError")
+def test_a_run_that_does_not_go_on_says_why(aftermath: Aftermath) -> None:
+    states = {fate: aftermath.states[fate] for fate in ("used up", "cancelled", "failed")}
+    assert [state.state for state in states.values()] == ["partial", "partial", "failed"]
+    for fate, words in {
+        "used up": "interrupted: terminated by SIGUSR2 (time limit or preemption) at step",
+        "cancelled": "interrupted: terminated by SIGTERM at step",
+        "failed": "FileExistsError",
+    }.items():
+        assert states[fate].reason.startswith(words)
+    assert "requeued 0 times, the most allowed (launcher.requeues=0)" in states["used up"].reason
+    assert states["cancelled"].step == holding.STEP
     run = run_id(sweep_of("failed"))
-    assert len(mlflow_runs()[run]) == 1  # and is not tried again by itself
+    assert len(aftermath.stored[run]) == 1  # and is not tried again by itself
     text = (aftermath.workspace / "runs" / run / "traceback.txt").read_text()
     assert "Traceback" in text and "FileExistsError" in text
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs.machine import code_version
 from dev.slurm.accounts import Account, two_accounts
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
@@ -83,15 +82,6 @@ def empty(slurm: Cluster) -> None:
     until("the queue is empty", lambda: not slurm.call("squeue", "-h"))
 
 
-def test_both_record_the_version_of_the_one_checkout(people: People) -> None:
-    for person in people[:2]:
-        told = subprocess.run(
-            [str(person.python), "-c", "from cppo_lab.runs.machine import code_version; print(code_version())"],
-            env=person.environment(), capture_output=True, text=True, check=True, **person.identity(),
-        ).stdout.strip()  # fmt: skip
-        assert told == code_version()
-
-
 def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) -> None:
     ada, bob, folder = people
     assert "3 runs are in Slurm's queue" in ada.cppo(
@@ -151,56 +141,3 @@ def test_both_launch_a_new_folder_at_once(bare_slurm: Cluster, people: People) -
     found = jobs(bare_slurm)
     assert len(found) == 3 and len(set(found)) == 1
     bare_slurm.end_jobs()
-
-
-def test_a_cluster_that_hides_the_jobs_of_others(bare_slurm: Cluster, people: People) -> None:
-    ada, bob, folder = people
-    ada.cppo(folder, "launch", *ON_SLURM, "+launcher.sbatch.hold=true")
-    text = bare_slurm.conf.read_text()
-    bare_slurm.conf.write_text(f"{text}PrivateData=jobs\n")
-    try:
-        bare_slurm.call("scontrol", "reconfigure")
-        hidden = [*("squeue", "-h", "-u"), ada.name]
-        until("they are hidden", lambda: not as_user(bob, hidden))
-        assert "3 runs (3 queued)" in bob.cppo(folder, "launch", *ON_SLURM)
-        assert jobs(bare_slurm) == [ada.name] * 3
-        assert states(bob, folder) == ["queued"] * 3
-    finally:
-        bare_slurm.conf.write_text(text)
-        bare_slurm.call("scontrol", "reconfigure")
-    bare_slurm.end_jobs()
-    assert states(bob, folder) == ["missing"] * 3
-
-
-def as_user(account: Account, command: list[str]) -> str:
-    """What one of Slurm's commands shows to somebody."""
-    return subprocess.run(
-        command, user=account.number, check=True, capture_output=True, text=True, env=dict(os.environ)
-    ).stdout
-
-
-def test_a_folder_that_is_not_shared_says_whose_it_is(bare_slurm: Cluster, people: People) -> None:
-    ada, bob, folder = people
-    ada.cppo(folder, "launch", *ON_SLURM, "+launcher.sbatch.hold=true")
-    for name, sweep in (
-        ("slurm.lock", ON_SLURM),
-        ("slurm.db", [word.replace("seed=0", "seed=1") for word in ON_SLURM]),
-    ):
-        (folder / "runs" / name).chmod(0o644)
-        said = bob.cppo(folder, "launch", *sweep, code=2)
-        assert f"{name} is writable only for {ada.name}" in said and "Traceback" not in said
-        (folder / "runs" / name).chmod(0o664)
-    bare_slurm.end_jobs()
-
-
-def test_a_job_in_a_hidden_partition_is_seen(bare_slurm: Cluster, people: People) -> None:
-    _, bob, folder = people
-    bare_slurm.call("scontrol", "update", "PartitionName=low", "Hidden=YES")
-    bare_slurm.end_jobs()
-    try:
-        for _ in range(2):
-            bob.cppo(folder, "launch", *ON_SLURM, "resources.partition=low", "+launcher.sbatch.hold=true")
-        assert len(bare_slurm.call("squeue", "-h", "-r", "--all", "-o", "%i").split()) == 3
-    finally:
-        bare_slurm.call("scontrol", "update", "PartitionName=low", "Hidden=NO")
-        bare_slurm.end_jobs()
