@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -15,17 +15,14 @@ from cppo_lab.analysis.audit import (
     AuditRun,
     Printing,
     audit_tables,
-    percent,
     same_curve,
     shared_curves,
 )
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState, Stat
-from cppo_lab.reports.escapes import csv_text, escape_markdown
 from cppo_lab.reports.names import ABSENT, OURS, benchmark_name, display_name, points
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.reports.table_texts import document, grid
 from cppo_lab.reports.tables import TextRow, TextTable
 
 CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
@@ -48,11 +45,6 @@ def run_name(run: AuditRun) -> str:
 def listed(items: Iterable[str]) -> str:
     """Items as one phrase."""
     return "; ".join(items) or "none"
-
-
-def found_in_curves(audit: Audit) -> list[Discrepancy]:
-    """The discrepancies that only the curves show."""
-    return [_two_evaluations(audit), _ties(audit), _early(audit), _untrained(audit)]
 
 
 def _two_evaluations(audit: Audit) -> Discrepancy:
@@ -101,14 +93,12 @@ def _untrained(audit: Audit) -> Discrepancy:
     for run in audit.runs:
         if run.score.choice.base is not None:
             bases.setdefault(run.score.model, []).append(run.score.choice.base)
-    parts = []
-    for model, values in bases.items():
-        stat = Stat.of(values)
-        if stat is not None and stat.std is not None:
-            parts.append(
-                f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
-                f"(standard deviation {points(stat.std)})"
-            )
+    parts = [
+        f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
+        f"(standard deviation {points(stat.std)})"
+        for model, values in bases.items()
+        if (stat := Stat.of(values)) is not None and stat.std is not None
+    ]
     return Discrepancy(
         "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
         FOUND if parts else NOT_SEEN,
@@ -132,7 +122,10 @@ def discrepancies(
         _late(audit, board),
         _ordering(ablations),
         _shared(shared),
-        *found_in_curves(audit),
+        _two_evaluations(audit),
+        _ties(audit),
+        _early(audit),
+        _untrained(audit),
     ]
 
 
@@ -285,7 +278,7 @@ def audit_section(scored: Scored) -> Section | None:
     if scored.board.gaps:
         return None
     audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
-    found = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
+    listed = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
     numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
@@ -296,9 +289,9 @@ def audit_section(scored: Scored) -> Section | None:
     return Section(
         "audit",
         "Audit of the printed tables",
-        {"summary": summary, "discrepancies": found, "cells": cells, "anchors": scored.anchors},
-        f"{len(found)} discrepancies",
-        texts={"audit.md": audit_markdown(summary, found, cells), "audit.csv": audit_csv(audit)},
+        {"summary": summary, "discrepancies": listed, "cells": cells, "anchors": scored.anchors},
+        f"{len(listed)} discrepancies",
+        tables={"audit": cells},
     )
 
 
@@ -322,34 +315,3 @@ def _cells(audit: Audit) -> TextTable:
     )
     headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
     return TextTable("Every printed number next to the curve's", "", "Model", headings, rows, ())
-
-
-def audit_markdown(summary: str, found: Sequence[Discrepancy], cells: TextTable) -> str:
-    """The audit of the printed tables as a Markdown document."""
-    lines = [summary, "", "## Oddities", ""]
-    for number, one in enumerate(found, start=1):
-        lines += [
-            f"{number}. **{escape_markdown(one.claim)}** ({one.verdict}) {escape_markdown(one.evidence)}"
-        ]
-    lines += ["", "## Every printed number", "", *grid(cells)]
-    return document("Audit of the printed tables", lines, ())
-
-
-def audit_csv(audit: Audit) -> str:
-    """One row per printed cell, with what is known of its run."""
-    header = [
-        *("model", "method", "column", "printed", "curve", "difference", "printing", "step", "tied_steps"),
-        *("state", "last_step", "ends_early", "half_grid_values", "values", "late_mean", "late_rank"),
-        *("printed_rank", "noise"),
-    ]
-    rows = []
-    for cell in audit.cells:
-        run = audit.run(cell.model, cell.method)
-        choice, late = run.score.choice, run.late.stat
-        printed = (cell.printed, cell.exact, cell.difference, cell.printing.value)
-        chosen = (choice.step, " ".join(map(str, choice.ties)), run.score.state.value, choice.last_step)
-        grid = (int(run.ends_early), run.half_grid, run.values)
-        firm = (None if late is None else percent(late.mean), run.late.rank, run.printed_rank)
-        noise = None if run.noise is None else f"{run.noise:.4f}"
-        rows.append((cell.model, cell.method, cell.column, *printed, *chosen, *grid, *firm, noise))
-    return csv_text(header, rows)

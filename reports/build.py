@@ -26,7 +26,7 @@ from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.figures.drawing import Picture, Style, dark_style, render
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.paper_text import METHODS
-from cppo_lab.reports.record import About, listed_files, record
+from cppo_lab.reports.record import About, record
 from cppo_lab.reports.saved import PAGE, RECORD, require_ours, swap_in
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.table_texts import latex_wrapper, table_files
@@ -44,7 +44,7 @@ _TIME = (
 
 def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
     """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
-    figures = [_figure(one) for one in pictures if f"{one.name}.pdf" in drawn]
+    figures = [_figure(picture) for picture in pictures if f"{picture.name}.pdf" in drawn]
     before = [rf"\input{{{name}}}" for name in ("numbers", METHODS) if f"{name}.tex" in texts]
     files = {"main.tex": latex_wrapper(texts, figures, before).encode()}
     files |= {
@@ -139,8 +139,8 @@ def render_template(
 
 def sections(content: str) -> list[tuple[str, Markup]]:
     """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
-    found = _SECTION.findall(content)
-    return [(name, Markup(heading)) for name, heading in found]  # noqa: S704  escaped there
+    headings = _SECTION.findall(content)
+    return [(name, Markup(heading)) for name, heading in headings]  # noqa: S704  escaped there
 
 
 def _template(name: str) -> str:
@@ -212,14 +212,11 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts)
     for section in sections:
-        texts |= {**table_files(section.tables), **section.texts}
+        texts |= table_files(section.tables)
     texts["tables.tex"] = latex_wrapper(texts)
-    drawn |= {ZIP: overleaf(texts, drawn, pictures)}
-    beside = listed_files([*texts, *drawn])
-    texts[PAGE] = render_template(
-        contents.template, about, {**contents.page, "sections": sections}, figures, beside
-    )
+    drawn[ZIP] = overleaf(texts, drawn, pictures)
+    page = {**contents.page, "sections": sections}
+    texts[PAGE] = render_template(contents.template, about, page, figures, sorted([*texts, *drawn, RECORD]))
     files = {name: text.encode() for name, text in texts.items()} | drawn
-    return files | {
-        RECORD: record(about, contents.boards, files, [line for one in sections for line in one.lines])
-    }
+    lines = [line for section in sections for line in section.lines]
+    return files | {RECORD: record(about, contents.boards, files, lines)}

@@ -1,16 +1,14 @@
 """The section on collapses: a table of their frequency, their steps, and the figure."""
 
-from cppo_lab.analysis.grid import Baseline
-from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse, LogRank, cell_collapses
 from cppo_lab.analysis.statistics.estimate import Share
 from cppo_lab.analysis.statistics.summary import baseline_of
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.survival import draw, survival_info
-from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, origin, points
+from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, points
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.reports.tables import TextRow, TextTable, core_of
+from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
 
 def collapse_section(scored: Scored) -> Section | None:
@@ -27,7 +25,9 @@ def collapse_section(scored: Scored) -> Section | None:
         if collapsed
         else f"None of {runs} finished runs collapsed; the table bounds the probability of rare collapses."
     )
-    table, steps = _table(board, cells, title, baseline), _steps(board, cells, title) if collapsed else None
+    several = len(board.models) > 1
+    table = completed(_table(cells, several, baseline_name(baseline)), board, title)
+    steps = completed(_steps(cells, several), board, title) if collapsed else None
     figure = survival_info(board, single, f"Runs that have not collapsed ({title})", scored.palette)
     return Section(
         "collapses",
@@ -38,66 +38,46 @@ def collapse_section(scored: Scored) -> Section | None:
     )
 
 
-def _label(board: Scoreboard, cell: CellCollapse) -> str:
-    where = f"{cell.model or 'all models'}: " if len(board.models) > 1 else ""
-    return where + display_name(cell.variant)
+def _row(cell: CellCollapse, cells: tuple[str, ...], several: bool) -> TextRow:
+    if cell.model:
+        return cell_row(cell.model, cell.variant, cells)
+    label = ("all models: " if several else "") + display_name(cell.variant)
+    return TextRow(label, cell.variant == OURS, cells)
 
 
-def _row(board: Scoreboard, cell: CellCollapse, cells: tuple[str, ...]) -> TextRow:
-    pair = (cell.model, cell.variant) if cell.model else None
-    return TextRow(_label(board, cell), cell.variant == OURS, cells, pair)
-
-
-def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, baseline: Baseline) -> TextTable:
-    rows = tuple(
-        _row(
-            board,
-            cell,
-            (
-                str(cell.runs),
-                str(cell.collapsed),
-                _share(cell.share),
-                estimate_text(cell.surviving),
-                ABSENT if cell.mean is None or not cell.model else _share(cell.mean),
-                _test(cell.test),
-            ),
-        )
-        for cell in cells
-    )
-    base = baseline_name(baseline)
+def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTable:
+    rows = []
+    for cell in cells:
+        mean = ABSENT if cell.mean is None or not cell.model else _share(cell.mean)
+        counts = (str(cell.runs), str(cell.collapsed), _share(cell.share))
+        rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, _test(cell.test)), several))
     headings = (
-        "runs",
-        "collapsed",
-        "probability",
-        "final mean of the others",
-        "final mean of all",
+        *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
         f"against {base}",
     )
     notes = (
-        f"Source: {origin(core_of(board))}.",
         "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
         "runs that did not collapse, with the 95 % interval (Student's t). final mean of all: with a 95 % interval "
         "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
         "assign the runs to the two methods; over all models it is stratified by model. None if no run collapsed.",
     )
-    return TextTable(f"Collapses ({title})", core_of(board), "method", headings, rows, notes)
+    return TextTable("Collapses", "", "method", headings, tuple(rows), notes)
 
 
-def _steps(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str) -> TextTable:
+def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
     rows = tuple(
-        _row(board, cell, (str(point.step), str(point.at_risk), str(point.collapses), _share(point.share)))
+        _row(cell, (str(point.step), str(point.at_risk), str(point.collapses), _share(point.share)), several)
         for cell in cells
         for point in cell.curve
     )
     notes = (
-        f"Source: {origin(core_of(board))}.",
         "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
         "on the scale log(-log)). A collapse is dated by the run's last validation; finished runs are censored at the "
         "end of the window.",
     )
     headings = ("step", "runs before it", "collapses", "share that lasts")
-    return TextTable(f"Steps of the collapses ({title})", core_of(board), "method", headings, rows, notes)
+    return TextTable("Steps of the collapses", "", "method", headings, rows, notes)
 
 
 def _share(share: Share) -> str:

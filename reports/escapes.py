@@ -128,9 +128,9 @@ def _one_line(text: str) -> str:
 
 
 def _latex_sign(sign: str) -> str:
-    known = _LATEX.get(sign)
-    if known is not None:
-        return known
+    command = _LATEX.get(sign)
+    if command is not None:
+        return command
     if sign.isascii():
         return sign
     letter, *marks = list(unicodedata.normalize("NFD", sign))

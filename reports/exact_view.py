@@ -3,6 +3,8 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 from cppo_lab.analysis.statistics.claims import Claim, pairs
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -26,9 +28,8 @@ from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import Contrast, contrast_name, draw_exact, exact_info
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
-from cppo_lab.reports.registration import is_exploratory
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.reports.tables import TextRow, TextTable, run_ids_of
+from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
 from cppo_lab.reports.verdict_view import VerdictLine, claims_table, tally, verdict_line
 
 _METHOD = (
@@ -41,41 +42,44 @@ _METHOD = (
     "what a rule does to an update."
 )
 
+_NO_TEST_SEED = "of all seeds in this report (none is a test seed)"
+
 
 def exact_section(scored: Scored) -> Section | None:
     """The section; None if no run has logged the surrogate's error."""
-    board, own, title = scored.board, scored.own, scored.title
+    board, standings, title = scored.board, scored.own, scored.title
     everything = read_curves(board)
     if not everything:
         return None
-    claims = tuple(claim for claim in own if claim.of_errors)
+    claims = tuple(claim for claim in standings if claim.of_errors)
     seeds = {seed for claim in claims for seed in claim.seeds or ()}
     tests = of_seeds(everything, seeds)
     curves = tests or everything
-    kinds = {
-        variant: kind for variant, kind in controls(board).items() if variant in {c.variant for c in curves}
-    }
+    variants = {condition.variant for condition in curves}
+    kinds = {variant: kind for variant, kind in controls(board).items() if variant in variants}
     contrasts = _contrasts(claims, curves, kinds)
-    found = {c: summarise(one) for c, one in curves.items()}
+    summaries = {condition: summarise(of_runs) for condition, of_runs in curves.items()}
     judged = verdicts({claim.sweep: board for claim in claims}, claims)
     lines = tuple(
-        verdict_line(one, board, own[one.claim], _beside_controls(one, everything, kinds)) for one in judged
+        verdict_line(verdict, board, standings[verdict.claim], _beside_controls(verdict, everything, kinds))
+        for verdict in judged
     )
     core, heading = scored.core, f"Error of the surrogate ({title})"
-    summary = tally(
-        [(one.outcome, is_exploratory(one, own[one.claim])) for one in judged], " about the error"
-    )
-    info = exact_info(curves, found, contrasts, heading, origin(core), run_ids_of(board.runs), scored.palette)
+    summary = tally([(line.verdict.outcome, line.exploratory) for line in lines], " about the error")
+    source, run_ids = origin(core), run_ids_of(board.runs)
+    info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
     tables = {
-        "exact_ratios": ratio_table(curves, contrasts, kinds, core, title),
-        "exact_conditions": condition_table(found, core, title),
+        "exact_ratios": ratio_table(curves, contrasts, kinds),
+        "exact_conditions": condition_table(summaries),
     }
+    tables = {name: completed(table, board, title) for name, table in tables.items()}
+    which = "of all seeds" if not seeds else "of the test seeds" if tests else _NO_TEST_SEED
     view = {
         "summary": summary or "The sweep file states no hypothesis about the error.",
         "lines": lines,
         "registered": _shared(lines),
         "method": _METHOD,
-        "notes": (*_control_notes(curves, kinds), *_notes(curves, found, _which(bool(seeds), bool(tests)))),
+        "notes": (*_control_notes(curves, kinds), *_notes(curves, summaries, which)),
         "tables": tables.values(),
         "anchors": scored.anchors,
     }
@@ -85,7 +89,7 @@ def exact_section(scored: Scored) -> Section | None:
         "hypothesis",
         lines,
         {"registered": [line.registered for line in lines]},
-        (f"Source: {origin(core)}.", _METHOD),
+        (f"Source: {source}.", _METHOD),
     )
     return Section(
         "exact",
@@ -99,13 +103,10 @@ def exact_section(scored: Scored) -> Section | None:
 
 
 def _shared(lines: Sequence[VerdictLine]) -> str:
-    for said in (
-        {line.registered for line in lines},
-        {re.sub(r"\d+ runs that test it", "runs that test it", line.registered) for line in lines},
-    ):
-        if len(said) == 1:
-            return said.pop()
-    return ""
+    """The registration of all hypotheses, if it differs at most in the number of runs."""
+    registered = {re.sub(r"\d+ runs that test it", "runs that test it", line.registered) for line in lines}
+    same = {line.registered for line in lines}
+    return (same if len(same) == 1 else registered).pop() if len(registered) == 1 else ""
 
 
 def _contrasts(
@@ -160,94 +161,75 @@ def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds
     return text
 
 
-def _control_notes(curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> tuple[str, ...]:
+def _control_notes(curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> list[str]:
     """What the controls of the sweep show, by process; or that it has none."""
     if not kinds:
-        return (
+        return [
             "There is no control among these runs (DPPO without a trust region, with rule.delta=1, or a placebo, "
-            "DPPO at another learning rate): a smaller error at equal movement need not be a rule's doing.",
-        )
+            "DPPO at another learning rate): a smaller error at equal movement need not be a rule's doing."
+        ]
     notes = []
-    for model in dict.fromkeys(c.model for c in curves):
+    for model in dict.fromkeys(condition.model for condition in curves):
         if ratios := _ratios_of_controls(curves, [model], kinds):
             note = f"Controls against DPPO on {model}, mean over T: {_listed(ratios, kinds)}."
             if _do_as_much(ratios):
                 note += " So a ratio below 1 speaks neither for nor against a rule's mechanism there."
             notes.append(note)
-    return tuple(notes)
-
-
-def _which(stated: bool, tested: bool) -> str:
-    """Of which seeds figures and tables are, if hypotheses are stated, and if some of these seeds test them."""
-    if not stated:
-        return "of all seeds"
-    return "of the test seeds" if tested else "of all seeds in this report (none is a test seed)"
+    return notes
 
 
 def _notes(
-    curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], which: str
-) -> tuple[str, ...]:
-    seeds = sorted({seed for one in curves.values() for seed in one.seeds})
-    before = [one.before / one.movement for one in found.values() if one.movement > 0]
+    curves: Mapping[Condition, Curves], summaries: Mapping[Condition, ConditionSummary], which: str
+) -> list[str]:
+    seeds = sorted({seed for of_runs in curves.values() for seed in of_runs.seeds})
+    before = [100 * each.before / each.movement for each in summaries.values() if each.movement > 0]
     notes = [
         f"Figures and tables are {which}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
-        f"Mismatch and staleness of the sampler cause {100 * min(before):.0f} to "
-        f"{100 * max(before):.0f} % of the movement (exact/movement_before).",
+        f"Mismatch and staleness of the sampler cause {min(before):.0f} to "
+        f"{max(before):.0f} % of the movement (exact/movement_before).",
     ]
-    apart = [
-        one.movement / there.movement
-        for c, one in found.items()
-        if (there := found.get(Condition(c.model, REFERENCE, c.horizon))) is not None and there.movement > 0
-    ]
+    apart = [each for condition in summaries if (each := _over_reference(summaries, condition)) is not None]
     if apart:
         notes.append(
             f"Mean movement of the rules over that of DPPO: {min(apart):.2f} to {max(apart):.2f} (table of conditions)."
         )
-    return tuple(notes)
+    return notes
+
+
+def _over_reference(summaries: Mapping[Condition, ConditionSummary], condition: Condition) -> float | None:
+    """The movement of a condition over DPPO's; None if that has no runs."""
+    reference = summaries.get(replace(condition, variant=REFERENCE))
+    if reference is None or reference.movement <= 0:
+        return None
+    return summaries[condition].movement / reference.movement
 
 
 def ratio_table(
-    curves: Mapping[Condition, Curves],
-    contrasts: Sequence[Contrast],
-    controls: Mapping[str, str],
-    core: str,
-    title: str,
+    curves: Mapping[Condition, Curves], contrasts: Sequence[Contrast], kinds: Mapping[str, str]
 ) -> TextTable:
-    """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality. `controls`:
+    """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality. `kinds`:
     variants that are none of the rules in question -> what they are.
     """
-    horizons = sorted({c.horizon for c in curves})
+    horizons = sorted({condition.horizon for condition in curves})
+    models = dict.fromkeys(condition.model for condition in curves)
     rows = []
-    for contrast in contrasts:
-        for model in dict.fromkeys(c.model for c in curves):
-            for equal in EqualIn:
-                pairs = pairs_of(curves, model, *contrast, equal)
-                if not pairs:
-                    continue
-                by_horizon = ratio_estimates(pairs)
-                cells = (
-                    model,
-                    equal.value,
-                    *(shown_ratio(by_horizon.get(h)) for h in horizons),
-                    shown_ratio(mean_estimate([pairs])),
-                    shown_ratio(slope_estimate([pairs])),
-                )
-                kind = f" ({controls[contrast[0]]})" if contrast[0] in controls else ""
-                rows.append(TextRow(contrast_name(contrast) + kind, contrast[0] == OURS, cells))
-    headings = (
-        "process",
-        "at equal",
-        *(f"T = {h}" for h in horizons),
-        "mean over T",
-        "factor per tenfold T",
-    )
+    for contrast, model, equal in product(contrasts, models, EqualIn):
+        rule, other = contrast
+        pairs = pairs_of(curves, model, rule, other, equal)
+        if not pairs:
+            continue
+        by_horizon = ratio_estimates(pairs)
+        ratios = [by_horizon.get(horizon) for horizon in horizons]
+        cells = map(shown_ratio, (*ratios, mean_estimate([pairs]), slope_estimate([pairs])))
+        label = contrast_name(contrast) + (f" ({kinds[rule]})" if rule in kinds else "")
+        rows.append(TextRow(label, rule == OURS, (model, equal.value, *cells)))
+    headings = ("process", "at equal", *(f"T = {h}" for h in horizons), "mean over T", "factor per tenfold T")
     notes = (
-        f"Source: {origin(core)}.",
         "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
         "At equal movement each step counts the same. With nothing equal it is the ratio of the plain means over all "
         "steps, in which steps with large errors dominate.",
     )
-    return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
+    return TextTable("Ratio of errors", "", "rules", headings, tuple(rows), notes)
 
 
 def shown_ratio(log_ratio: Estimate | None) -> str:
@@ -260,25 +242,25 @@ def shown_ratio(log_ratio: Estimate | None) -> str:
     return f"{value} ({math.exp(log_ratio.low):.2f} to {math.exp(log_ratio.high):.2f})"
 
 
-def condition_table(found: Mapping[Condition, ConditionSummary], core: str, title: str) -> TextTable:
+def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTable:
     """Error, movement, return and bounds of each condition."""
     rows = []
-    for c, one in sorted(found.items(), key=lambda item: (item[0].model, item[0].horizon)):
-        there = found.get(Condition(c.model, REFERENCE, c.horizon))
+    for condition in sorted(summaries, key=lambda condition: (condition.model, condition.horizon)):
+        summary, ratio = summaries[condition], _over_reference(summaries, condition)
         cells = (
-            c.model,
-            str(c.horizon),
-            str(one.runs),
-            f"{one.error:.3g}",
-            f"{one.movement:.3g}",
-            ABSENT if there is None else f"{one.movement / there.movement:.2f}",
-            f"{100 * one.before / one.movement:.0f} %",
-            f"{one.area:.3f}",
-            f"{100 * one.falls:.0f} %",
-            f"{one.bound_ratio:.2g}",
-            f"{one.product_ratio:.2g}",
+            condition.model,
+            str(condition.horizon),
+            str(summary.runs),
+            f"{summary.error:.3g}",
+            f"{summary.movement:.3g}",
+            ABSENT if ratio is None else f"{ratio:.2f}",
+            f"{100 * summary.before / summary.movement:.0f} %",
+            f"{summary.area:.3f}",
+            f"{100 * summary.falls:.0f} %",
+            f"{summary.bound_ratio:.2g}",
+            f"{summary.product_ratio:.2g}",
         )
-        rows.append(TextRow(display_name(c.variant), c.variant == OURS, cells))
+        rows.append(TextRow(display_name(condition.variant), condition.variant == OURS, cells))
     headings = (
         *(
             "process",
@@ -292,5 +274,5 @@ def condition_table(found: Mapping[Condition, ConditionSummary], core: str, titl
         ),
         *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
     )
-    notes = (f"Source: {origin(core)}.", "Means over steps and runs; medians for the bounds.")
-    return TextTable(f"Conditions ({title})", core, "rule", headings, tuple(rows), notes)
+    notes = ("Means over steps and runs; medians for the bounds.",)
+    return TextTable("Conditions", "", "rule", headings, tuple(rows), notes)

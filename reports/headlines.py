@@ -19,15 +19,15 @@ class Headline:
 def headlines(board: Scoreboard) -> tuple[Headline, ...]:
     """The findings over all models, then for each model: the best variant and collapses."""
     ranked = {model: _ranked(board, model) for model in board.models}
-    found = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
+    findings = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
     for model, cells in ranked.items():
         sentences = (
             *_best(cells),
             *_gain(board, model, cells),
             *_collapses(board, model),
         )
-        found.append(Headline(model, sentences))
-    return tuple(entry for entry in found if entry.sentences)
+        findings.append(Headline(model, sentences))
+    return tuple(entry for entry in findings if entry.sentences)
 
 
 def _gaps(board: Scoreboard) -> list[str]:

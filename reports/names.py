@@ -28,8 +28,8 @@ def display_name(variant: str) -> str:
     constants = _CONSTANTS.fullmatch(variant)
     if constants:
         return f"CPPO, delta_b {constants['delta_b']}, w_min {constants['w_min']}"
-    found = known(variant)
-    return found.title if found is not None and found.title else variant
+    record = known(variant)
+    return record.title if record is not None and record.title else variant
 
 
 def baseline_name(baseline: Baseline) -> str:
@@ -46,8 +46,8 @@ def benchmark_name(benchmark: str) -> str:
 def in_order(variants: Iterable[str]) -> tuple[str, ...]:
     """The paper's methods in the paper's order, then the others as declared."""
     declared = tuple(dict.fromkeys(variants))
-    known = tuple(name for name in METHOD_ORDER if name in declared)
-    return known + tuple(name for name in declared if name not in known)
+    methods = tuple(name for name in METHOD_ORDER if name in declared)
+    return methods + tuple(name for name in declared if name not in methods)
 
 
 def origin(core: str) -> str:
@@ -80,18 +80,18 @@ def points(fraction: float) -> str:
     return str(round_half_up(percent(fraction)))
 
 
-def estimate_text(found: Estimate | None, signed: bool = False) -> str:
+def estimate_text(estimate: Estimate | None, signed: bool = False) -> str:
     """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, if it has one; `signed` adds a plus."""
-    if found is None:
+    if estimate is None:
         return ABSENT
-    sign = "+" if signed and found.value > 0 else ""
-    limits = None if found.low is None or found.high is None else (found.low, found.high)
-    return f"{sign}{points(found.value)}{_limits(limits)}"
+    sign = "+" if signed and estimate.value > 0 else ""
+    limits = None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
+    return f"{sign}{points(estimate.value)}{_limits(limits)}"
 
 
-def score_text(found: Estimate | None) -> str:
+def score_text(estimate: Estimate | None) -> str:
     """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
-    return ABSENT if found is None else f"{points(found.value)}{_limits(score_limits(found))}"
+    return ABSENT if estimate is None else f"{points(estimate.value)}{_limits(score_limits(estimate))}"
 
 
 def _limits(limits: tuple[float, float] | None) -> str:

@@ -9,6 +9,7 @@ that the records of the runs do not show.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, product
 from string import ascii_uppercase
 
 from cppo_lab import __version__, schema
@@ -65,92 +66,77 @@ def paper_texts(
 def letters(name: str) -> str:
     """A name as letters of a macro: `Qwen3-1.7B` -> `QwenThreeOneSevenB`."""
     words = re.findall(r"[A-Za-z]+|[0-9]", name)
-    return "".join(_DIGITS[int(one)] if one.isdigit() else one[0].upper() + one[1:] for one in words)
+    return "".join(_DIGITS[int(word)] if word.isdigit() else word[0].upper() + word[1:] for word in words)
 
 
 def _numbers(
     boards: Mapping[str, Scoreboard], statistics: Mapping[str, Statistics], judged: Sequence[VerdictLine]
 ) -> str:
-    found = [
-        *(each for name, board in boards.items() for each in _of_cells(name, board, statistics[name])),
-        *(each for line in judged for each in _of_verdict(line)),
+    numbers = [
+        number for name, board in boards.items() for number in _of_cells(name, board, statistics[name])
     ]
+    for line in judged:
+        claim = line.verdict.claim
+        key = claim.key.removeprefix("hypothesis ").removeprefix(f"{claim.sweep} ")
+        of_claim, estimate = (claim.sweep, key), escape_latex(line.estimate or ABSENT)
+        numbers.append((of_claim, "Verdict", escape_latex(line.outcome), claim.text))
+        numbers.append((of_claim, "Estimate", estimate, "the comparison that decides it"))
     lines, taken = ["% Put \\input{numbers} before the first use of a number."], set[str]()
-    for place, what, value, words in found:
+    for place, what, value, words in numbers:
         stem = "cppo" + "".join(map(letters, (*place, what)))
-        name = stem
-        for number in range(len(found)):
-            if name not in taken:
-                break
-            name = stem + _suffix(number)
+        name = next(name for name in (stem + suffix for suffix in _suffixes()) if name not in taken)
         taken.add(name)
         lines.append(f"\\newcommand{{\\{name}}}{{{value}}} % {escape_latex(words)}")
     return "\n".join(lines) + "\n"
 
 
-def _suffix(number: int) -> str:
-    """B, C, ... Z, BA, BB, ..."""
-    high, low = divmod(number + 1, len(ascii_uppercase))
-    return (_suffix(high - 1) if high else "") + ascii_uppercase[low]
+def _suffixes() -> Iterator[str]:
+    """None, B, C, ... Z, BA, BB, ..."""
+    yield ""
+    for length in count(1):
+        for suffix in product(ascii_uppercase, repeat=length):
+            if suffix[0] != "A":
+                yield "".join(suffix)
 
 
 # Where a number belongs, what it is, its LaTeX, and the comment beside it.
 _Number = tuple[tuple[str, ...], str, str, str]
 
 
-def _of_cells(sweep: str, board: Scoreboard, found: Statistics) -> Iterator[_Number]:
-    of_cells = with_holm(
-        [cell.differences[Score.FINAL] for cell in found.cells if Score.FINAL in cell.differences]
-    )
-    differences = {(one.model, one.variant): (one, p) for one, p in of_cells}
-    for cell in found.cells:
-        place = (sweep, cell.model, cell.variant)
+def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_Number]:
+    of_cells = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
+    differences = {(each.model, each.variant): (each, p) for each, p in with_holm(of_cells)}
+    for cell in summary.cells:
+        pair, place = (cell.model, cell.variant), (sweep, cell.model, cell.variant)
         about = f"{display_name(cell.variant)} on {cell.model}"
-        table, final = board.cells[cell.model, cell.variant], cell.scores.get(Score.FINAL)
-        scored = table.state is SelectionState.SCORED and table.score is not None
-        best = points(table.score.mean) if scored and table.score else escape_latex(table.state.value)
+        table, final = board.cells[pair], cell.scores.get(Score.FINAL)
+        scored = table.score if table.state is SelectionState.SCORED else None
+        best = escape_latex(table.state.value) if scored is None else points(scored.mean)
         yield place, "Best", best, f"{about}: score of the best step, in percent, as in Table 1"
         low, middle, high = (final.low, final.value, final.high) if final else (None, None, None)
         yield place, "Final", _number(middle), f"{about}: final mean, in percent"
         yield place, "FinalLow", _number(low), "lower end of its 95 % interval"
         yield place, "FinalHigh", _number(high), "upper end of it"
         yield place, "Seeds", str(cell.runs), "runs with a result"
-        if (cell.model, cell.variant) in differences:
-            yield from _of_difference(place, about, *differences[cell.model, cell.variant])
-    if len(board.models) > 1:
-        finals = [one for one in found.overall if one.score is Score.FINAL]
-        for one, p in with_holm(finals):
-            about = f"{display_name(one.variant)}, mean over the models"
-            yield from _of_difference((sweep, "AllModels", one.variant), about, one, p)
+        if pair in differences:
+            yield from _of_difference(place, about, *differences[pair])
+    overall = [each for each in summary.overall if each.score is Score.FINAL and len(board.models) > 1]
+    for each, p in with_holm(overall):
+        about = f"{display_name(each.variant)}, mean over the models"
+        yield from _of_difference((sweep, "AllModels", each.variant), about, each, p)
 
 
 def _of_difference(
-    place: tuple[str, ...], about: str, found: Difference, p: float | None
+    place: tuple[str, ...], about: str, difference: Difference, p: float | None
 ) -> Iterator[_Number]:
-    estimate = found.estimate
+    estimate = difference.estimate
     word = word_of(estimate, SMALLEST, p is not None and p < LEVEL)
-    yield (
-        place,
-        "Diff",
-        _number(estimate.value, True),
-        f"{about}: final mean minus that of {display_name(found.against)}, in points",
-    )
+    what = f"{about}: final mean minus that of {display_name(difference.against)}, in points"
+    yield place, "Diff", _number(estimate.value, True), what
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
     yield place, "DiffHigh", _number(estimate.high, True), "upper end of it"
     yield place, "DiffP", escape_latex(p_text(p, ABSENT)), "its two-sided p value with Holm's adjustment"
     yield place, "DiffWord", escape_latex(word.value), "what it shows"
-
-
-def _of_verdict(line: VerdictLine) -> Iterator[_Number]:
-    claim = line.verdict.claim
-    key = claim.key.removeprefix("hypothesis ").removeprefix(f"{claim.sweep} ")
-    yield (claim.sweep, key), "Verdict", escape_latex(line.outcome), claim.text
-    yield (
-        (claim.sweep, key),
-        "Estimate",
-        escape_latex(line.estimate or ABSENT),
-        "the comparison that decides it",
-    )
 
 
 def _number(fraction: float | None, signed: bool = False) -> str:
@@ -160,9 +146,8 @@ def _number(fraction: float | None, signed: bool = False) -> str:
     return rf"\ensuremath{{{text}}}" if text[0] in "+-" else text
 
 
-def _sweep(name: str, board: Scoreboard, found: Statistics) -> list[str]:
+def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
     """What was run, how it is scored and how it was compared."""
-    core, cells = core_of(board), list(board.cells.values())
     methods = [display_name(variant) for variant in in_order(board.variants)]
     results = [run for run in board.runs if run.state not in GAPS]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
@@ -174,25 +159,22 @@ def _sweep(name: str, board: Scoreboard, found: Statistics) -> list[str]:
     ]
     if board.gaps:
         sentences.append(f"Without a result: {'; '.join(describe_gaps(board.gaps))}.")
-    tasks = list(dict.fromkeys(board.benchmarks_of(model) for model in board.models))
-    over = ""
-    if len(tasks) == 1 and tasks[0]:
-        named = ", ".join(map(benchmark_name, tasks[0]))
-        over = f", the mean over {named}" if len(tasks[0]) > 1 else f" on {named}"
-    elif len(tasks) > 1:
-        over = ", the mean over the benchmarks of each model"
-    sentences.append(f"The score is {score_name(core, board.curves.samples)} in percent{over}.")
-    stops = {model: {cell.t_stop for cell in cells if cell.model == model} for model in board.models}
-    if all(len(own) == 1 and None not in own for own in stops.values()):
-        ends = {model: next(iter(own)) for model, own in stops.items()}
-        listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
-        window = (
-            f"{next(iter(ends.values()))} steps"
-            if len(set(ends.values())) == 1
-            else f"steps of training ({listed})"
-        )
+    tasks = {board.benchmarks_of(model) for model in board.models}
+    over = ", the mean over the benchmarks of each model"
+    if len(tasks) == 1:
+        (task,) = tasks
+        named = ", ".join(map(benchmark_name, task))
+        over = f", the mean over {named}" if len(task) > 1 else f" on {named}" if task else ""
+    sentences.append(f"The score is {score_name(core_of(board), board.curves.samples)} in percent{over}.")
+    stops = {(cell.model, cell.t_stop) for cell in board.cells.values()}
+    ends = dict(sorted(stops, key=lambda stop: board.models.index(stop[0])))
+    if len(ends) == len(stops) and None not in ends.values():
+        window = f"{next(iter(ends.values()))} steps"
+        if len(set(ends.values())) > 1:
+            listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
+            window = f"steps of training ({listed})"
         sentences.append(f"Runs are compared over the same window, the first {window}.")
-    return sentences + _tests(found)
+    return sentences + _tests(summary)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -217,53 +199,48 @@ def _scores(boards: Iterable[Scoreboard]) -> list[str]:
 
 
 def _seeds(board: Scoreboard) -> str:
-    own = [tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells]
-    counts = sorted(set(map(len, own)))
-    if len(set(own)) == 1 and None not in own[0]:
-        return (
-            f"with {_counted(len(own[0]), 'seed')} ({', '.join(map(str, own[0]))}) of each method and model"
-        )
+    cells = {tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells}
+    seeds = next(iter(cells))
+    if len(cells) == 1 and None not in seeds:
+        return f"with {_counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}) of each method and model"
+    counts = sorted(set(map(len, cells)))
     few = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return f"with {few} run{'s' * (counts[-1] > 1)} of each method and model"
 
 
-def _tests(found: Statistics) -> list[str]:
+def _tests(summary: Statistics) -> list[str]:
     """How the final means were compared with the baseline's."""
-    differences = [cell.differences[Score.FINAL] for cell in found.cells if Score.FINAL in cell.differences]
-    tested = [one for one in differences if one.estimate.p_value() is not None]
-    base = baseline_name(found.baseline)
-    single = any(one.estimate.unknown == ONE_RUN for one in differences)
+    differences = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
+    unknown = {difference.estimate.unknown for difference in differences}
+    tested = [difference.paired for difference in differences if difference.estimate.p_value() is not None]
+    base = baseline_name(summary.baseline)
     if not tested:
-        return [f"Single runs are compared with {base}, without a test."] if single else []
-    ways = [
-        way
-        for pairs, way in (
-            (True, "in pairs of runs with the same seed (Student's t)"),
-            (False, "as independent runs (Welch's test)"),
-        )
-        if any(one.paired is pairs for one in tested)
+        return [f"Single runs are compared with {base}, without a test."] if ONE_RUN in unknown else []
+    ways = {
+        True: "in pairs of runs with the same seed (Student's t)",
+        False: "as independent runs (Welch's test)",
+    }
+    how = " or ".join(way for paired, way in ways.items() if paired in tested)
+    adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if len(tested) > 1 else ""
+    sentences = [
+        f"Final means are compared with {base} {how}; intervals are 95 % intervals.",
+        f"p values are two-sided{adjusted}; the level is {LEVEL:g}.",
+        f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant.",
     ]
-    several = len(tested) > 1
-    sentences = [f"Final means are compared with {base} {' or '.join(ways)}; intervals are 95 % intervals."]
-    adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if several else ""
-    sentences.append(f"p values are two-sided{adjusted}; the level is {LEVEL:g}.")
-    sentences.append(
-        f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant."
-    )
-    if single:
+    if ONE_RUN in unknown:
         sentences.append("Comparisons with a single run on a side have no test.")
-    if any(one.estimate.unknown == NO_SPREAD for one in differences):
+    if NO_SPREAD in unknown:
         sentences.append("Comparisons without any spread between runs have no test.")
     return sentences
 
 
 def _hypotheses(judged: Sequence[VerdictLine], how_judged: Sequence[str]) -> list[str]:
-    own = [line for line in judged if line.registered]
-    papers = [line.verdict.claim.text for line in judged if not line.registered]
     sentences = []
-    for line in own:
-        claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
-        sentences.append(f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}")
+    for line in judged:
+        if line.registered:
+            claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
+            sentences.append(f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}")
+    papers = [line.verdict.claim.text for line in judged if not line.registered]
     if papers:
         sentences.append(f"Claims of the paper that these runs can test: {'; '.join(papers)}.")
     return [*sentences, *how_judged] if sentences else []

@@ -105,8 +105,8 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
 
 
 def _value(read: Callable[[Params], str | None], logged: Sequence[Params]) -> str:
-    found = dict.fromkeys(value for params in logged if (value := read(params)) is not None)
-    return " / ".join(found) or ABSENT
+    values = dict.fromkeys(value for params in logged if (value := read(params)) is not None)
+    return " / ".join(values) or ABSENT
 
 
 HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")

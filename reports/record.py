@@ -17,7 +17,7 @@ from cppo_lab.analysis.selection import CellScore, RunScore, Stat
 from cppo_lab.analysis.statistics.power import ReachedPower
 from cppo_lab.analysis.statistics.verdicts import reason
 from cppo_lab.reports.names import display_name
-from cppo_lab.reports.saved import FORMAT, RECORD
+from cppo_lab.reports.saved import FORMAT
 from cppo_lab.reports.verdict_view import VerdictLine
 
 
@@ -36,6 +36,13 @@ class About:
     command: str
     beside: tuple[str, ...] = ()  # sweeps whose reports are in sibling folders of their names
     withdrawn: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, request: Any, core: str, withdrawn: tuple[str, ...], **more: Any) -> "About":
+        """Of the request of a sweep or a study."""
+        copied = {key: getattr(request, key) for key in ("name", "title", "question", "experiment")}
+        command = request.command or f"cppo report {request.name}"
+        return cls(kind=kind, core=core, command=command, withdrawn=withdrawn, **copied, **more)
 
     @property
     def overrides(self) -> str:
@@ -143,17 +150,12 @@ def _verdict(line: VerdictLine) -> dict[str, Any]:
     }
 
 
-def _power(found: ReachedPower) -> dict[str, float | int | str | None]:
+def _power(power: ReachedPower) -> dict[str, float | int | str | None]:
     """The power of a verdict for JSON; `lead`: a fraction, or the log of a ratio of errors."""
     return {
-        "lead": found.lead,
-        "power": _number(found.power),
-        "runs": found.runs,
-        "runs_needed": found.needed,
-        "unknown": found.unknown,
+        "lead": power.lead,
+        "power": _number(power.power),
+        "runs": power.runs,
+        "runs_needed": power.needed,
+        "unknown": power.unknown,
     }
-
-
-def listed_files(names: Sequence[str]) -> list[str]:
-    """The files that a page links to, including the record."""
-    return sorted([*names, RECORD])

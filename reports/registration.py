@@ -56,11 +56,11 @@ class Standing:
 
 def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     """The standing of one of the claims in this report."""
-    own = [one for one in stated.registered if one.digest == stated.digest]
-    others = [one for one in stated.registered if one.digest != stated.digest]
-    now = next((one for one in own if not one.settings_differ), None)
+    same = [registered for registered in stated.registered if registered.digest == stated.digest]
+    others = [registered for registered in stated.registered if registered.digest != stated.digest]
+    now = next((registered for registered in same if not registered.settings_differ), None)
     if now is None:
-        return Standing(f"{_not_registered(stated, own, others)} Exploratory.", False)
+        return Standing(f"{_not_registered(stated, same, others)} Exploratory.", False)
     begun = f"on {_when(now.since)} ({stated.digest})"
     starts = _starts(claim, board, stated.deleted)
     if not starts:
@@ -79,31 +79,33 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     return Standing(text + _versions(others), not absent)
 
 
-def is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
+def is_exploratory(verdict: Verdict, standing: Standing | None) -> bool:
     """Whether a verdict confirms nothing.
 
-    Either by the standing of a sweep's `own` hypothesis (None: a claim of the paper), or because it is decided although
+    Either by the `standing` of a sweep's own hypothesis (None: a claim of the paper), or because it is decided although
     the claim before it is not supported.
     """
     decided = verdict.outcome is not VerdictOutcome.UNDECIDED
-    return (verdict.after is not None and decided) or (own is not None and not own.confirmatory)
+    return (verdict.after is not None and decided) or (standing is not None and not standing.confirmatory)
 
 
 def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
     """A sentence on hypotheses that are registered for the sweep `name` although its file has none; else nothing."""
     if stated.digest or not stated.registered:
         return ()
-    listed = "; ".join(f"{one.digest} on {_when(one.since)}" for one in stated.registered)
+    listed = "; ".join(
+        f"{registered.digest} on {_when(registered.since)}" for registered in stated.registered
+    )
     return (
         f"Hypotheses of {name} were registered ({listed}) and are not in its file any more, so nothing here confirms "
         "or refutes them.",
     )
 
 
-def _not_registered(stated: Hypotheses, own: Sequence[Registered], others: Sequence[Registered]) -> str:
-    if own:
+def _not_registered(stated: Hypotheses, same: Sequence[Registered], others: Sequence[Registered]) -> str:
+    if same:
         return (
-            f"Not as registered on {_when(own[-1].since)} ({stated.digest}): settings of its runs outside the sweep "
+            f"Not as registered on {_when(same[-1].since)} ({stated.digest}): settings of its runs outside the sweep "
             "file (in conf/) have changed since."
         )
     if not others:
@@ -121,8 +123,9 @@ def _versions(others: Sequence[Registered]) -> str:
     if not others:
         return ""
     listed = "; ".join(
-        f"{one.digest} on {_when(one.since)}" + (f" ({', '.join(one.changes)})" if one.changes else "")
-        for one in others
+        f"{other.digest} on {_when(other.since)}"
+        + (f" ({', '.join(other.changes)})" if other.changes else "")
+        for other in others
     )
     return f" Other versions registered for this sweep: {listed}."
 
@@ -136,9 +139,9 @@ def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict
     deleted or replaced has been seen, too.
     """
     tests = {run.run_id for run in board.runs if _tests(claim, run)}
-    found = board.data.runs
+    frame = board.data.runs
     starts: dict[str, int] = {}
-    for run_id, start in zip(found["run_id"], found["start"], strict=True):
+    for run_id, start in zip(frame["run_id"], frame["start"], strict=True):
         if run_id in tests:
             began = int(start.timestamp() * 1000)
             starts[run_id] = min(began, starts.get(run_id, began), deleted.get(run_id, began))

@@ -61,16 +61,16 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     only the first cells are shown.
     """
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
-    found, differing = [], differing_settings(board)
+    groups, differing = [], differing_settings(board)
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
         lines = tuple(
             run_line(run, board.data.experiment_id, uri, _settings(board, run, differing))
             for run in runs[:most]
         )
-        found.append(RunGroup(anchor, lines, len(runs) - len(lines)))
-    rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in found)
-    return (*found, RunGroup("", (), rest)) if rest else tuple(found)
+        groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
+    rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
+    return (*groups, RunGroup("", (), rest)) if rest else tuple(groups)
 
 
 def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from cppo_lab.reports.run_list import anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import Table
 from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, verdict_table, verdict_view
+from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,7 @@ class Section:
     """One part of a page; the macro of templates/parts.html.j2 with its `name` (or `macro`) renders its `view`.
 
     `hint`: the part is folded under its title and this text; None: it is not folded. `tables`: by the stem of their
-    files, those that are None have none; `texts`: further files. `lines`: its claims; `how`: how they were judged, for
-    the methods of a paper.
+    files, those that are None have none. `lines`: its claims; `how`: how they were judged, for the methods of a paper.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Section:
     hint: str | None = None
     macro: str = ""
     tables: Mapping[str, Table | None] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
     lines: tuple[VerdictLine, ...] = ()
     how: str = ""
@@ -90,25 +88,22 @@ class Scored:
 
 def statistics(scored: Scored) -> Section:
     """Intervals, differences and ranks."""
-    found = statistics_tables(scored.board, scored.title, scored.answers, scored.statistics)
+    tables = statistics_tables(scored.board, scored.title, scored.answers, scored.statistics)
     return Section(
         "statistics",
         "Uncertainty",
-        {"tables": found.values(), "anchors": scored.anchors},
+        {"tables": tables.values(), "anchors": scored.anchors},
         "intervals, differences, ranks",
-        tables={f"statistics{scored.suffix}_{kind}": table for kind, table in found.items()},
+        tables={f"statistics{scored.suffix}_{kind}": table for kind, table in tables.items()},
     )
 
 
-def verdict_section(
-    scored: Mapping[str, Scored], core: str, whole: bool = False
-) -> tuple[Section, VerdictView]:
+def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False) -> Section:
     """The claims about scores that these sweeps can test, with what `verdict_view` says of them."""
-    own = {claim: how for one in scored.values() for claim, how in one.own.items() if not claim.of_errors}
-    view = verdict_view({name: one.board for name, one in scored.items()}, core, whole, own)
+    own = {claim: how for sweep in scored.values() for claim, how in sweep.own.items() if not claim.of_errors}
+    view = verdict_view({name: sweep.board for name, sweep in scored.items()}, core, whole, own)
     tables = {"verdicts": verdict_table(view)}
-    section = Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
-    return section, view
+    return Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
 
 
 def answers_section(scored: Scored) -> Section | None:
@@ -124,15 +119,14 @@ def findings_section(entries: Sequence[Headline]) -> Section:
 
 def run_files(scored: Scored, scores: str, runs: str) -> dict[str, str]:
     """The CSV files of all scores, and of all runs."""
-    return {
-        f"{scores}.csv": table_texts.long_csv(scored.board),
-        f"{runs}.csv": table_texts.runs_csv(scored.board),
-    }
+    board = scored.board
+    return {f"{scores}.csv": table_texts.long_csv(board), f"{runs}.csv": table_texts.runs_csv(board)}
 
 
 def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> Section:
     """The lists of runs, by sweep. `unused`: runs in the store that are not declared."""
-    lists = [(name, run_groups(one.board, str(one.number), one.uri)) for name, one in scored.items()]
-    served = all(one.uri.startswith("http") for one in scored.values())
+    sweeps = scored.values()
+    lists = [(sweep.name, run_groups(sweep.board, str(sweep.number), sweep.uri)) for sweep in sweeps]
+    served = all(sweep.uri.startswith("http") for sweep in sweeps)
     view = {"lists": lists, "served": served, "unused": unused}
     return Section("runs", "Runs", view, f"{count} runs: state, step, score, MLflow run")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from cppo_lab.analysis.answers import RunAnswers
@@ -39,53 +38,54 @@ from cppo_lab.reports.names import (
     display_name,
     edge_text,
     estimate_text,
-    origin,
     p_text,
     points,
     score_text,
 )
-from cppo_lab.reports.tables import TextRow, TextTable, cell_row, core_of
+from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
 
 def statistics_tables(
     board: Scoreboard,
     title: str,
     answers: Mapping[str, RunAnswers] = MappingProxyType({}),
-    found: Statistics | None = None,
+    statistics: Statistics | None = None,
 ) -> dict[str, TextTable]:
     """Kind -> table; tables without numbers are left out. `answers`: MLflow run -> its answers, from which
-    maj@k is computed if they cover all problems. `found`: the statistics, if computed already.
+    maj@k is computed if they cover all problems. `statistics`: those of the board, if computed already.
     """
-    found, core = found or sweep_statistics(board), core_of(board)
-    several_models, several_runs = len(board.models) > 1, any(cell.runs > 1 for cell in found.cells)
-    tables = {"scores": _scores(found, core, title, several_models)}
+    summary = statistics or sweep_statistics(board)
+    several_runs = any(cell.runs > 1 for cell in summary.cells)
+    tables = {"scores": _scores(summary)}
     if several_runs:
-        tables["differences"] = _differences(found, core, title, several_models)
-    if several_runs and several_models and found.aggregates:
-        tables["models"] = _over_models(found, core, title, len(board.models))
-    if any(len(ranking.places) > 1 for ranking in found.rankings):
-        tables["order"] = _order(found, core, title, several_models)
-    tables |= problem_tables(board, found, core, title, answers)
-    source = f"Source: {origin(core)}."
-    return {kind: replace(table, notes=(source, *table.notes)) for kind, table in tables.items()}
+        tables["differences"] = _differences(summary)
+    if several_runs and len(board.models) > 1 and summary.aggregates:
+        tables["models"] = _over_models(summary, len(board.models))
+    if any(len(ranking.places) > 1 for ranking in summary.rankings):
+        tables["order"] = _order(summary)
+    tables |= _of_problems(board, summary, answers)
+    return {kind: completed(table, board, title) for kind, table in tables.items()}
 
 
-def _scores(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
-    rows = tuple(
-        cell_row(
-            cell.model,
-            cell.variant,
-            (
-                str(cell.runs),
-                *(score_text(cell.scores.get(score)) for score in Score),
-                _picked(cell),
-                _evaluation(cell.sampling),
-                f"{cell.collapsed} of {cell.runs}",
-            ),
-            several_models,
+def _scores(summary: Statistics) -> TextTable:
+    rows = []
+    for cell in summary.cells:
+        best, corrected = cell.scores.get(Score.BEST), cell.scores.get(Score.CORRECTED)
+        bias = None if best is None or corrected is None else best.value - corrected.value
+        cells = (
+            str(cell.runs),
+            *(score_text(cell.scores.get(score)) for score in Score),
+            _points(bias),
+            _evaluation(cell.sampling),
+            f"{cell.collapsed} of {cell.runs}",
         )
-        for cell in found.cells
-    )
+        rows.append(cell_row(cell.model, cell.variant, cells))
+    errors = [cell.sampling for cell in summary.cells if cell.sampling is not None]
+    edge = f" There {EDGE}" if any(error.edge is not None for error in errors) else ""
+    bound = ""  # unless the error of one evaluation is known from per-problem outcomes
+    if not errors or not all(error.known for error in errors):
+        known = any(error.known for error in errors)
+        bound = ", at most" + (" (known where it is in the table by problem)" if known else "")
     headings = (
         "runs",
         "best step",
@@ -96,56 +96,48 @@ def _scores(found: Statistics, core: str, title: str, several_models: bool) -> T
         "one evaluation",
         "collapsed",
     )
-    edges = any(cell.sampling is not None and cell.sampling.edge is not None for cell in found.cells)
-    edge = f" There {EDGE}" if edges else ""
     notes = (
         "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is selected on "
         "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
         "under the curve: its mean height.",
         "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
-        f"these problems{_bound(found)}.{edge} In final mean and area a collapsed run counts with the score it ended "
-        "at.",
+        f"these problems{bound}.{edge} In final mean and area a collapsed run counts with the score it ended at.",
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
-        f"or if all runs have the same score.{range_note(found.cells)}",
+        f"or if all runs have the same score.{range_note(summary.cells)}",
     )
-    return TextTable(f"Scores of the runs ({title})", core, "method", headings, rows, notes)
+    return TextTable("Scores of the runs", "", "method", headings, tuple(rows), notes)
 
 
-def _differences(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
-    rows = []
-    for cell in found.cells:
-        final = cell.differences.get(Score.FINAL)
-        if found.baseline.of(cell.variant) is None:
+def _differences(summary: Statistics) -> TextTable:
+    rows, base = [], baseline_name(summary.baseline)
+    for cell in summary.cells:
+        if summary.baseline.of(cell.variant) is None:
             continue
-        p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
+        final = cell.differences.get(Score.FINAL)
+        compared = (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
         cells = (
-            *(
-                _difference(cell.differences.get(score))
-                for score in (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
-            ),
-            p_text(p, ABSENT),
+            *(_difference(cell.differences.get(score)) for score in compared),
+            p_text(summary.adjusted.get((cell.model, cell.variant, Score.FINAL)), ABSENT),
             ABSENT if final is None else _share(final.improvement),
             ABSENT if final is None else ("by seed" if final.paired else "no"),
         )
-        rows.append(cell_row(cell.model, cell.variant, cells, several_models))
+        rows.append(cell_row(cell.model, cell.variant, cells))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
-        f"Points above {baseline_name(found.baseline)}, with the 95 % interval; paired by seed where both have two or "
+        f"Points above {base}, with the 95 % interval; paired by seed where both have two or "
         "more of the same seeds, else Welch's.",
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
-        "P(improvement): that a run of the method has a higher final mean than one of "
-        f"{baseline_name(found.baseline)}, with its 95 % interval.",
+        f"P(improvement): that a run of the method has a higher final mean than one of {base}, with its 95 % interval.",
     )
-    lead = f"minus {baseline_name(found.baseline)}"
-    return TextTable(f"Differences ({title})", core, lead, headings, tuple(rows), notes)
+    return TextTable("Differences", "", f"minus {base}", headings, tuple(rows), notes)
 
 
-def _over_models(found: Statistics, core: str, title: str, models: int) -> TextTable:
+def _over_models(summary: Statistics, models: int) -> TextTable:
     aggregates = {
-        (each.variant, each.name): each.estimate for each in found.aggregates if each.score is Score.FINAL
+        (each.variant, each.name): each.estimate for each in summary.aggregates if each.score is Score.FINAL
     }
-    overall = {each.variant: each for each in found.overall if each.score is Score.FINAL}
-    rows = []
+    overall = {each.variant: each for each in summary.overall if each.score is Score.FINAL}
+    rows, base = [], baseline_name(summary.baseline)
     for variant in dict.fromkeys(variant for variant, _ in aggregates):
         above = overall.get(variant)
         cells = (
@@ -154,18 +146,17 @@ def _over_models(found: Statistics, core: str, title: str, models: int) -> TextT
             ABSENT if above is None else _share(above.improvement),
         )
         rows.append(TextRow(display_name(variant), variant == OURS, cells))
-    base = baseline_name(found.baseline)
     headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
     notes = (
         "Final mean in percent, with the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "
         f"half of all runs. P(improvement): against {base}, averaged over models.",
     )
-    return TextTable(f"Over all {models} models ({title})", core, "method", headings, tuple(rows), notes)
+    return TextTable(f"Over all {models} models", "", "method", headings, tuple(rows), notes)
 
 
-def _order(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
+def _order(summary: Statistics) -> TextTable:
     by_model: dict[str, dict[Score, Ranking]] = {}
-    for ranking in found.rankings:
+    for ranking in summary.rankings:
         by_model.setdefault(ranking.model, {})[ranking.score] = ranking
     rows, alike = [], []
     for model, of_model in by_model.items():
@@ -174,13 +165,17 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
             continue
         tau = kendall(best, final)
         if tau is not None:
-            alike.append(f"{model} {tau:.2f}" if several_models else f"{tau:.2f}")
-        places = {place.variant: place for place in final.places}
+            alike.append(f"{model} {tau:.2f}" if len(by_model) > 1 else f"{tau:.2f}")
+        ends = {place.variant: place for place in final.places}
         for place in best.places:
-            end = places.get(place.variant)
-            others = (_rank(of_model.get(score), place.variant) for score in (Score.CORRECTED, Score.AREA))
-            cells = (str(place.rank), *_margin(place), *_end(end), *others)
-            rows.append(cell_row(model, place.variant, cells, several_models))
+            others = [of_model.get(score) for score in (Score.CORRECTED, Score.AREA)]
+            ranks = [None if ranking is None else ranking.rank(place.variant) for ranking in others]
+            cells = (
+                *_place(place),
+                *_place(ends.get(place.variant)),
+                *(ABSENT if rank is None else str(rank) for rank in ranks),
+            )
+            rows.append(cell_row(model, place.variant, cells))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
     notes = (
         "Ranks on each model. margin: points above the next lower method. noise: standard error of the margin from the "
@@ -188,46 +183,28 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
         f"Agreement of the order by best step with that by final mean (Kendall's tau-b; 1 is the same): "
         f"{', '.join(alike) or 'not known'}.",
     )
-    return TextTable(f"Order and margins ({title})", core, "method", headings, tuple(rows), notes)
+    return TextTable("Order and margins", "", "method", headings, tuple(rows), notes)
 
 
-def _end(place: Rank | None) -> tuple[str, str, str]:
-    return (ABSENT, ABSENT, ABSENT) if place is None else (str(place.rank), *_margin(place))
+def _place(place: Rank | None) -> tuple[str, str, str]:
+    """Rank, margin and noise."""
+    if place is None:
+        return (ABSENT, ABSENT, ABSENT)
+    return str(place.rank), _points(place.margin), _points(place.noise)
 
 
-def _margin(place: Rank) -> tuple[str, str]:
-    margin = ABSENT if place.margin is None else points(place.margin)
-    return margin, ABSENT if place.noise is None else points(place.noise)
-
-
-def _rank(ranking: Ranking | None, variant: str) -> str:
-    rank = None if ranking is None else ranking.rank(variant)
-    return ABSENT if rank is None else str(rank)
-
-
-def _bound(found: Statistics) -> str:
-    """A note if the error of one evaluation is an upper bound, i.e. not known from per-problem outcomes."""
-    errors = [cell.sampling for cell in found.cells if cell.sampling is not None]
-    if errors and all(error.known for error in errors):
-        return ""
-    return ", at most" + (
-        " (known where it is in the table by problem)" if any(e.known for e in errors) else ""
-    )
+def _points(value: float | None) -> str:
+    return ABSENT if value is None else points(value)
 
 
 def _evaluation(sampling: SamplingError | None) -> str:
-    if sampling is None:
-        return ABSENT
-    return points(sampling.answers) if sampling.edge is None else edge_text(sampling.edge)
+    if sampling is None or sampling.edge is None:
+        return _points(None if sampling is None else sampling.answers)
+    return edge_text(sampling.edge)
 
 
-def _picked(cell: CellStatistics) -> str:
-    best, corrected = cell.scores.get(Score.BEST), cell.scores.get(Score.CORRECTED)
-    return ABSENT if best is None or corrected is None else points(best.value - corrected.value)
-
-
-def _difference(found: Difference | None) -> str:
-    return estimate_text(None if found is None else found.estimate, signed=True)
+def _difference(difference: Difference | None) -> str:
+    return estimate_text(None if difference is None else difference.estimate, signed=True)
 
 
 def _share(share: Share | None) -> str:
@@ -241,29 +218,30 @@ def _share(share: Share | None) -> str:
 
 
 VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
+REPEATED = (
+    "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
+    "validations (from the recorded texts): {}. The errors over other answers account for it if it exceeds 0 by two "
+    "standard errors."
+)
 NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
 MOST_NAMED = 30  # problems of one pair of methods, smallest p first
 
 
-def problem_tables(
-    board: Scoreboard, found: Statistics, core: str, title: str, answers: Mapping[str, RunAnswers]
+def _of_problems(
+    board: Scoreboard, summary: Statistics, answers: Mapping[str, RunAnswers]
 ) -> dict[str, TextTable]:
     """Kind -> table; empty without per-problem outcomes. `answers`: MLflow run -> its answers, for maj@k."""
     cells = cell_problems(board)
     if not cells:
         return {}
-    final = [one for cell in found.cells if (one := cell.differences.get(Score.FINAL)) is not None]
+    final = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
     pairs = paired_problems(cells, final)
-    several = len(board.models) > 1
-    majority = {(cell.model, cell.variant): majority_score(board, cell, answers) for cell in cells}
     phi = {(cell.model, cell.variant): _repeated(cell, answers) for cell in cells}
-    tables = {"problems": _methods(cells, found, core, title, several, majority, phi)}
+    tables = {"problems": _methods(board, cells, summary, answers, phi)}
     if pairs:
-        tables["problem_differences"] = _problem_differences(
-            pairs, cells, phi, found.baseline, core, title, several
-        )
-        named = _separating(pairs, cells, core, title, several)
-        tables |= {"separating": named} if named.rows else {}
+        tables["problem_differences"] = _problem_differences(pairs, cells, phi, summary.baseline)
+        separating = _separating(pairs, cells)
+        tables |= {"separating": separating} if separating.rows else {}
     return tables
 
 
@@ -274,101 +252,76 @@ def range_note(cells: Sequence[CellStatistics]) -> str:
 
 
 def _methods(
+    board: Scoreboard,
     cells: Sequence[CellProblems],
-    found: Statistics,
-    core: str,
-    title: str,
-    several: bool,
-    majority: Mapping[tuple[str, str], Estimate | None],
+    summary: Statistics,
+    answers: Mapping[str, RunAnswers],
     phi: Mapping[tuple[str, str], tuple[float, str]],
 ) -> TextTable:
-    voted = any(one is not None for one in majority.values())
-    over_seeds = {(cell.model, cell.variant): cell for cell in found.cells}
-    rows = []
-    for cell in cells:
-        own = over_seeds[cell.model, cell.variant]
-        seeds = own.scores[Score.FINAL]
+    majority = [majority_score(board, cell, answers) for cell in cells]
+    voted = any(estimate is not None for estimate in majority)
+    over_seeds = {(cell.model, cell.variant): cell for cell in summary.cells}
+    rows, edges = [], False
+    for cell, votes in zip(cells, majority, strict=True):
+        pair = (cell.model, cell.variant)
+        sampling = over_seeds[pair].sampling
+        error_of_run = sampling if sampling is not None and sampling.known else None
+        edge = cell.edge if cell.evaluations else None
+        edges |= edge is not None or (error_of_run is not None and error_of_run.edge is not None)
         texts = (
-            score_text(seeds),
+            score_text(over_seeds[pair].scores[Score.FINAL]),
             _half(cell.over_problems),
-            edge_text(cell.edge)
-            if cell.evaluations and cell.edge
-            else _of_answers(mean_variance(cell.evaluations, phi[cell.model, cell.variant][0]), cell),
-            _one_evaluation(own.sampling),
+            edge_text(edge) if edge else _other_answers(cell, mean_variance(cell.evaluations, phi[pair][0])),
+            _evaluation(error_of_run),
             ABSENT if cell.between is None else f"{cell.between:.2f}",
             *(estimate_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
-            *([estimate_text(majority[cell.model, cell.variant])] if voted else []),
-            *(points(one.value) for one in cell.profile),
+            *([estimate_text(votes)] if voted else []),
+            *(points(share.value) for share in cell.profile),
         )
-        rows.append(cell_row(cell.model, cell.variant, texts, several))
+        rows.append(cell_row(*pair, texts))
     headings = (
-        "final mean, seeds",
-        "other problems",
-        "other answers",
-        "one evaluation",
-        "rho",
+        *("final mean, seeds", "other problems", "other answers", "one evaluation", "rho"),
         *(f"pass@{k}" for k in _shown_k(cells[0].samples)),
         *([f"maj@{cells[0].samples}"] if voted else []),
         *(f"{100 * threshold:.0f} % right" for threshold in THRESHOLDS),
     )
-    edges = any(cell.evaluations and cell.edge for cell in cells) or any(
-        cell.sampling is not None and cell.sampling.known and cell.sampling.edge
-        for cell in over_seeds.values()
+    repeated = "; ".join(
+        f"{cell.model}: {display_name(cell.variant)} {text}"
+        for cell in cells
+        if (text := phi[cell.model, cell.variant][1])
     )
     notes = (
         "Percent. final mean with the 95 % interval over seeds, for these problems; other problems: half the interval "
         "over other problems, clustered by problem (Miller 2024), for these runs; "
-        f"other answers: the same over other answers of these runs to these problems.{range_note(found.cells)}",
+        f"other answers: the same over other answers of these runs to these problems.{range_note(summary.cells)}",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
         "share of an answer's variance that lies between problems, at the last validation.",
         "pass@k at the last validation, unbiased, with the interval over other problems. "
         f"{VOTED if voted else NO_VOTES} The last columns: share of problems with at least that share of their answers "
         "right at the last validation.",
         *([f"other answers, one evaluation: {EDGE}"] if edges else []),
-        *_repeated_note(cells, phi),
+        *([REPEATED.format(repeated)] if repeated else []),
     )
-    return TextTable(f"By problem ({title})", core, "method", headings, tuple(rows), notes)
+    return TextTable("By problem", "", "method", headings, tuple(rows), notes)
 
 
 def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[float, str]:
     """phi in [0, 1] and its description: estimated from the grades of single answers, or else the lower bound from
     counts; 0 and an empty text if neither shows a correlation.
     """
-    kept = next((answers[one] for one in cell.mlflow_ids if one in answers), None)
-    measured = None if kept is None else kept_draws(kept, cell.samples)
+    recorded = next((answers[mlflow_id] for mlflow_id in cell.mlflow_ids if mlflow_id in answers), None)
+    measured = None if recorded is None else kept_draws(recorded, cell.samples)
     if measured is not None and measured.error is not None:
         low, high = (measured.value + sign * 2 * measured.error for sign in (-1, 1))
         text = f"{measured.value:.2f} ({low:.2f} to {high:.2f})"
-        return (min(1.0, measured.value), text) if measured.dependent else (0.0, text)
+        return (min(1.0, measured.value) if measured.dependent else 0.0), text
     if cell.draws is not None and cell.draws.dependent:
         return min(1.0, cell.draws.value), f"at least {cell.draws.value:.2f}"
     return 0.0, ""
 
 
-def _repeated_note(
-    cells: Sequence[CellProblems], phi: Mapping[tuple[str, str], tuple[float, str]]
-) -> tuple[str, ...]:
-    found = [
-        f"{cell.model}: {display_name(cell.variant)} {text}"
-        for cell in cells
-        if (text := phi[cell.model, cell.variant][1])
-    ]
-    if not found:
-        return ()
-    return (
-        "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
-        f"validations (from the recorded texts): {'; '.join(found)}. The errors over other answers account for it "
-        "if it exceeds 0 by two standard errors.",
-    )
-
-
-def _one_evaluation(sampling: SamplingError | None) -> str:
-    if sampling is None or not sampling.known:
-        return ABSENT
-    return f"{100 * sampling.answers:.2f}" if sampling.edge is None else edge_text(sampling.edge)
-
-
-def _of_answers(variance: float, cell: CellProblems) -> str:
+def _other_answers(cell: CellProblems, variance: float) -> str:
+    """Half the interval over other answers, in points."""
     return f"{196 * math.sqrt(variance):.1f}" if cell.evaluations else ABSENT
 
 
@@ -378,38 +331,32 @@ def _shown_k(samples: int) -> tuple[int, ...]:
 
 def _problem_differences(
     pairs: Sequence[PairedProblems],
-    cells_shown: Sequence[CellProblems],
+    cells: Sequence[CellProblems],
     phi: Mapping[tuple[str, str], tuple[float, str]],
     baseline: Baseline,
-    core: str,
-    title: str,
-    several: bool,
 ) -> TextTable:
-    by_name, rows = {(cell.model, cell.variant): cell for cell in cells_shown}, []
+    by_name, rows, base = {(cell.model, cell.variant): cell for cell in cells}, [], baseline_name(baseline)
     for pair in pairs:
-        ours_named, theirs_named = (pair.model, pair.variant), (pair.model, pair.against)
-        mine, other = by_name[ours_named], by_name[theirs_named]
-        shared = min(phi[ours_named][0], phi[theirs_named][0])
-        named = [one for one in pair.separated if one.separates]
-        ours = sum(one.ours > one.theirs for one in named)
-        cells = (
+        names = (pair.model, pair.variant), (pair.model, pair.against)
+        mine, other = (by_name[name] for name in names)
+        variance = difference_variance(
+            mine.evaluations, other.evaluations, min(phi[name][0] for name in names)
+        )
+        separating = [problem for problem in pair.separated if problem.separates]
+        ours = sum(problem.ours > problem.theirs for problem in separating)
+        correlation = pair.difference.correlation
+        texts = (
             estimate_text(pair.difference.seeds, signed=True),
             _half(pair.difference.problems),
             _half(pair.difference.both),
-            _of_answers(difference_variance(mine.evaluations, other.evaluations, shared), mine),
-            ABSENT if pair.difference.correlation is None else f"{pair.difference.correlation:.2f}",
-            f"{ours} and {len(named) - ours} of {len(pair.separated)}",
+            _other_answers(mine, variance),
+            ABSENT if correlation is None else f"{correlation:.2f}",
+            f"{ours} and {len(separating) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
         )
-        rows.append(cell_row(pair.model, pair.variant, cells, several))
-    base = baseline_name(baseline)
+        rows.append(cell_row(pair.model, pair.variant, texts))
     headings = (
-        "seeds",
-        "other problems",
-        "both",
-        "other answers",
-        "correlation",
-        "separating",
+        *("seeds", "other problems", "both", "other answers", "correlation", "separating"),
         "solved by one alone",
     )
     notes = (
@@ -422,27 +369,24 @@ def _problem_differences(
         f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its "
         f"answers or more, and that no run of {base} (of the method) ever answered right.",
     )
-    return TextTable(f"Differences by problem ({title})", core, f"minus {base}", headings, tuple(rows), notes)
+    return TextTable("Differences by problem", "", f"minus {base}", headings, tuple(rows), notes)
 
 
-def _separating(
-    pairs: Sequence[PairedProblems], cells: Sequence[CellProblems], core: str, title: str, several: bool
-) -> TextTable:
+def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) -> TextTable:
     names = {cell.model: cell.problems for cell in cells}
     rows, left_out = [], 0
     for pair in pairs:
-        named = sorted((one for one in pair.separated if one.separates), key=lambda one: one.p)
-        left_out += max(0, len(named) - MOST_NAMED)
-        for one in named[:MOST_NAMED]:
+        problems = sorted((each for each in pair.separated if each.separates), key=lambda problem: problem.p)
+        left_out += max(0, len(problems) - MOST_NAMED)
+        for problem in problems[:MOST_NAMED]:
             texts = (
                 f"{display_name(pair.variant)} against {display_name(pair.against)}",
-                f"{100 * one.ours:.0f}",
-                f"{100 * one.theirs:.0f}",
-                p_text(one.adjusted),
-                "yes" if one.every_run else "no",
+                f"{100 * problem.ours:.0f}",
+                f"{100 * problem.theirs:.0f}",
+                p_text(problem.adjusted),
+                "yes" if problem.every_run else "no",
             )
-            name = (f"{pair.model}: " if several else "") + names[pair.model][one.problem]
-            rows.append(TextRow(name, False, texts, (pair.model, pair.variant)))
+            rows.append(TextRow(names[pair.model][problem.problem], False, texts, (pair.model, pair.variant)))
     headings = ("methods", "right, %", "against, %", "adjusted p", "in every run")
     notes = (
         "Problems that separate two methods at the last validation, those with the smallest p first"
@@ -450,8 +394,8 @@ def _separating(
         "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for "
         "equal methods with three seeds each, in one problem of ten.",
     )
-    return TextTable(f"Separating problems ({title})", core, "problem", headings, tuple(rows), notes)
+    return TextTable("Separating problems", "", "problem", headings, tuple(rows), notes)
 
 
-def _half(found: Estimate) -> str:
-    return ABSENT if found.half is None else f"{100 * found.half:.1f}"
+def _half(estimate: Estimate) -> str:
+    return ABSENT if estimate.half is None else f"{100 * estimate.half:.1f}"

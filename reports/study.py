@@ -34,7 +34,6 @@ from cppo_lab.reports.sections import (
     verdict_section,
 )
 from cppo_lab.reports.tables import FullTable, TextTable, full_table, main_table
-from cppo_lab.reports.verdict_view import VerdictView
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +53,11 @@ class StudyReport:
     @property
     def core(self) -> str:
         """The core behind the study's runs; several are named together."""
-        cores = {core for one in self.scored.values() for core in one.core.split("+")}
+        cores = {core for sweep in self.scored.values() for core in sweep.core.split("+")}
         return "+".join(sorted(cores)) or schema.PAPER
 
     @cached_property
-    def verdicts(self) -> tuple[Section, VerdictView]:
+    def verdicts(self) -> Section:
         """The section on the claims."""
         return verdict_section(self.scored, self.core, whole=True)
 
@@ -80,13 +79,15 @@ def _main(report: StudyReport) -> Section:
 
 def _findings(report: StudyReport) -> Section:
     """The findings of the main sweep by model, and of each ablation under its title."""
-    found: list[Headline] = []
-    for name, one in report.scored.items():
-        of_sweep = headlines(one.board)
+    findings: list[Headline] = []
+    for name, sweep in report.scored.items():
+        of_sweep = headlines(sweep.board)
         if name != MAIN:
-            of_sweep = tuple(Headline(f"{one.title} ({entry.about})", entry.sentences) for entry in of_sweep)
-        found.extend(of_sweep)
-    return findings_section(found)
+            of_sweep = tuple(
+                Headline(f"{sweep.title} ({entry.about})", entry.sentences) for entry in of_sweep
+            )
+        findings.extend(of_sweep)
+    return findings_section(findings)
 
 
 def _figures(report: StudyReport) -> Section:
@@ -99,8 +100,8 @@ def _figures(report: StudyReport) -> Section:
 
 def _of_main(make: Callable[[Scored], Section | None], report: StudyReport) -> Section | None:
     """A section on the main sweep; its tables are those of every sweep."""
-    made = {name: make(one) for name, one in report.scored.items()}
-    tables = {stem: table for one in made.values() if one for stem, table in one.tables.items()}
+    made = {name: make(sweep) for name, sweep in report.scored.items()}
+    tables = {stem: table for section in made.values() if section for stem, table in section.tables.items()}
     section = made.get(MAIN)
     if section is None:
         return Section("", "", {}, tables=tables) if tables else None
@@ -136,7 +137,7 @@ def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Callable[[S
 
 
 def _methods(report: StudyReport) -> Section:
-    used = {run.rule for one in report.scored.values() for run in one.board.runs if run.rule}
+    used = {run.rule for sweep in report.scored.values() for run in sweep.board.runs if run.rule}
     models, title = report.study.models, "Configuration of each model (Table 3)"
     tables = {
         "table_2": comparison_table("How the rules differ (Table 2)", used),
@@ -151,21 +152,21 @@ def _answers(report: StudyReport) -> Section | None:
 
 
 def _runs(report: StudyReport) -> Section:
-    boards = [one.board for one in report.scored.values()]
+    boards = [sweep.board for sweep in report.scored.values()]
     used = {run.run_id for board in boards for run in board.runs}
     unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
     return run_section(report.scored, _run_count(report), sorted(unused))
 
 
 def _run_count(report: StudyReport) -> int:
-    runs = [run for one in report.scored.values() for run in one.board.runs]
+    runs = [run for sweep in report.scored.values() for run in sweep.board.runs]
     return len({run.mlflow_id or describe_gap(run) for run in runs})
 
 
 # The sections of a study's page, in its order.
 STUDY: tuple[Callable[[StudyReport], Section | None], ...] = (
     _main,
-    lambda report: report.verdicts[0],
+    lambda report: report.verdicts,
     _findings,
     _figures,
     partial(_of_main, statistics),
@@ -246,27 +247,17 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             suffix=f"_{sweep.grid.name}",
             number=number,
         )
-        for number, sweep in enumerate(one for one in study.sweeps if one.board is not None)
+        for number, sweep in enumerate(each for each in study.sweeps if each.board is not None)
         if sweep.board is not None
     }
     report = StudyReport(study, request, scored, gallery(study, request.palette))
-    about = About(
-        kind="study",
-        name=request.name,
-        title=request.title,
-        question=request.question,
-        experiment=request.experiment,
-        core=report.core,
-        command=request.command or f"cppo report {request.name}",
-        withdrawn=tuple(
-            sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated)
-        ),
-    )
+    gone = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
+    about = About.of("study", request, report.core, tuple(gone))
     sections = tuple(section for make in STUDY if (section := make(report)) is not None)
-    summaries = {name: one.statistics for name, one in scored.items()}
+    summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
     files = paper_texts(study.boards, summaries, sections, about.withdrawn)
-    for name, one in scored.items():
-        files |= run_files(one, f"long_{name}", f"runs_{name}")
+    for name, of_sweep in scored.items():
+        files |= run_files(of_sweep, f"long_{name}", f"runs_{name}")
     gaps: dict[str, list[str]] = {}
     for name, board in study.boards.items():
         for run in board.gaps:
@@ -283,12 +274,12 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         page={
             "kind": "study",
             "short": (),
-            "caution": report.verdicts[1].caution,
+            "caution": report.verdicts.view["caution"],
             "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
             "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
             "gap_count": len(gaps),
             "absent": absent,
-            "anchors": {name: one.anchors for name, one in scored.items()},
+            "anchors": {name: of_sweep.anchors for name, of_sweep in scored.items()},
         },
         sections=sections,
     )

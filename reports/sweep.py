@@ -37,7 +37,7 @@ from cppo_lab.reports.sections import (
     verdict_section,
 )
 from cppo_lab.reports.tables import full_table, main_table
-from cppo_lab.reports.verdict_view import VerdictView, short_answers
+from cppo_lab.reports.verdict_view import short_answers
 
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
@@ -109,7 +109,7 @@ class SweepReport(Scored):
     of_paper: bool = False
 
     @cached_property
-    def verdicts(self) -> tuple[Section, VerdictView]:
+    def verdicts(self) -> Section:
         """The section on the claims about scores."""
         return verdict_section({self.name: self}, self.core)
 
@@ -177,8 +177,7 @@ def _scores(report: SweepReport) -> Section:
 
 
 def _verdicts(report: SweepReport) -> Section | None:
-    section, _ = report.verdicts
-    return section if section.lines or not report.exact else None
+    return report.verdicts if report.verdicts.lines or not report.exact else None
 
 
 def _benchmarks(report: SweepReport) -> Section:
@@ -241,17 +240,8 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         places=request.axes,
         of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
     )
-    about = About(
-        kind="sweep",
-        name=request.name,
-        title=request.title,
-        question=request.question,
-        experiment=request.experiment,
-        core=report.core,
-        command=request.command or f"cppo report {request.name}",
-        beside=request.beside,
-        withdrawn=withdrawn(request.name, request.stated),
-    )
+    gone = withdrawn(request.name, request.stated)
+    about = About.of("sweep", request, report.core, gone, beside=request.beside)
     sections = tuple(section for make in SWEEP if (section := make(report)) is not None)
     of_scores = tuple(claim for claim in report.own if not claim.of_errors)
     judged = verdicts({request.name: board}, of_scores)
@@ -268,7 +258,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         page={
             "kind": "report",
             "short": short_answers(judged, of_errors, report.statistics),
-            "caution": report.verdicts[1].caution,
+            "caution": report.verdicts.view["caution"],
             "counts": f"{len(board.runs)} runs{missing}.",
             "gaps": gaps,
             "gap_count": len(board.gaps),

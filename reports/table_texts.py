@@ -133,13 +133,13 @@ def table_csv(table: Table) -> str:
         scores = ([_variant(row), *map(_plain, row.cells), *core] for row in table.rows)
         return csv_text(["method", *table.headings, *head], scores)
     names = dict.fromkeys(
-        name for one in table.tables for name in one.headings if name not in ("avg", "step")
+        name for block in table.tables for name in block.headings if name not in ("avg", "step")
     )
     columns, lines = [*names, "avg"], []
-    for one, stop in zip(table.tables, table.stops, strict=True):
-        for row in one.rows:
-            entries = dict(zip(one.headings, map(_plain, row.cells), strict=True))
-            lead = [one.title, "" if stop is None else stop, _variant(row)]
+    for block, stop in zip(table.tables, table.stops, strict=True):
+        for row in block.rows:
+            entries = dict(zip(block.headings, map(_plain, row.cells), strict=True))
+            lead = [block.title, "" if stop is None else stop, _variant(row)]
             lines.append([*lead, *(entries.get(name, "") for name in columns), *core])
     return csv_text(["model", "t_stop", "method", *columns, *head], lines)
 
@@ -210,11 +210,11 @@ def runs_csv(board: Scoreboard) -> str:
         choice = run.choice
         scores = [choice.score, *(choice.components.get(name) for name in board.benchmarks), choice.base]
         shown = ["" if value is None else percent(value) for value in (*scores, choice.last_score)]
-        found = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
+        about = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
         ties = " ".join(map(str, choice.ties))
         chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
         late = final.get((run.model, run.variant, run.seed))
         rows.append(
-            [*found, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id or "", "")]
+            [*about, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id or "", "")]
         )
     return csv_text(header, rows)

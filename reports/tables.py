@@ -144,11 +144,11 @@ def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
     return tuple(sorted({run.run_id for run in runs if run.run_id is not None}))
 
 
-def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> TextTable:
+def main_table(board: Scoreboard, title: str, statistics: Statistics | None = None) -> TextTable:
     """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics with
     the significant differences from the baseline; without them no cell has an arrow.
     """
-    arrows = {} if found is None else _arrows(found)
+    arrows = {} if statistics is None else _arrows(statistics)
     columns = []
     variants = in_order(board.variants)
     for model in board.models:
@@ -159,7 +159,7 @@ def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -
             for name in variants
         ]
         columns.append(
-            mark(replace(one, pair=(model, name)) for one, name in zip(column, variants, strict=True))
+            mark(replace(entry, pair=(model, name)) for entry, name in zip(column, variants, strict=True))
         )
     rows = tuple(
         TextRow(display_name(name), name == OURS, tuple(entries), ("", name))
@@ -167,18 +167,18 @@ def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -
     )
     entries = [entry for column in columns for entry in column]
     edge = f" There {EDGE}" if any(entry.edge for entry in entries) else ""
-    known = edge or any(entry.evaluation is not None for entry in entries)
-    notes = (*table_notes(board), EVALUATION + edge) if known else table_notes(board)
-    if found is not None and found.adjusted:
-        notes = (*notes, _test_note(found))
+    known_errors = edge or any(entry.evaluation is not None for entry in entries)
+    notes = (*table_notes(board), EVALUATION + edge) if known_errors else table_notes(board)
+    if statistics is not None and statistics.adjusted:
+        notes = (*notes, _test_note(statistics))
     return TextTable(title, core_of(board), "Method", board.models, rows, notes)
 
 
-def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
+def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
     """(model, variant) -> the direction in which its score differs significantly from the baseline's."""
     arrows = {}
-    for cell in found.cells:
-        p = found.adjusted.get((cell.model, cell.variant, Score.BEST))
+    for cell in statistics.cells:
+        p = statistics.adjusted.get((cell.model, cell.variant, Score.BEST))
         if p is not None and p < ALPHA:
             arrows[cell.model, cell.variant] = (
                 ABOVE if cell.differences[Score.BEST].estimate.value > 0 else BELOW
@@ -186,8 +186,8 @@ def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
     return arrows
 
 
-def _test_note(found: Statistics) -> str:
-    base = baseline_name(found.baseline)
+def _test_note(statistics: Statistics) -> str:
+    base = baseline_name(statistics.baseline)
     return (
         f"{ABOVE} above, {BELOW} below {base}: the scores differ significantly (two-sided p < {ALPHA:g} with "
         "Holm's adjustment over all methods and models of the table). Without an arrow, it is not significant."
@@ -318,7 +318,17 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def cell_row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:
-    """The row of one cell, which leads to its runs; it names the model where there are `several_models`."""
-    label = (f"{model}: " if several_models else "") + display_name(variant)
-    return TextRow(label, variant == OURS, tuple(cells), (model, variant))
+def cell_row(model: str, variant: str, cells: Iterable[str]) -> TextRow:
+    """The row of one cell, which leads to its runs."""
+    return TextRow(display_name(variant), variant == OURS, tuple(cells), (model, variant))
+
+
+def completed(table: TextTable, board: Scoreboard, title: str) -> TextTable:
+    """A table of the sweep `title` with where its numbers come from; rows name their model where there are several."""
+    core, several = core_of(board), len(board.models) > 1
+    rows = tuple(
+        replace(row, label=f"{row.pair[0]}: {row.label}") if several and row.pair else row
+        for row in table.rows
+    )
+    notes = (f"Source: {origin(core)}.", *table.notes)
+    return replace(table, title=f"{table.title} ({title})", core=core, rows=rows, notes=notes)

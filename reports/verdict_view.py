@@ -88,44 +88,35 @@ class VerdictView:
     not_judged: tuple[str, ...]
 
 
-def testable_claims(
-    boards: Mapping[str, Scoreboard], whole: bool = False, own: Sequence[Claim] = ()
-) -> list[Claim]:
-    """The sweeps' `own` hypotheses, then the paper's claims that the sweeps can test; see `claims_about`."""
-    return [*own, *claims_about({name: board.variants for name, board in boards.items()}, whole)]
-
-
 def verdict_view(
     boards: Mapping[str, Scoreboard],
     core: str,
     whole: bool = False,
     own: Mapping[Claim, Standing] = MappingProxyType({}),
 ) -> VerdictView:
-    """The claims that these sweeps (by name) can test; for the `whole` study, the claims about missing sweeps are named
-    too.
-
-    `own`: the sweeps' own hypotheses, each with its standing.
+    """The sweeps' `own` hypotheses, each with its standing, and the paper's claims that these sweeps (by name) can
+    test; for the `whole` study, the claims about missing sweeps are named too.
     """
-    found = verdicts(boards, testable_claims(boards, whole, tuple(own)))
-    of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
+    claims = claims_about({name: board.variants for name, board in boards.items()}, whole)
+    judged = verdicts(boards, [*own, *claims])
+    of_scores = [each for each in judged if each.claim.kind is not Kind.COLLAPSE and each.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
-    judged, paired, rule, power = _method(found)
-    tested = any(each.p_for is not None for one in found for each in one.comparisons)
+    lines = tuple(
+        verdict_line(each, boards[each.claim.sweep], own.get(each.claim), alone=alone) for each in judged
+    )
+    by_score, paired, rule, power = _method(judged)
+    tested = any(comparison.p_for is not None for each in judged for comparison in each.comparisons)
+    absent = [claim for claim in CLAIMS if whole and claim.sweep not in boards]
     return VerdictView(
-        summary=tally([(one.outcome, is_exploratory(one, own.get(one.claim))) for one in found])
+        summary=tally([(line.verdict.outcome, line.exploratory) for line in lines])
         or "The paper makes no claim about the variants of this sweep.",
-        caution=_caution(core, bool(found)),
+        caution=_caution(core, bool(judged)),
         core=core,
-        lines=tuple(
-            verdict_line(verdict, boards[verdict.claim.sweep], own.get(verdict.claim), alone=alone)
-            for verdict in found
-        ),
-        method=f"{judged}{paired} {rule} {power}",
-        rule=f"{judged} {rule}" if tested else "",
+        lines=lines,
+        method=f"{by_score}{paired} {rule} {power}",
+        rule=f"{by_score} {rule}" if tested else "",
         cannot=CANNOT if alone else (),
-        not_judged=tuple(
-            f"{claim.text} (sweep {claim.sweep})" for claim in CLAIMS if whole and claim.sweep not in boards
-        ),
+        not_judged=tuple(f"{claim.text} (sweep {claim.sweep})" for claim in absent),
     )
 
 
@@ -137,30 +128,36 @@ _SCORE_WORDS: Mapping[Score | Quantity, str] = {
 }
 
 
-def _method(found: Sequence[Verdict]) -> tuple[str, str, str, str]:
+def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
     """How these verdicts were reached: by which score, in pairs or not, when a claim holds, and what the power is."""
-    scores = {one.score for one in found if one.claim.compares_scores} or {Score.FINAL}
+    scores = {verdict.score for verdict in claims if verdict.claim.compares_scores} or {Score.FINAL}
     judged = (
         _SCORE_WORDS[next(iter(scores))]
         if len(scores) == 1
         else "Each claim is judged by the score it names."
     )
-    least = sorted({one.claim.smallest for one in found if one.claim.margin is None} or {SMALLEST})
+    least = sorted(
+        {verdict.claim.smallest for verdict in claims if verdict.claim.margin is None} or {SMALLEST}
+    )
     smallest = (
         "an advantage below the size that its claim names"
         if len(least) > 1
         else f"an advantage below {100 * least[0]:g} point{'s' * (least[0] != 0.01)}"
     )
-    margins = sorted({one.claim.margin for one in found if one.claim.margin is not None} or {MARGIN})
+    margins = sorted(
+        {verdict.claim.margin for verdict in claims if verdict.claim.margin is not None} or {MARGIN}
+    )
     margin = (
         "the margin that the claim names"
         if margins != [MARGIN]
         else f"{100 * MARGIN:g} points, our margin, since the paper gives none"
     )
-    pairs = [each.difference for one in found for each in one.comparisons if each.difference is not None]
+    pairs = [
+        each.difference for verdict in claims for each in verdict.comparisons if each.difference is not None
+    ]
     paired = (
         " Runs of one seed share their start and are compared in pairs."
-        if any(one.paired and one.estimate.n > 1 for one in pairs)
+        if any(pair.paired and pair.estimate.n > 1 for pair in pairs)
         else ""
     )
     rule = (
@@ -191,22 +188,24 @@ def tally(outcomes: Sequence[tuple[VerdictOutcome, bool]], about: str = "") -> s
     """
     parts = []
     for late in (False, True):
-        counts = [(one, sum(pair == (one, late) for pair in outcomes)) for one in VerdictOutcome]
-        if said := ", ".join(f"{count} {one.value.replace(',', ' but')}" for one, count in counts if count):
+        counts = [(outcome, sum(pair == (outcome, late) for pair in outcomes)) for outcome in VerdictOutcome]
+        if said := ", ".join(
+            f"{count} {outcome.value.replace(',', ' but')}" for outcome, count in counts if count
+        ):
             parts.append(f"exploratory: {said}" if late else said)
     return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}." if parts else ""
 
 
 def verdict_line(
-    verdict: Verdict, board: Scoreboard, own: Standing | None, beside: str = "", alone: bool = False
+    verdict: Verdict, board: Scoreboard, standing: Standing | None, beside: str = "", alone: bool = False
 ) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     claim, one_run = verdict.claim, _single_runs(verdict) and not verdict.claim.of_errors
     words = power_words(verdict.power)
     line = VerdictLine(
         verdict=verdict,
-        registered="" if own is None else own.words,
-        exploratory=is_exploratory(verdict, own),
+        registered="" if standing is None else standing.words,
+        exploratory=is_exploratory(verdict, standing),
         estimate=_estimate(claim, verdict.deciding),
         sentence=(_one_run(verdict, alone) if one_run else reason(verdict, display_name)) + beside,
         comparisons=_comparisons(verdict),
@@ -219,13 +218,13 @@ def verdict_line(
     return replace(
         line,
         observed=_observed(verdict),
-        others="; ".join(f"{SCORES[score]}: {one.value}" for score, one in verdict.others.items()),
+        others="; ".join(f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
 
 
 def _deviation(claim: Claim, board: Scoreboard) -> str:
     """The result as the design of the runs asks for, beside that of the registered analysis."""
-    found = judge(replace(claim, pairing=None), board, run_values(board))
+    verdict = judge(replace(claim, pairing=None), board, run_values(board))
     why = (
         "takes the runs of one seed as independent, but they share their start. Compared in pairs"
         if not claim.pairing
@@ -233,28 +232,28 @@ def _deviation(claim: Claim, board: Scoreboard) -> str:
     )
     listed = "; ".join(
         f"{_pair(each)} {place(each.model)} {signed_points(each.difference.estimate.value)} ({_interval(each)})"
-        for each in found.comparisons
+        for each in verdict.comparisons
         if each.difference is not None
     )
-    return f"Deviation from the registered analysis, which {why}: {found.outcome.value}. {listed}, in {claim.unit}."
+    return f"Deviation from the registered analysis, which {why}: {verdict.outcome.value}. {listed}, in {claim.unit}."
 
 
 def _single_runs(verdict: Verdict) -> bool:
     """Whether every comparison is of one run with one run."""
-    found = [each.difference for each in verdict.comparisons]
-    return bool(found) and all(
+    differences = [each.difference for each in verdict.comparisons]
+    return bool(differences) and all(
         each is not None
         and (each.ours == each.theirs or not each.against)
         and each.estimate.unknown == ONE_RUN
-        for each in found
+        for each in differences
     )
 
 
 def _one_run(verdict: Verdict, alone: bool) -> str:
-    found = verdict.deciding
-    if found is None or found.difference is None:
+    deciding = verdict.deciding
+    if deciding is None or deciding.difference is None:
         return ""
-    pair = f"{_pair(found)} {place(found.model)}"
+    pair = f"{_pair(deciding)} {place(deciding.model)}"
     more = f" {MISSING}" if verdict.provisional else ""
     if verdict.after is not None:
         more += f" {exploratory(verdict.after)}"
@@ -262,44 +261,36 @@ def _one_run(verdict: Verdict, alone: bool) -> str:
     return f"{least} least clear is {pair}.{more}"
 
 
-def _estimate(claim: Claim, found: Comparison | None) -> str:
+def _estimate(claim: Claim, deciding: Comparison | None) -> str:
     """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
-    if found is None or found.difference is None:
+    if deciding is None or deciding.difference is None:
         return ""
+    difference = deciding.difference
     if claim.of_errors:
-        what = (
-            "of the error of " + display_name(found.against)
-            if claim.score is Quantity.ERROR
-            else "per tenfold T"
-        )
-        value, interval = ratio_words(claim, found.difference.estimate).split(", ", 1)
-        return f"{value} {what}, {interval}"
-    interval = _interval(found)
+        of = f"of the error of {display_name(deciding.against)}"
+        value, interval = ratio_words(claim, difference.estimate).split(", ", 1)
+        return f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {interval}"
+    interval = _interval(deciding)
     around = "no interval" if interval == "none" else f"95 % interval {interval}"
-    ours, theirs = found.difference.ours, found.difference.theirs
+    ours, theirs = difference.ours, difference.theirs
     runs = (
         f"{ours} and {theirs} runs" if ours != theirs else f"{ours} runs each" if ours > 1 else "one run each"
     )
-    return f"{signed_points(found.difference.estimate.value)} {claim.unit}, {around} ({runs})"
+    return f"{signed_points(difference.estimate.value)} {claim.unit}, {around} ({runs})"
 
 
-def _pair(found: Comparison) -> str:
-    return against_words(display_name(found.variant), display_name(found.against) if found.against else "")
+def _pair(comparison: Comparison) -> str:
+    against = display_name(comparison.against) if comparison.against else ""
+    return against_words(display_name(comparison.variant), against)
 
 
 def _observed(verdict: Verdict) -> str:
     """The direction of the estimates, which is all that single runs show."""
-    known = [each for each in verdict.comparisons if each.difference is not None]
-    if not known:
-        return ""
-    toward = sum(each.leans_for for each in known)
-    if len(known) == 1:
-        return f"The observed difference {'agrees with' if toward else 'disagrees with'} the claim."
-    return f"The observed differences agree with the claim in {toward} of {len(known)} comparisons."
-
-
-def _runs(found: Difference) -> str:
-    return f"{found.ours} and {found.theirs}" if found.against else str(found.ours)
+    leans = [each.leans_for for each in verdict.comparisons if each.difference is not None]
+    if len(leans) == 1:
+        return f"The observed difference {'agrees with' if leans[0] else 'disagrees with'} the claim."
+    said = f"The observed differences agree with the claim in {sum(leans)} of {len(leans)} comparisons."
+    return said if leans else ""
 
 
 _HEADINGS = (
@@ -325,54 +316,48 @@ def _comparisons(verdict: Verdict) -> TextTable:
         if claim.of_errors:
             rows.append(TextRow(label, False, (*_error_cells(claim, each), word)))
             continue
-        found = each.difference
-        cells = (
-            display_name(each.against) if each.against else "0",
-            each.model or OVER_MODELS,
-            ABSENT if found is None else _runs(found),
-            ABSENT if found is None else signed_points(found.estimate.value),
-            _interval(each),
-            p_text(each.p_adjusted),
-            ABSENT if found is None else _improvement(found),
-            word,
-        )
-        rows.append(TextRow(label, each.variant == OURS, cells, (each.model, each.variant)))
+        difference, cells = each.difference, (ABSENT, ABSENT, ABSENT)
+        if difference is not None:
+            counts = (str(difference.ours), str(difference.theirs))
+            runs = " and ".join(counts if difference.against else counts[:1])
+            share = "none"  # of one run against one, where it would be 0 or 1, and of shares and slopes
+            if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
+                share = f"{difference.improvement.value:.2f}"
+            cells = (runs, signed_points(difference.estimate.value), share)
+        against = display_name(each.against) if each.against else "0"
+        tested = (_interval(each), p_text(each.p_adjusted))
+        texts = (against, each.model or OVER_MODELS, *cells[:2], *tested, cells[2], word)
+        rows.append(TextRow(label, each.variant == OURS, texts, (each.model, each.variant)))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", "", lead, headings, tuple(rows), ())
 
 
 def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
-    found = [None if each.difference is None else each.difference.estimate, each.matched]
-    values = [ABSENT if one is None else f"{claim.shown(one)[0]:.3f}" for one in found]
-    intervals = [
-        "none" if one is None else ratio_words(claim, one).partition("interval ")[2] for one in found
-    ]
+    texts = []
+    for estimate in (None if each.difference is None else each.difference.estimate, each.matched):
+        if estimate is None:
+            texts.append((ABSENT, "none"))
+        else:
+            interval = ratio_words(claim, estimate).partition("interval ")[2]
+            texts.append((f"{claim.shown(estimate)[0]:.3f}", interval))
+    (ratio, interval), (matched, around) = texts
     return (
         display_name(each.against),
         each.model or "mean over processes",
         str(each.runs) if each.difference else ABSENT,
-        values[0] + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
-        intervals[0],
-        f"{values[1]} ({intervals[1]})",
+        ratio + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
+        interval,
+        f"{matched} ({around})",
         p_text(each.p_for),
         p_text(each.p_against),
     )
 
 
-def _improvement(found: Difference) -> str:
-    """P(improvement) with its interval; none for one run against one, where it would be 0 or 1, and for shares and
-    slopes.
-    """
-    if found.improvement is None or found.ours < 2 or found.theirs < 2:
-        return "none"
-    return f"{found.improvement.value:.2f}"
-
-
 def _interval(each: Comparison) -> str:
-    found = None if each.difference is None else each.difference.estimate
-    if found is None or found.low is None or found.high is None:
+    estimate = None if each.difference is None else each.difference.estimate
+    if estimate is None or estimate.low is None or estimate.high is None:
         return "none"
-    return f"{signed_points(found.low)} to {signed_points(found.high)}"
+    return f"{signed_points(estimate.low)} to {signed_points(estimate.high)}"
 
 
 def verdict_table(view: VerdictView) -> TextTable | None:
@@ -426,50 +411,43 @@ def short_answers(
     baseline, whose p-values have Holm's adjustment.
     """
     if not of_scores and not of_errors:
-        return [
-            _answer(difference, SMALLEST, p is not None and p < LEVEL)
-            for difference, p in with_holm(_against_baseline(statistics))
-        ]
-    scores = [
+        # The final means minus that of the baseline: over the models if there are several, else on the only one.
+        against = [difference for difference in statistics.overall if difference.score is Score.FINAL]
+        if len({cell.model for cell in statistics.cells}) < 2:
+            cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
+            against = [difference for difference in cells if difference is not None]
+        tested = with_holm(against)
+        return [_answer(difference, SMALLEST, p is not None and p < LEVEL) for difference, p in tested]
+    answers = [
         _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
         for verdict in of_scores
         if verdict.claim.compares_scores
         for comparison in verdict.comparisons
         if comparison.difference is not None and comparison.against
     ]
-    return scores + [_answer_about_error(line) for line in of_errors]
-
-
-def _answer_about_error(line: VerdictLine) -> tuple[Word, str]:
-    claim, deciding = line.verdict.claim, line.verdict.deciding
-    word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
-    shows = ", ".join(filter(None, (line.outcome, line.estimate)))
-    return word, f"{claim.text}: {shows}.{line.beside}"
-
-
-def _against_baseline(statistics: Statistics) -> list[Difference]:
-    """The final means minus that of the baseline: over the models if there are several, else on the only one."""
-    if len({cell.model for cell in statistics.cells}) > 1:
-        return [difference for difference in statistics.overall if difference.score is Score.FINAL]
-    differences = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
-    return [difference for difference in differences if difference is not None]
+    for line in of_errors:
+        claim, deciding = line.verdict.claim, line.verdict.deciding
+        word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
+        shows = ", ".join(filter(None, (line.outcome, line.estimate)))
+        answers.append((word, f"{claim.text}: {shows}.{line.beside}"))
+    return answers
 
 
 def _answer(difference: Difference, smallest: float, decided: bool | None) -> tuple[Word, str]:
     estimate, names = difference.estimate, [difference.variant, difference.against]
-    low, high, word = estimate.low, estimate.high, word_of(estimate, smallest, decided)
+    word = word_of(estimate, smallest, decided)
     if word is Word.WORSE:
-        names = names[::-1]
-        estimate = replace(estimate, value=-estimate.value)
-        low, high = estimate.low, estimate.high
+        names, estimate = names[::-1], replace(estimate, value=-estimate.value)
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
     numbers = f"{signed_points(estimate.value)} points"
     if estimate.unknown == ONE_RUN:
         return word, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
-    seeds = _seeds(difference)
-    if low is not None and high is not None:
-        numbers += f" ({signed_points(low)} to {signed_points(high)})"
+    # `20 seeds each` of one model; over several models the runs are counted.
+    ours, theirs, unit = difference.ours, difference.theirs, "seed" if difference.model else "run"
+    seeds = f"{ours} {unit}{'s' * (ours > 1)} each" if ours == theirs else f"{ours} and {theirs} {unit}s"
+    if estimate.low is not None and estimate.high is not None:
+        numbers += f" ({signed_points(estimate.low)} to {signed_points(estimate.high)})"
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
         return word, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}."
@@ -477,11 +455,3 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
         return word, f"No difference between {first} and {second}{where} that {seeds} can show: {numbers}."
     verb = "learns faster" if difference.score is Score.AREA else "scores higher"
     return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {seeds}."
-
-
-def _seeds(difference: Difference) -> str:
-    """`20 seeds each` of one model; over several models the runs are counted."""
-    unit = "seed" if difference.model else "run"
-    if difference.ours == difference.theirs:
-        return f"{difference.ours} {unit}{'s' * (difference.ours > 1)} each"
-    return f"{difference.ours} and {difference.theirs} {unit}s"

@@ -29,7 +29,6 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "old_store": (FULL, "thirty commands, of which seven train: 40 s"),
     "reports/test_exact_report.py": (FULL, "trains sixteen short runs"),
     "reports/test_latex.py": (FULL, "LaTeX"),
-    "reports/test_mismatch.py": (FULL, "builds ten reports"),
     "search/test_kill.py": (FULL, "searches whose workers are killed"),
     "search/test_worker.py": (FULL, "searches that train"),
     "servers": (FULL, "an MLflow server, PostgreSQL"),

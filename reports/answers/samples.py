@@ -1,8 +1,7 @@
 """The texts that runs kept, for the page: as many as fit, shortened and made visible."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from cppo_lab.analysis.answers import RunAnswers
@@ -35,57 +34,38 @@ LONGEST = 6_000  # characters of one prompt or response
 LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
 
 
-@dataclass(frozen=True)
-class ShownSamples:
-    """The samples on the page, ready for JSON; `left_out` counts those that exceeded the size limit."""
-
-    prompts: tuple[str, ...]
-    samples: tuple[dict[str, Any], ...]
-    left_out: int
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"prompts": self.prompts, "samples": self.samples, "left": self.left_out}
-
-
-def shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_BYTES) -> ShownSamples:
-    """The samples of these runs that fit into `most` bytes. Each run's first answer to each problem at each step comes
-    first, then its training groups, then further answers; later steps come first.
+def shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_BYTES) -> dict[str, Any]:
+    """The samples of these runs that fit into `most` bytes, as JSON; `left` counts the others. Each run's first answer
+    to each problem at each step comes first, then its training groups, then further answers; later steps come first.
     """
-    prompts: dict[str, int] = {}
-    found, left_out, used, full = [], 0, 0, False
-    for run, sample in _in_order(runs):
-        if full:
-            left_out += 1
-            continue
-        prompt = shortened(sample.prompt, LONGEST)
-        entry = _plain(run, sample, prompts.get(prompt, len(prompts)))
-        size = _size(entry) + (0 if prompt in prompts else _size(prompt))
-        if used + size > most:
-            full, left_out = True, left_out + 1
-            continue
-        prompts.setdefault(prompt, len(prompts))
-        used += size
-        found.append(entry)
-    return ShownSamples(tuple(prompts), tuple(found), left_out)
-
-
-def _in_order(runs: Sequence[tuple[RunScore, RunAnswers]]) -> Iterable[tuple[RunScore, Sample]]:
     rows = [
-        (_rank(sample), -sample.step, number, sample.group or 0, sample.draw, run, sample)
-        for number, (run, answers) in enumerate(runs)
+        (number, sample)
+        for number, (_, answers) in enumerate(runs)
         for texts in answers.texts
         for sample in texts.samples
     ]
-    rows.sort(key=lambda row: row[:5])
-    return ((row[5], row[6]) for row in rows)
 
+    def order(row: tuple[int, Sample]) -> tuple[int, ...]:
+        number, sample = row
+        rank = 1 if sample.kind == TRAINING else 0 if sample.draw == 0 else 2
+        return rank, -sample.step, number, sample.group or 0, sample.draw
 
-def _rank(sample: Sample) -> int:
-    return 1 if sample.kind == TRAINING else 0 if sample.draw == 0 else 2
+    prompts: dict[str, int] = {}
+    shown, used = [], 0
+    for number, sample in sorted(rows, key=order):
+        prompt = shortened(sample.prompt, LONGEST)
+        entry = _plain(runs[number][0], sample, prompts.get(prompt, len(prompts)))
+        new = [entry] if prompt in prompts else [entry, prompt]
+        used += sum(len(escape_json(part)) + 1 for part in new)
+        if used > most:
+            break
+        prompts.setdefault(prompt, len(prompts))
+        shown.append(entry)
+    return {"prompts": list(prompts), "samples": shown, "left": len(rows) - len(shown)}
 
 
 def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
+    named = {"answer": sample.answer, "truth": sample.truth}
     entry: dict[str, Any] = {
         "model": run.model,
         "method": display_name(run.variant),
@@ -98,23 +78,10 @@ def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
         "right": sample.right,
         "length": sample.length,
         "stop": visible(sample.stop[:LONGEST_NAME]),
+        **{key: visible(text[:LONGEST_NAME]) for key, text in named.items() if text is not None},
     }
-    if sample.answer is not None:
-        entry["answer"] = visible(sample.answer[:LONGEST_NAME])
-    if sample.truth is not None:
-        entry["truth"] = visible(sample.truth[:LONGEST_NAME])
     if sample.kind == TRAINING:
-        entry |= {
-            "group": sample.group,
-            "reward": _digits(sample.reward),
-            "advantage": _digits(sample.advantage),
-        }
+        entry["group"] = sample.group
+        for key, value in (("reward", sample.reward), ("advantage", sample.advantage)):
+            entry[key] = None if value is None else float(f"{value:.4g}")
     return entry
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
-
-
-def _size(entry: Mapping[str, Any] | str) -> int:
-    return len(escape_json(entry)) + 1

@@ -1,17 +1,15 @@
 """The content of the page's section on answers, as one JSON object of bounded size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cppo_lab.analysis.answers import RunAnswers, read_answers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.answers.texts import VALIDATION
-from cppo_lab.reports.answers import samples as texts
-from cppo_lab.reports.answers import token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.samples import shown_samples
-from cppo_lab.reports.answers.token_traces import not_replayed, token_responses
+from cppo_lab.reports.answers.token_traces import token_responses
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import OURS, display_name
 
@@ -21,11 +19,10 @@ MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
     """The runs whose texts and tokens the page shows: the first run with outcomes of each cell."""
-    found = []
+    shown: list[RunScore] = []
     for pair in board.cells:
-        own = [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes]
-        found += own[:1]
-    return tuple(found)
+        shown += [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes][:1]
+    return tuple(shown)
 
 
 def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
@@ -53,25 +50,13 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[s
     `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
     `not_replayed`: why some methods have no token decisions.
     """
-    runs = [(run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None]
-    maps = problem_maps(board)
-    samples = shown_samples(runs, texts.MOST_BYTES)
-    tokens, reasons = _tokens(runs)
-    if not (maps or samples.samples or tokens):
+    ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
+    runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
+    maps, samples = problem_maps(board), shown_samples(runs)
+    tokens, reasons = token_responses(runs)
+    parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
+    if not any(parts.values()):
         return None
-    content: dict[str, Any] = {
-        "maps": [one.plain() for one in maps],
-        "texts": samples.plain(),
-        "tokens": tokens,
-        "ours": display_name(OURS),  # its decisions are shown first
-    }
-    parts = {"maps": bool(maps), "texts": bool(samples.samples), "tokens": bool(tokens)}
+    # The decisions of our rule are shown first.
+    content = {"maps": maps, "texts": samples, "tokens": tokens, "ours": display_name(OURS)}
     return {"content": escape_json(content), **parts, "not_replayed": reasons}
-
-
-def _tokens(runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[list[Any], list[str]]:
-    """The responses with their decisions, as JSON values, and why some methods have none."""
-    if not any(own.tokens for _, own in runs):
-        return [], []
-    responses = [one.plain() for one in token_responses(runs, token_traces.MOST_BYTES)]
-    return responses, list(dict.fromkeys(not_replayed(runs).values()))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from matplotlib.axes import Axes as Plot
 from matplotlib.figure import Figure
@@ -13,9 +14,9 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.sampling import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.data import HEADING, Info
 from cppo_lab.reports.figures.drawing import panel_grid, sized
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of, run_ids_of
 
@@ -96,16 +97,14 @@ class AxisPanel:
 
 
 @dataclass(frozen=True)
-class AxesInfo:
+class AxesInfo(Info):
     """Everything the figure shows. `noise`: what the colours of a surface do not show, or None."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     y_label: str
     axes: tuple[Axis, ...]
     panels: tuple[AxisPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+
     noise: str | None = field(default=None, metadata=HEADING)
 
     @property
@@ -128,35 +127,40 @@ class AxesInfo:
 
 def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
     """The figure of a sweep with one or two axes of at least two values; None for other sweeps."""
-    known = [place for place in axes.places if place.variant in board.variants]
-    found = [_axis(key, [place.values[index] for place in known]) for index, key in enumerate(axes.keys)]
-    used = [index for index, axis in enumerate(found) if len(axis.values) > 1]
+    declared = [place for place in axes.places if place.variant in board.variants]
+    by_key = [_axis(key, [place.values[index] for place in declared]) for index, key in enumerate(axes.keys)]
+    used = [index for index, axis in enumerate(by_key) if len(axis.values) > 1]
     if len(used) not in (1, 2):
         return None
-    shown = tuple(found[index] for index in used)
-    places = [AxisPlace(one.variant, one.group, tuple(one.values[index] for index in used)) for one in known]
+    shown = tuple(by_key[index] for index in used)
+    places = [
+        AxisPlace(place.variant, place.group, tuple(place.values[index] for index in used))
+        for place in declared
+    ]
     groups = tuple(dict.fromkeys(place.group for place in places))
-    strokes = PALETTES[palette].strokes(groups)
-    panels = [panel for model in board.models for panel in _panels(board, model, shown, places, groups)]
-    panels = [panel for panel in panels if panel.cells or any(line.x for line in panel.lines)]
+    panels, notes = [], []
+    for model in board.models:
+        of_model = [
+            panel
+            for panel in _panels(board, model, shown, places, groups)
+            if panel.cells or any(line.x for line in panel.lines)
+        ]
+        if len(used) == 2 and of_model:
+            colours, note = _noise(board, model, places, of_model)
+            of_model = [replace(panel, colours=colours) for panel in of_model]
+            notes += [f"{model}: {note}"] if note else []
+        panels += of_model
     if not panels:
         return None
-    notes = []
-    if len(used) == 2:
-        for model in dict.fromkeys(panel.model for panel in panels):
-            colours, note = _noise(board, model, places, [one for one in panels if one.model == model])
-            panels = [replace(one, colours=colours) if one.model == model else one for one in panels]
-            notes += [f"{model}: {note}"] if note else []
-    lines = {line.group for panel in panels for line in panel.lines}
+    strokes = PALETTES[palette].strokes(groups)
+    drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
     return AxesInfo(
         title=title,
         source=origin(core_of(board)),
         y_label=f"final mean of {score_name(core_of(board), board.curves.samples)} (%)",
         axes=shown,
         panels=tuple(panels),
-        keys=()
-        if len(used) == 2
-        else tuple(Key(display_name(one), strokes[one]) for one in groups if one in lines),
+        keys=keys_of(strokes, drawn),
         run_ids=run_ids_of(board.runs),
         noise=" ".join(notes) or None,
     )
@@ -167,7 +171,7 @@ def _noise(
 ) -> tuple[str, str]:
     """What the colours of a model's cells show, and the sentence for the figure, which may be empty."""
     means = [cell.mean for panel in panels for cell in panel.cells]
-    noise = map_noise(board, model, [one.variant for one in places if None not in one.values])
+    noise = map_noise(board, model, [place.variant for place in places if None not in place.values])
     if len(means) < 2:
         return BY_SCORE, ""
     if noise is None:
@@ -184,10 +188,12 @@ def _noise(
 
 def _axis(key: str, values: Iterable[Value]) -> Axis:
     """An axis with its values: numbers sorted, infinity last; other values in declaration order."""
-    own = tuple(dict.fromkeys(value for value in values if value is not None))
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
-        return Axis(key, own, PLACES)
-    numbers = sorted(float(value) for value in own if isinstance(value, int | float))
+    distinct = tuple(dict.fromkeys(value for value in values if value is not None))
+    numbers = sorted(
+        float(value) for value in distinct if isinstance(value, int | float) and not isinstance(value, bool)
+    )
+    if len(numbers) < len(distinct):
+        return Axis(key, distinct, PLACES)
     if numbers and math.isinf(numbers[-1]):
         return Axis(key, tuple(numbers), PLACES)
     wide = len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_FROM
@@ -197,66 +203,48 @@ def _axis(key: str, values: Iterable[Value]) -> Axis:
 def _panels(
     board: Scoreboard, model: str, axes: Sequence[Axis], places: Sequence[AxisPlace], groups: Sequence[str]
 ) -> list[AxisPanel]:
-    scores = {place.variant: _score(board, model, place.variant) for place in places}
+    values = run_values(board)
+    scored: dict[str, list[tuple[tuple[Value, ...], Estimate]]] = {group: [] for group in groups}
+    for place in places:
+        score = mean_estimate(list(by_seed(values, model, place.variant, Score.FINAL).values()))
+        if score is not None:
+            scored[place.group].append((place.values, score))
     if len(axes) == 1:
-        lines = [
-            _line(group, axes[0], [one for one in places if one.group == group], scores) for group in groups
-        ]
-        return [AxisPanel(model, "", tuple(line for line in lines if line.mean))]
-    found, loose = [], []
-    for group in groups:
-        own = [
-            (one, score)
-            for one in places
-            if one.group == group and (score := scores[one.variant]) is not None
-        ]
+        lines = [_line(group, axes[0], of_group) for group, of_group in scored.items() if of_group]
+        return [AxisPanel(model, "", tuple(lines))]
+    surfaces, loose = {}, []
+    for group, of_group in scored.items():
         cells = tuple(
-            Cell(
-                axes[0].at(one.values[0]),
-                axes[1].at(one.values[1]),
-                100 * score.value,
-                _limits(score)[0],
-                _limits(score)[1],
-                score.n,
-            )
-            for one, score in own
-            if None not in one.values
+            _cell(axes[0].at(first), axes[1].at(second), score)
+            for (first, second), score in of_group
+            if first is not None and second is not None
         )
         if cells:
-            found.append(AxisPanel(model, group, (), cells))
-        elif own:
-            loose.append(_line(group, axes[0], [one for one, _ in own], scores, flat=True))
-    return [AxisPanel(one.model, one.surface_of, tuple(loose), one.cells) for one in found]
+            surfaces[group] = cells
+        elif of_group:
+            loose.append(_line(group, axes[0], [((None,), score) for _, score in of_group]))
+    return [AxisPanel(model, group, tuple(loose), cells) for group, cells in surfaces.items()]
 
 
-def _line(
-    group: str,
-    axis: Axis,
-    places: Sequence[AxisPlace],
-    scores: dict[str, Estimate | None],
-    flat: bool = False,
-) -> AxisLine:
-    """The group's scores along the axis; with `flat`, or without a value on the axis, its single score."""
-    points = []
-    for one in places:
-        score = scores[one.variant]
-        if score is not None:
-            value = one.values[0]
-            points.append((None if flat or value is None else axis.at(value), score))
-    placed = sorted(((x, score) for x, score in points if x is not None), key=lambda point: point[0])
-    used = [score for _, score in placed] or [score for _, score in points[:1]]
+def _line(group: str, axis: Axis, scored: Sequence[tuple[tuple[Value, ...], Estimate]]) -> AxisLine:
+    """The group's scores along the axis; without a value on the axis, its first score."""
+    points = [(axis.at(values[0]), score) for values, score in scored if values[0] is not None]
+    points.sort(key=lambda point: point[0])
+    shown = [score for _, score in points] or [scored[0][1]]
+    limits = [_limits(score) for score in shown]
     return AxisLine(
         group=group,
-        x=tuple(x for x, _ in placed),
-        mean=tuple(100 * score.value for score in used),
-        low=tuple(_limits(score)[0] for score in used),
-        high=tuple(_limits(score)[1] for score in used),
-        runs=tuple(score.n for score in used),
+        x=tuple(x for x, _ in points),
+        mean=tuple(100 * score.value for score in shown),
+        low=tuple(low for low, _ in limits),
+        high=tuple(high for _, high in limits),
+        runs=tuple(score.n for score in shown),
     )
 
 
-def _score(board: Scoreboard, model: str, variant: str) -> Estimate | None:
-    return mean_estimate(list(by_seed(run_values(board), model, variant, Score.FINAL).values()))
+def _cell(first: float, second: float, score: Estimate) -> Cell:
+    low, high = _limits(score)
+    return Cell(first, second, 100 * score.value, low, high, score.n)
 
 
 def _limits(score: Estimate) -> tuple[float, float] | tuple[None, None]:
@@ -269,17 +257,14 @@ def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     """Draw one model; on a surface, one of its groups."""
     group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
-    if info.surface:
-        _draw_surface(info, panel, ax)
-    else:
-        _draw_lines(info, panel, ax)
+    (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
 
 
 def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    strokes = {key.label: key.stroke for key in info.keys}
-    axis = info.axes[0]
+    strokes, axis = {key.label: key.stroke for key in info.keys}, info.axes[0]
     for order, line in enumerate(panel.lines):
-        stroke = strokes[display_name(line.group)]
+        label = display_name(line.group)
+        stroke = strokes[label]
         if not line.x:  # no value on this axis: a constant line
             ax.axhline(line.mean[0], linewidth=1.2, zorder=2, **stroke.line())
             if line.low[0] is not None and line.high[0] is not None:
@@ -287,20 +272,15 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
             continue
         # Side by side, so that no interval hides another.
         places = [axis.beside(x, APART * (order - (len(panel.lines) - 1) / 2)) for x in line.x]
-        ax.plot(
-            places,
-            line.mean,
-            linewidth=1.4,
-            zorder=3 + order,
-            marker="o",
-            markersize=5,
-            label=display_name(line.group),
-            **stroke.line(),
-        )
+        style: dict[str, Any] = {"linewidth": 1.4, "zorder": 3 + order}
+        ax.plot(places, line.mean, marker="o", markersize=5, label=label, **style, **stroke.line())
         for x, low, high in zip(places, line.low, line.high, strict=True):
             if low is not None and high is not None:
-                ax.vlines(x, low, high, color=stroke.colour, linewidth=1.4, zorder=3 + order)
-    _scale(ax, axis)
+                ax.vlines(x, low, high, color=stroke.colour, **style)
+    if axis.scale == LOG:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(*axis.ticks)
     ax.set_xlabel(axis.key)
     ax.set_ylabel(info.y_label)
 
@@ -312,60 +292,35 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     from matplotlib import colormaps
 
     first, second = info.axes
-    columns, rows = (axis.ticks[0] for axis in info.axes)
+    columns, rows = first.ticks[0], second.ticks[0]
     means = [cell.mean for each in info.panels if each.model == panel.model for cell in each.cells]
     low, high = min(means), max(means)
+    plain = panel.colours == NO_COLOURS
     for cell in panel.cells:
         x, y = columns.index(cell.first), rows.index(cell.second)
         share = (cell.mean - low) / (high - low) if high > low else 0.5
-        plain = panel.colours == NO_COLOURS
-        ax.bar(
-            x,
-            1,
-            width=1,
-            bottom=y - 0.5,
-            facecolor="none" if plain else colormaps[MAP](share),
-            edgecolor=_OUTLINE,
-            linewidth=1 if plain else 0,
-            zorder=2,
-        )
+        face: Any = colormaps[MAP](share)
+        colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
+        if plain:
+            face, colour = "none", _PLAIN_TEXT
+        ax.bar(x, 1, 1, y - 0.5, facecolor=face, edgecolor=_OUTLINE, linewidth=int(plain), zorder=2)
         around = "" if cell.low is None else f"\n{cell.low:.1f} to {cell.high:.1f}"
-        colour = _PLAIN_TEXT if plain else _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
-        ax.text(
-            x,
-            y,
-            f"{cell.mean:.1f}{around}",
-            ha="center",
-            va="center",
-            fontsize=sized(8),
-            color=colour,
-            zorder=3,
-        )
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": sized(8), "zorder": 3}
+        ax.text(x, y, f"{cell.mean:.1f}{around}", color=colour, **style)
     ax.grid(visible=False)
     ax.set_xticks(range(len(columns)), first.ticks[1])
     ax.set_yticks(range(len(rows)), second.ticks[1])
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(-0.5, len(rows) - 0.5)
-    beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines if line.mean)
+    beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)
     ax.set_xlabel(first.key + (f"\nwithout the axes: {beside}" if beside else ""), parse_math=False)
     ax.set_ylabel(second.key)
 
 
-def _scale(ax: Plot, axis: Axis) -> None:
-    places, names = axis.ticks
-    if axis.scale == LOG:
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(places, names)
-
-
 def draw(info: AxesInfo, fig: Figure) -> None:
     """All panels, two in a row, with title, source and a legend."""
-    columns = min(2, len(info.panels))
-    rows = -(-len(info.panels) // columns)
-    size = (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows)
+    size = (7.2, 4.2) if len(info.panels) == 1 else (5.4, 3.6)
     texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
-    for panel, ax in zip(
-        info.panels, panel_grid(fig, len(info.panels), 2, size, texts, info.keys), strict=True
-    ):
+    axes = panel_grid(fig, len(info.panels), 2, size, texts, info.keys)
+    for panel, ax in zip(info.panels, axes, strict=True):
         draw_panel(info, panel, ax)

@@ -1,17 +1,20 @@
 """Exports everything that a figure shows, numbers and labels, as CSV.
 
-An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples of numbers. Every such group
-of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...) come first in each row. A part
-without tuples is a row by itself. So one function serves all figures, and the columns follow from the info.
+An info is a tree of frozen dataclasses, or models of what runs wrote: panels hold lines, lines hold equally long tuples
+of numbers. Every such group of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...)
+come first in each row. A part without tuples is a row by itself. So one function serves all figures, and the columns
+follow from the info.
 
 Every field is written, unless its metadata is `APPEARANCE`. A field that is neither a value, nor a tuple of values,
 nor a part, is an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType, NoneType
 from typing import Any
+
+from pydantic import BaseModel
 
 from cppo_lab.reports.escapes import csv_text
 
@@ -24,6 +27,15 @@ _PLAIN = (str, int, float, NoneType)
 # and of a text about the whole figure, which it has once and not in every row.
 APPEARANCE: Mapping[str, Any] = MappingProxyType({_KIND: "appearance"})
 HEADING: Mapping[str, Any] = MappingProxyType({_KIND: "heading"})
+
+
+@dataclass(frozen=True)
+class Info:
+    """What every figure shows: its title, and where its numbers come from; and the runs behind it."""
+
+    title: str = field(metadata=HEADING)
+    source: str = field(metadata=HEADING)
+    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def columns(*names: str) -> Mapping[str, Any]:
@@ -61,43 +73,55 @@ def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iter
     blank: list[Scalar] = [""] * count
     given = ([line.names[name]] * count if name in line.names else cells.get(name, blank) for name in names)
     places: Sequence[Scalar] = range(1, count + 1) if line.values else blank
-    own = (cells.get(name, blank) for name in columns)
-    return map(list, zip([line.path] * count, *given, places, *own, strict=True))
+    values = (cells.get(name, blank) for name in columns)
+    return map(list, zip([line.path] * count, *given, places, *values, strict=True))
 
 
 def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
     """The lines of a dataclass: the texts about it, its own values, then those of its parts."""
-    own, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
-    for each in fields(node):
-        value, kind = getattr(node, each.name), each.metadata.get(_KIND)
+    named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
+    if isinstance(node, BaseModel):  # of a run's file
+        described = dict.fromkeys(type(node).model_fields)
+    else:
+        described = {each.name: each.metadata.get(_KIND) for each in fields(node)}
+    for field_name, kind in described.items():
+        value = getattr(node, field_name)
         if kind == "appearance" or value is None or value == ():
             continue
         if kind == "heading":
-            yield DrawnLine(".".join((*path, each.name)), {"text": str(value)}, {})
+            yield DrawnLine(".".join((*path, field_name)), {"text": str(value)}, {})
         elif isinstance(kind, tuple):
             points = value if isinstance(value[0], tuple) else (value,)
-            parts.append((each.name, dict(zip(kind, zip(*points, strict=True), strict=True))))
+            parts.append((field_name, dict(zip(kind, zip(*points, strict=True), strict=True))))
         elif isinstance(value, Scalar):
-            if names.get(each.name, value) != value:
-                raise TypeError(f"{each.name} of {type(node).__name__} would replace that of a part above it")
-            own[each.name] = value
+            if names.get(field_name, value) != value:
+                raise TypeError(
+                    f"{field_name} of {type(node).__name__} would replace that of a part above it"
+                )
+            named[field_name] = value
         elif isinstance(value, tuple) and all(issubclass(kind, _PLAIN) for kind in set(map(type, value))):
-            groups.setdefault(len(value), {})[each.name] = value
-        elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
-            parts += [(each.name, part) for part in below]
+            groups.setdefault(len(value), {})[field_name] = value
+        elif all(map(_is_part, below := value if isinstance(value, tuple) else (value,))):
+            parts += [(field_name, part) for part in below]
         else:
             raise TypeError(
-                f"field {each.name} of {type(node).__name__} cannot be written to the figure's CSV"
+                f"field {field_name} of {type(node).__name__} cannot be written to the figure's CSV"
             )
     for group in groups.values():
-        yield DrawnLine(".".join(path), own, group)
+        yield DrawnLine(".".join(path), named, group)
     for name, part in parts:
         inside = (*path, name)
         yield from (
-            [DrawnLine(".".join(inside), own, part)] if isinstance(part, dict) else _series(part, own, inside)
+            [DrawnLine(".".join(inside), named, part)]
+            if isinstance(part, dict)
+            else _series(part, named, inside)
         )
-    if not groups and not parts and own != names:
-        yield DrawnLine(".".join(path), own, {})
+    if not groups and not parts and named != names:
+        yield DrawnLine(".".join(path), named, {})
+
+
+def _is_part(value: Any) -> bool:
+    return is_dataclass(value) or isinstance(value, BaseModel)
 
 
 def _plain(value: Any) -> Scalar:

@@ -19,9 +19,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import fontManager
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
@@ -282,17 +280,9 @@ def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> D
 
 
 def save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = PNG_DPI) -> bytes:
-    """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`, which would draw a figure that
-    ever had a layout engine twice.
-    """
+    """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`."""
     out = io.BytesIO()
-    fig.dpi = dpi  # the vector formats change it
-    if kind == "png":
-        FigureCanvasAgg(fig).print_png(out, metadata=dict(metadata))
-    elif kind == "svg":
-        FigureCanvasSVG(fig).print_svg(out, metadata=dict(metadata))
-    else:
-        FigureCanvasPdf(fig).print_pdf(out, metadata=dict(metadata))
+    fig.savefig(out, format=kind, metadata=dict(metadata), dpi=dpi)
     return out.getvalue()
 
 
@@ -305,12 +295,6 @@ def _lay_out(fig: Figure) -> None:
     if engine is not None:
         engine.execute(fig)
     fig.set_layout_engine("none")
-    for axes in fig.axes:
-        titles = [axes.get_title(where) for where in ("left", "center", "right")]
-        if any(titles) and axes.title.get_position()[1] == 1.0:
-            # Nothing above the panel pushed its title up. Whether something does is a question that costs the sizes of
-            # all tick labels each time; matplotlib has no public switch that keeps the titles' padding.
-            vars(axes)["_autotitlepos"] = False
 
 
 def _head(fig: Figure) -> float:
@@ -324,13 +308,13 @@ def _head(fig: Figure) -> float:
 
 def _curves(fig: Figure) -> list[dict[str, Any]]:
     """The labelled lines of each panel with linear axes: names, colours and points, and where the panel is."""
-    scale, found = _POINTS / fig.dpi, []
+    scale, panels = _POINTS / fig.dpi, []
     for ax in fig.axes:
         lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         if not lines or {ax.get_xscale(), ax.get_yscale()} != {"linear"}:
             continue
         box = [ax.bbox.x0, fig.bbox.height - ax.bbox.y1, ax.bbox.width, ax.bbox.height]
-        found.append(
+        panels.append(
             {
                 "box": [round(scale * float(side), 1) for side in box],
                 "x": [float(end) for end in ax.get_xlim()],
@@ -339,7 +323,7 @@ def _curves(fig: Figure) -> list[dict[str, Any]]:
                 "lines": [{"name": line.get_label(), **_points(line)} for line in lines],
             }
         )
-    return found
+    return panels
 
 
 def _points(line: Line2D) -> dict[str, list[float]]:
@@ -386,63 +370,65 @@ def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], leg
     fig.set_layout_engine("constrained")
     fig.suptitle("\n".join(lines), fontsize=sized(10), parse_math=False, gid=HEAD)
     if legend:
-        as_they_are(
-            fig.legend(
-                *handles_and_labels(legend),
-                loc="outside lower center",
-                ncols=columns,
-                handlelength=handle_length(legend),
-            )
-        )
+        key_legend(fig, legend, loc="outside lower center", ncols=columns)
 
 
 def panel_grid(
     fig: Figure,
     count: int,
     in_row: int,
-    size: tuple[float, float],
+    panel: tuple[float, float],
     texts: tuple[str, ...],
-    legend: tuple[Key, ...],
+    legend: tuple[Key, ...] = (),
 ) -> Iterator[Axes]:
-    """Axes for `count` panels, at most `in_row` in a row and as many as fit a style's width. The other arguments as of
-    `surround`.
+    """Axes for `count` panels of `panel` inches, at most `in_row` in a row and as many as fit a style's width, with
+    `texts` and `legend` as of `surround`.
     """
-    columns = min(in_row, count)
-    width, height = size
+    columns, (wide, tall) = min(in_row, count), panel
     if (wanted := _STYLE.get().width) is not None:
-        panel, tall = width / columns, height / -(-count // columns)
         columns = max(1, min(columns, int(wanted / sized(LEAST_PANEL[0]))))
-        tall = max(tall * min(1.0, wanted / columns / panel), sized(LEAST_PANEL[1]))
-        width, height = wanted, tall * -(-count // columns)
-    _frame(fig, width, height, texts, legend)
-    axes = fig.subplots(-(-count // columns), columns, squeeze=False)
+        tall = max(tall * min(1.0, wanted / columns / wide), sized(LEAST_PANEL[1]))
+        wide = wanted / columns
+    rows = -(-count // columns)
+    _frame(fig, wide * columns, tall * rows, texts, legend)
+    axes = fig.subplots(rows, columns, squeeze=False)
     for ax in axes.flat[count:]:
         ax.remove()
     return iter(axes.flat[:count])
 
 
-def handles_and_labels(keys: Sequence[Key]) -> tuple[list[Line2D], list[str]]:
-    """The handles and labels of a legend of `keys`."""
-    return [key.handle for key in keys], [key.label for key in keys]
+def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings: Any) -> None:
+    """The legend of `keys`; dashed lines need more room."""
+    length = 4.5 if any(key.stroke.dash for key in keys) else 2.2
+    handles, labels = [key.handle for key in keys], [key.label for key in keys]
+    _as_they_are(place.legend(handles, labels, handlelength=length, **settings))
 
 
-def handle_length(keys: Sequence[Key]) -> float:
-    """The length of the legend's lines in font sizes; dashed lines need more room."""
-    return 4.5 if any(key.stroke.dash for key in keys) else 2.2
-
-
-def as_they_are(legend: Legend) -> None:
+def _as_they_are(legend: Legend) -> None:
     """Show names literally, including dollar signs."""
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
-def legend_below(ax: Axes, columns: int = 3) -> None:
+def say(ax: Axes, text: str, **settings: Any) -> None:
+    """A panel that has this text in place of curves."""
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, text, ha="center", va="center", color="#777777", parse_math=False, **settings)
+
+
+def fill(ax: Axes, line: Any, steps: Sequence[float] | None = None) -> None:
+    """The band of a line that has `low`, `high` and a `stroke`, if it has one."""
+    if line.band:
+        x = line.steps if steps is None else steps
+        ax.fill_between(x, line.low, line.high, color=line.stroke.colour, alpha=0.12, linewidth=0, zorder=2)
+
+
+def legend_below(ax: Axes, columns: int = 3, height: float = -0.17) -> None:
     """Draw the legend of one panel below its axis, if it has labels."""
     if ax.get_legend_handles_labels()[1]:
-        as_they_are(
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=sized(8))
-        )
+        place = (0.5, height)
+        legend = ax.legend(loc="upper center", bbox_to_anchor=place, ncols=columns, fontsize=sized(8))
+        _as_they_are(legend)
 
 
 def step_axis(ax: Axes) -> None:

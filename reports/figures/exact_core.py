@@ -20,7 +20,7 @@ from cppo_lab.analysis.statistics.exact_study import (
     pairs_of,
     ratio_estimates,
 )
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import panel_grid
 from cppo_lab.reports.figures.palette import PALETTES, Key
 from cppo_lab.reports.names import display_name
@@ -64,18 +64,15 @@ class ExactPanel:
 
 
 @dataclass(frozen=True)
-class ExactInfo:
+class ExactInfo(Info):
     """The whole figure; `panels` are in row-major order with `columns` per row. `rules` and `contrasts` are the two
     legends.
     """
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     columns: int = field(metadata=APPEARANCE)
     panels: tuple[ExactPanel, ...]
     rules: tuple[Key, ...]
     contrasts: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def contrast_name(contrast: Contrast) -> str:
@@ -85,7 +82,7 @@ def contrast_name(contrast: Contrast) -> str:
 
 def exact_info(
     curves: Mapping[Condition, Curves],
-    found: Mapping[Condition, ConditionSummary],
+    summaries: Mapping[Condition, ConditionSummary],
     contrasts: Sequence[Contrast],
     title: str,
     source: str,
@@ -95,22 +92,22 @@ def exact_info(
     """The figure of all conditions; the first and third columns show the longest horizon."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
     rules = PALETTES[palette].strokes(variants)
-    names = [contrast_name(one) for one in contrasts]
+    names = [contrast_name(each) for each in contrasts]
     strokes = PALETTES[palette].strokes(names)
     horizons = tuple(sorted({c.horizon for c in curves}))
     longest = horizons[-1]
     panels = []
     for model in dict.fromkeys(c.model for c in curves):
-        last = {c: one for c, one in curves.items() if (c.model, c.horizon) == (model, longest)}
+        last = {c: each for c, each in curves.items() if (c.model, c.horizon) == (model, longest)}
         ratios = tuple(
             line
-            for i, one in enumerate(contrasts)
-            if (line := _ratio_line(curves, model, one, strokes[contrast_name(one)], APART**i)) is not None
+            for i, each in enumerate(contrasts)
+            if (line := _ratio_line(curves, model, each, strokes[contrast_name(each)], APART**i)) is not None
         )
         panels += [
             ExactPanel(
                 model, "error", f"Error against movement, T = {longest}", "movement, mean TV", "mean |Δ|", True, True,
-                None, tuple(_error_line(c.variant, one, rules[c.variant]) for c, one in last.items()),
+                None, tuple(_error_line(c.variant, each, rules[c.variant]) for c, each in last.items()),
             ),
             ExactPanel(
                 model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0, ratios,
@@ -119,11 +116,11 @@ def exact_info(
             ExactPanel(
                 model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
                 "movement / its mean", False, False, 1.0,
-                tuple(_position_line(c.variant, found[c], rules[c.variant]) for c in last),
+                tuple(_position_line(c.variant, summaries[c], rules[c.variant]) for c in last),
             ),
             ExactPanel(
                 model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
-                _bound_lines({c: one for c, one in found.items() if c.model == model}), horizons,
+                _bound_lines({c: each for c, each in summaries.items() if c.model == model}), horizons,
             ),
         ]  # fmt: skip
     return ExactInfo(
@@ -142,9 +139,9 @@ def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
     moved = np.isfinite(curves.movement) & (curves.movement > 0)
     bins = np.floor(np.log(curves.movement[moved]) / BIN)
     error = np.abs(curves.error[moved])
-    kept = [number for number in np.unique(bins) if (bins == number).sum() >= LEAST]
-    x = [math.exp((number + 0.5) * BIN) for number in kept]
-    y = [float(error[bins == number].mean()) for number in kept]
+    filled = [number for number in np.unique(bins) if (bins == number).sum() >= LEAST]
+    x = [math.exp((number + 0.5) * BIN) for number in filled]
+    y = [float(error[bins == number].mean()) for number in filled]
     return _line(display_name(variant), stroke, x, y)
 
 
@@ -154,38 +151,34 @@ def _ratio_line(
     estimates = ratio_estimates(pairs_of(curves, model, *contrast))
     if not estimates:
         return None
-    known = list(estimates.values())
+    ratios = list(estimates.values())
     return ExactLine(
         contrast_name(contrast),
         stroke,
         True,
         tuple(h * shift for h in estimates),
-        tuple(math.exp(one.value) for one in known),
-        tuple(math.exp(one.value if one.low is None else one.low) for one in known),
-        tuple(math.exp(one.value if one.high is None else one.high) for one in known),
+        tuple(math.exp(ratio.value) for ratio in ratios),
+        tuple(math.exp(ratio.value if ratio.low is None else ratio.low) for ratio in ratios),
+        tuple(math.exp(ratio.value if ratio.high is None else ratio.high) for ratio in ratios),
     )
 
 
-def _position_line(variant: str, found: ConditionSummary, stroke: Stroke) -> ExactLine:
-    row = np.array(found.by_position)
+def _position_line(variant: str, summary: ConditionSummary, stroke: Stroke) -> ExactLine:
+    row = np.array(summary.by_position)
     return _line(display_name(variant), stroke, range(1, len(row) + 1), (row / row.mean()).tolist())
 
 
-def _bound_lines(found: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:
+def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:
     """Medians over the rules, by horizon."""
-    horizons = sorted({c.horizon for c in found})
-    return tuple(
-        _line(
-            label,
-            stroke,
-            horizons,
-            [
-                float(np.median([getattr(one, part) for c, one in found.items() if c.horizon == h]))
-                for h in horizons
-            ],
-        )
-        for label, part, stroke in BOUNDS
-    )
+    horizons = sorted({c.horizon for c in summaries})
+    lines = []
+    for label, part, stroke in BOUNDS:
+        ratios = {
+            h: [getattr(summary, part) for c, summary in summaries.items() if c.horizon == h]
+            for h in horizons
+        }
+        lines.append(_line(label, stroke, horizons, [float(np.median(ratios[h])) for h in horizons]))
+    return tuple(lines)
 
 
 def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> ExactLine:
@@ -195,9 +188,8 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with one legend."""
-    rows = len(info.panels) // info.columns
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    axes = panel_grid(figure, len(info.panels), info.columns, (13, 2.8 * rows), texts, legend)
+    axes = panel_grid(figure, len(info.panels), info.columns, (13 / info.columns, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
         draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label

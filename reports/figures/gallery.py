@@ -1,7 +1,7 @@
 """The paper's Figures 1 to 11 from a study, each of them drawn or with the reason why it cannot be."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,20 +13,9 @@ from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.estimate import FEWEST
 from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults
 from cppo_lab.reports.figures import model_curves, schematic, tokens, training, validation
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import (
-    Absent,
-    Picture,
-    above,
-    as_they_are,
-    handle_length,
-    handles_and_labels,
-    panel_grid,
-    sized,
-)
+from cppo_lab.reports.figures.data import Info
+from cppo_lab.reports.figures.drawing import Absent, Picture, above, key_legend, panel_grid, say, sized
 from cppo_lab.reports.figures.palette import PAPER, Key
-from cppo_lab.reports.names import origin
-from cppo_lab.reports.tables import core_of
 
 # The paper's two rows of panels: (sweep, heading).
 MECHANISMS = (
@@ -34,6 +23,7 @@ MECHANISMS = (
     ("position_weight_ordering", "Position-weight ordering"),
     ("mask_vs_soft", "Mask or soft gate"),
 )
+_GREY = "#555555"
 SETTINGS = (
     ("sensitivity", "Sensitivity to δ_b and w_min"),
     ("kl_vs_tv", "KL or TV"),
@@ -137,12 +127,10 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
     return tuple(pictures)
 
 
-def _model_info(
-    board: Scoreboard | None, role: str | Absent, palette: str, title: str
-) -> model_curves.ModelInfo | Absent:
-    if board is None or isinstance(role, Absent):
-        return role if isinstance(role, Absent) else Absent("no runs")
-    return model_curves.model_info(board, role, title, palette)
+def _model_info(board: Scoreboard | None, role: str | Absent, palette: str, title: str) -> Any:
+    if isinstance(role, Absent):
+        return role
+    return Absent("no runs") if board is None else model_curves.model_info(board, role, title, palette)
 
 
 def _seeds(study: StudyResults) -> str:
@@ -188,86 +176,68 @@ class AblationPanel:
 
 
 @dataclass(frozen=True)
-class AblationsInfo:
+class AblationsInfo(Info):
     """Everything the figure shows."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     y_label: str
     panels: tuple[AblationPanel, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def ablations_info(
     study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
 ) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
-    run_ids: set[str] = set()
-    panels, y_label, sources = [], "", []
+    panels, infos = [], []
     for name, heading in sweeps:
         board = study.board(name)
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
         info = validation.curves_info(board, heading, board.models[:1], full_method(study, board), palette)
-        panel = info.panels[0]
-        panels.append(AblationPanel(name, heading, panel, "", validation.scored_keys(board, panel)))
-        run_ids.update(info.run_ids)
-        sources.append(origin(core_of(board)))
-        y_label = info.y_label
-    if not sources:
+        keys = validation.scored_keys(board, info.panels[0])
+        panels.append(AblationPanel(name, heading, info.panels[0], "", keys))
+        infos.append(info)
+    if not infos:
         return Absent("; ".join(dict.fromkeys(panel.absent for panel in panels)))
-    source = "; ".join(dict.fromkeys(sources))
-    return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
+    source = "; ".join(dict.fromkeys(info.source for info in infos))
+    run_ids = tuple(sorted({run_id for info in infos for run_id in info.run_ids}))
+    return AblationsInfo(title, source, run_ids, infos[-1].y_label, tuple(panels))
 
 
 def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
     """The variants of an ablation, under any name, whose runs are those of the main sweep's CPPO."""
     main = study.board(MAIN)
-    if main is None:
-        return {}
-    ours = {run.mlflow_id for run in main.runs if run.variant == OURS and run.mlflow_id}
-    own: dict[str, set[str]] = {}
-    for run in board.runs:
-        if run.mlflow_id:
-            own.setdefault(run.variant, set()).add(run.mlflow_id)
-    return {variant: OURS for variant, ids in own.items() if ids <= ours}
+    ours = {run.mlflow_id for run in main.runs if run.variant == OURS} if main else set()
+    runs = {
+        name: [run for run in board.runs if run.variant == name and run.mlflow_id] for name in board.variants
+    }
+    return {
+        name: OURS
+        for name, of_variant in runs.items()
+        if of_variant and {run.mlflow_id for run in of_variant} <= ours
+    }
 
 
 def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
     """The curves of one sweep with its legend below."""
     if entry.panel is None:
         ax.set_title(entry.heading, loc="left")
-        ax.set_axis_off()
-        ax.text(0.5, 0.5, "no results yet", ha="center", va="center", color="#777777")
+        say(ax, "no results yet")
         return
     validation.draw_panel(entry.panel, ax, y_label)
     ax.set_title(f"{entry.heading}\n", loc="left")
     ax.text(
-        0,
-        1.02,
-        entry.panel.model,
-        transform=ax.transAxes,
-        fontsize=sized(8),
-        color="#555555",
-        parse_math=False,
+        0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=sized(8), color=_GREY, parse_math=False
     )
-    legend = ax.legend(
-        *handles_and_labels(entry.keys),
-        loc="upper left",
-        bbox_to_anchor=(-0.02, -0.17),
-        fontsize=sized(8),
-        borderpad=0,
-        handlelength=handle_length(entry.keys),
-    )
-    as_they_are(legend)
+    place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
+    key_legend(ax, entry.keys, fontsize=sized(8), **place)
 
 
 def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
     """The panels in a row."""
     bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
-    longest = max(len(panel.keys) for panel in info.panels)
-    size, texts = (11.4, 3.4 + 0.17 * longest), above(info.title, info.source, bands)
-    axes = panel_grid(fig, len(info.panels), len(info.panels), size, texts, ())
+    count, longest = len(info.panels), max(len(panel.keys) for panel in info.panels)
+    size, texts = (11.4 / count, 3.4 + 0.17 * longest), above(info.title, info.source, bands)
+    axes = panel_grid(fig, count, count, size, texts)
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
         draw_ablation(panel, ax, info.y_label if index == 0 else "")

@@ -2,6 +2,7 @@
 error below.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +12,10 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import band
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import Absent, above, step_axis, surround
+from cppo_lab.reports.figures.data import APPEARANCE, Info
+from cppo_lab.reports.figures.drawing import Absent, above, fill, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
-from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, trace_of
+from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, not_logged, traces_of
 from cppo_lab.reports.figures.validation import Line, draw_lines, line_of
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
@@ -58,52 +59,45 @@ class RewardLine:
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(Info):
     """Everything the figure shows."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     model: str
     y_label: str
     benchmarks: tuple[BenchmarkPanel, ...]
     rewards: tuple[RewardLine, ...]
     traces: tuple[DiagnosticPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) -> ModelInfo | Absent:
     """The figure of one model of the main sweep; `palette`: one of PALETTES."""
     runs = [run for run in board.runs if run.model == model]
-    variants = in_order(dict.fromkeys(run.variant for run in runs))
-    strokes = PALETTES[palette].strokes(variants)
+    strokes = PALETTES[palette].strokes(in_order(run.variant for run in runs))
     panels = []
     for benchmark in board.benchmarks_of(model):
-        lines = [
-            line_of(board, [run for run in runs if run.variant == name], strokes[name], benchmark)
-            for name in variants
-        ]
-        kept = tuple(line for line in lines if line is not None)
-        panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), kept))
-    rewards = [_reward(board, (model, name), strokes[name]) for name in variants]
-    if not any(panel.lines for panel in panels) and not any(rewards):
+        lines = (
+            line_of(board, board.runs_of(model, name), stroke, benchmark) for name, stroke in strokes.items()
+        )
+        drawn = tuple(line for line in lines if line is not None)
+        panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), drawn))
+    rewards = [_reward(board, (model, name), stroke) for name, stroke in strokes.items()]
+    logged = tuple(line for line in rewards if line is not None)
+    variants = {line.variant for panel in panels for line in panel.lines} | {line.variant for line in logged}
+    if not variants:
         return Absent(f"no run on {model} has logged a benchmark or a reward")
-    traces = tuple(
-        _panel(board, model, metric, label, strokes)
-        for metric, label in ((LENGTH, "response length (tokens)"), (ERROR, "relative log-prob error"))
-    )
-    drawn = {line.variant for panel in panels for line in panel.lines} | {
-        line.variant for line in rewards if line is not None
-    }
     return ModelInfo(
         title=title,
         source=origin(core_of(board)),
         model=model,
         y_label=f"{score_name(core_of(board), board.curves.samples)} (%)",
         benchmarks=tuple(panels),
-        rewards=tuple(line for line in rewards if line is not None),
-        traces=traces,
-        keys=keys_of(strokes, drawn),
+        rewards=logged,
+        traces=(
+            _panel(board, model, LENGTH, "response length (tokens)", strokes),
+            _panel(board, model, ERROR, "relative log-prob error", strokes),
+        ),
+        keys=keys_of(strokes, variants),
         run_ids=run_ids_of(runs),
     )
 
@@ -139,11 +133,10 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
 
 
 def _panel(
-    board: Scoreboard, model: str, metric: str, label: str, strokes: dict[str, Stroke]
+    board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
 ) -> DiagnosticPanel:
-    found = [trace_of(board, (model, name), metric, stroke, POINTS) for name, stroke in strokes.items()]
-    traces = [_smoothed(trace) for trace in found if trace is not None]
-    if metric == LENGTH and traces and max(max(trace.high) for trace in traces) >= 2 * KILO:
+    traces = [_smoothed(trace) for trace in traces_of(board, model, metric, strokes, POINTS)]
+    if metric == LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * KILO:
         return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
     return DiagnosticPanel(model, metric, label, tuple(traces))
 
@@ -164,41 +157,35 @@ def _in_thousands(trace: Trace) -> Trace:
     return replace(trace, mean=mean, low=low, high=high, smooth=smooth)
 
 
-def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
-    """Draw the lines of one benchmark; dots mark the steps selected by the mean over the benchmarks."""
-    draw_lines(ax, panel.lines)
-    ax.set_title(panel.heading, loc="left", parse_math=False)
-    ax.set_ylabel(y_label)
-    step_axis(ax)
-
-
 def draw_reward(info: ModelInfo, ax: Axes) -> None:
     """Draw the raw reward thin and the smoothed one thick."""
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
-        if line.band:
-            colour = line.stroke.colour
-            ax.fill_between(line.smooth_steps, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
-        style = line.stroke.marked()
-        ax.plot(line.smooth_steps, line.smooth, linewidth=1.6, zorder=3 + order, label=line.label, **style)
+        fill(ax, line, line.smooth_steps)
+        style = line.stroke.marked() | {"linewidth": 1.6, "zorder": 3 + order, "label": line.label}
+        ax.plot(line.smooth_steps, line.smooth, **style)
     ax.set_title("reward (fraction)", loc="left")
     step_axis(ax)
     if not info.rewards:
-        ax.set_axis_off()
-        ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
+        not_logged(ax)
 
 
 def draw(info: ModelInfo, fig: Figure) -> None:
-    """Draw benchmarks above, training metrics below, and one legend for all."""
+    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and one legend for
+    all.
+    """
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
     surround(fig, (3.8 * columns, 5.6), above(info.title, info.source, bands), info.keys)
-    axes = fig.subplots(2, columns, squeeze=False)
-    for index, panel in enumerate(info.benchmarks):
-        draw_benchmark(panel, axes[0, index], info.y_label if index == 0 else "")
-    draw_reward(info, axes[1, 0])
-    for ax, trace in zip(axes[1, 1:], info.traces, strict=False):
+    upper, lower = fig.subplots(2, columns, squeeze=False)
+    for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
+        draw_lines(ax, panel.lines)
+        ax.set_title(panel.heading, loc="left", parse_math=False)
+        ax.set_ylabel(info.y_label if index == 0 else "")
+        step_axis(ax)
+    draw_reward(info, lower[0])
+    for ax, trace in zip(lower[1:], info.traces, strict=False):
         draw_panel(trace, ax, trace.label)
-    for ax in (*axes[0, len(info.benchmarks) :], *axes[1, 1 + len(info.traces) :]):
+    for ax in (*upper[len(info.benchmarks) :], *lower[1 + len(info.traces) :]):
         ax.remove()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from cppo_lab.reports.figures.data import APPEARANCE
 from cppo_lab.reports.names import display_name
@@ -78,20 +79,24 @@ class Palette:
     reasons: Mapping[str, str]
     hatches: Mapping[str, str]
 
+    def bar(self, kind: str, label: str) -> Patch:
+        """The legend handle of the bars of tokens with this fate."""
+        return Patch(facecolor=self.reasons[kind], hatch=self.hatches.get(kind, ""), label=label)
+
     @property
     def methods(self) -> dict[str, Stroke]:
         """The strokes of the methods in the main figure."""
-        return {one.name: stroke for one in METHODS if (stroke := self.own(one)) is not None}
+        return {rule.name: stroke for rule in METHODS if (stroke := self.own(rule)) is not None}
 
     @property
     def variants(self) -> dict[str, Stroke]:
         """The strokes of all built-in variants, including those of the main figure."""
-        return {name: stroke for name, one in NAMED.items() if (stroke := self.own(one)) is not None}
+        return {name: stroke for name, variant in NAMED.items() if (stroke := self.own(variant)) is not None}
 
     def stroke(self, name: str) -> Stroke | None:
         """The stroke of a variant's record; None if it has none."""
-        found = known(name)
-        return None if found is None else self.own(found)
+        record = known(name)
+        return None if record is None else self.own(record)
 
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})

@@ -9,13 +9,12 @@ from importlib import resources
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures import validation
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import as_they_are, handle_length, handles_and_labels, sized, surround
+from cppo_lab.reports.figures.data import APPEARANCE, Info
+from cppo_lab.reports.figures.drawing import key_legend, say, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
 from cppo_lab.reports.names import display_name
 
@@ -55,24 +54,21 @@ class RulePanel:
 
 
 @dataclass(frozen=True)
-class SchematicInfo:
+class SchematicInfo(Info):
     """Everything the figure shows. If `panel` is None there are no curves, and `absent` says why. `scores` is the
     legend of the curves: labels with best scores.
     """
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     y_label: str
     rules: tuple[RulePanel, ...]
     panel: validation.Panel | None
     absent: str
     scores: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
     palette: str = field(metadata=APPEARANCE)
 
 
 def rule_panels() -> tuple[RulePanel, ...]:
-    """The panels of the left half, computed by the rules (`tests/reports/made_schematic.py`)."""
+    """The panels of the left half, computed by the rules (`tests/reports/test_schematic.py`)."""
     path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
     data = json.loads(path.read_text(encoding="utf-8"))
     panels = []
@@ -92,22 +88,14 @@ def schematic_info(
     board: Scoreboard | None, model: str | None, title: str, absent: str, palette: str = PAPER
 ) -> SchematicInfo:
     """The figure with the curves of `model`; `absent` says why there is no board or no such model."""
+    rules = rule_panels()
     if board is None or model is None:
-        return SchematicInfo(
-            title, "the rules on a made-up response", "", rule_panels(), None, absent, (), (), palette
-        )
+        source = "the rules on a made-up response"
+        return SchematicInfo(title, source, (), "", rules, None, absent, (), palette)
     info = validation.curves_info(board, title, [model], palette=palette)
-    panel = info.panels[0]
+    keys = validation.scored_keys(board, info.panels[0])
     return SchematicInfo(
-        title,
-        info.source,
-        info.y_label,
-        rule_panels(),
-        panel,
-        "",
-        validation.scored_keys(board, panel),
-        info.run_ids,
-        palette,
+        title, info.source, info.run_ids, info.y_label, rules, info.panels[0], "", keys, palette
     )
 
 
@@ -154,20 +142,12 @@ def draw(info: SchematicInfo, fig: Figure) -> None:
     left.align_ylabels(axes)
     axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=sized(8))
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=palette.reasons[kind], hatch=palette.hatches.get(kind, ""), label=label)
-        for label, kind in LEGEND
-    ]
-    handles.append(Line2D([], [], color="#222222", label="limit"))
-    left.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=sized(8))
+    handles = [palette.bar(kind, label) for label, kind in LEGEND]
+    limit = Line2D([], [], color="#222222", label="limit")
+    left.legend(handles=[*handles, limit], loc="outside lower center", ncols=2, fontsize=sized(8))
     ax = right.subplots()
     if info.panel is None:
-        ax.set_axis_off()
-        ax.text(0.5, 0.5, info.absent, ha="center", va="center", wrap=True, color="#777777", parse_math=False)
+        say(ax, info.absent, wrap=True)
         return
     validation.draw_panel(info.panel, ax, info.y_label)
-    keys = handles_and_labels(info.scores)
-    length = handle_length(info.scores)
-    as_they_are(
-        right.legend(*keys, loc="outside lower center", ncols=3, fontsize=sized(8), handlelength=length)
-    )
+    key_legend(right, info.scores, loc="outside lower center", ncols=3, fontsize=sized(8))

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import panel_grid, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
-from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
-from cppo_lab.reports.names import display_name, origin
-from cppo_lab.reports.tables import core_of, run_ids_of
+from cppo_lab.reports.figures.validation import drawn_variants, source_of
+from cppo_lab.reports.names import display_name
+from cppo_lab.reports.tables import run_ids_of
 from cppo_lab.rules import Stroke
 
 _APART = 0.6  # percent between lines that would coincide
@@ -43,50 +43,39 @@ class SurvivalPanel:
 
 
 @dataclass(frozen=True)
-class SurvivalInfo:
+class SurvivalInfo(Info):
     """Everything the figure shows."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     panels: tuple[SurvivalPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def survival_info(
     board: Scoreboard, cells: Sequence[CellCollapse], title: str, palette: str = PAPER
 ) -> SurvivalInfo | None:
     """The figure of a scored sweep; None if no run collapsed."""
-    models = [model for model in board.models if any(one.collapsed and one.model == model for one in cells)]
-    if not models:
-        return None
-    variants = drawn_variants(board)
-    strokes = PALETTES[palette].strokes(variants)
-    of_cell = {(one.model, one.variant): one for one in cells}
+    strokes = PALETTES[palette].strokes(drawn_variants(board))
+    of_cell = {(cell.model, cell.variant): cell for cell in cells}
     panels = []
-    for model in models:
-        found = [of_cell[model, name] for name in variants if (model, name) in of_cell]
-        panels.append(SurvivalPanel(model, tuple(_line(one, strokes[one.variant]) for one in found)))
-    drawn = {line.variant for panel in panels for line in panel.lines}
-    return SurvivalInfo(
-        title=title,
-        source=origin(core_of(board)) + left_out_note(board),
-        panels=tuple(panels),
-        keys=keys_of(strokes, drawn),
-        run_ids=run_ids_of(board.runs),
-    )
+    for model in board.models:
+        of_model = [of_cell[model, name] for name in strokes if (model, name) in of_cell]
+        if any(cell.collapsed for cell in of_model):
+            lines = tuple(_line(cell, strokes[cell.variant]) for cell in of_model)
+            panels.append(SurvivalPanel(model, lines))
+    if not panels:
+        return None
+    keys = keys_of(strokes, {line.variant for panel in panels for line in panel.lines})
+    return SurvivalInfo(title, source_of(board), run_ids_of(board.runs), tuple(panels), keys)
 
 
 def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
-    shares = [1.0, *(point.share.value for point in cell.curve)]
-    left = [cell.runs, *(point.at_risk - point.collapses for point in cell.curve)]
-    steps = [0, *(point.step for point in cell.curve)]
-    if steps[-1] < cell.last_step:
-        steps, shares, left = [*steps, cell.last_step], [*shares, shares[-1]], [*left, left[-1]]
+    points = [(0, 1.0, cell.runs)]
+    points += [(point.step, point.share.value, point.at_risk - point.collapses) for point in cell.curve]
+    if points[-1][0] < cell.last_step:
+        points.append((cell.last_step, *points[-1][1:]))
+    steps, shares, left = zip(*points, strict=True)
     surviving = tuple(100 * share for share in shares)
-    return SurvivalLine(
-        cell.variant, display_name(cell.variant), stroke, cell.runs, tuple(steps), surviving, tuple(left)
-    )
+    return SurvivalLine(cell.variant, display_name(cell.variant), stroke, cell.runs, steps, surviving, left)
 
 
 def draw_panel(panel: SurvivalPanel, ax: Axes) -> None:
@@ -103,8 +92,6 @@ def draw_panel(panel: SurvivalPanel, ax: Axes) -> None:
 
 def draw(info: SurvivalInfo, fig: Figure) -> None:
     """All panels, two in a row, with title and source and a shared legend."""
-    columns = min(2, len(info.panels))
-    size = (5.4 * columns, 3.3 * -(-len(info.panels) // columns))
-    axes = panel_grid(fig, len(info.panels), 2, size, (info.title, info.source), info.keys)
+    axes = panel_grid(fig, len(info.panels), 2, (5.4, 3.3), (info.title, info.source), info.keys)
     for panel, ax in zip(info.panels, axes, strict=True):
         draw_panel(panel, ax)

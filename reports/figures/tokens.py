@@ -3,19 +3,21 @@ Figure 3: CPPO on consecutive tokens of one logged response: what each token spe
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from cppo_lab.analysis.artifacts import TokenWindow
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
-from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, surround
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING, Info
+from cppo_lab.reports.figures.drawing import Absent, above, legend_below, panel_grid, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
@@ -33,18 +35,15 @@ class GapLines:
 
 
 @dataclass(frozen=True)
-class GapsInfo:
+class GapsInfo(Info):
     """Everything the figure shows; `threshold` is delta/w_t at positions 1, 2, ... for a response of the maximum
     length; empty if the rule has no position weight.
     """
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     model: str
     lines: tuple[GapLines, ...]
     delta: float | None
     threshold: tuple[float, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
     palette: str = field(metadata=APPEARANCE)
 
 
@@ -54,27 +53,34 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
     if board is None:
         return Absent(study.why_absent(MAIN))
     model = board.models[0]
-    lines, run_ids = [], []
-    for variant in (COMPARED, OURS):
-        with_gaps = [run for run in board.runs_of(model, variant) if run.mlflow_id in study.positions]
-        found = gap_curves([study.positions[run.mlflow_id or ""] for run in with_gaps])
-        if found is not None:
-            lines.append(GapLines(variant, display_name(variant), PALETTES[palette].methods[variant], found))
-            run_ids += [run.run_id or "" for run in with_gaps]
-    ours = [run for run in board.runs_of(model, OURS) if run.mlflow_id in study.positions]
-    if not any(line.variant == OURS for line in lines):
+    runs = {
+        variant: [run for run in board.runs_of(model, variant) if run.mlflow_id in study.positions]
+        for variant in (COMPARED, OURS)
+    }
+    gaps = {
+        name: [study.positions[run.mlflow_id or ""] for run in of_variant]
+        for name, of_variant in runs.items()
+    }
+    curves = {
+        name: curve for name, of_variant in gaps.items() if (curve := gap_curves(of_variant)) is not None
+    }
+    if OURS not in curves:
         return Absent(f"no run of {display_name(OURS)} on {model} has diagnostics/positions.json")
-    rule = study.positions[ours[0].mlflow_id or ""]
-    longest = max(len(study.positions[run.mlflow_id or ""].positions) for run in ours)
-    weighted = rule.delta is not None and rule.w_min is not None
+    rule, threshold = gaps[OURS][0], tuple[float, ...]()
+    if rule.delta is not None and rule.w_min is not None:
+        longest = max(len(run.positions) for run in gaps[OURS])
+        threshold = induced_threshold(rule.delta, rule.w_min, longest, rule.span)
+    methods = PALETTES[palette].methods
     return GapsInfo(
         title=title,
         source=f"{model}; {origin(core_of(board))}",
         model=model,
-        lines=tuple(lines),
+        lines=tuple(
+            GapLines(name, display_name(name), methods[name], curve) for name, curve in curves.items()
+        ),
         delta=rule.delta,
-        threshold=induced_threshold(rule.delta or 0, rule.w_min or 1, longest, rule.span) if weighted else (),
-        run_ids=tuple(sorted(run_ids)),
+        threshold=threshold,
+        run_ids=tuple(sorted(run.run_id or "" for name in curves for run in runs[name])),
         palette=palette,
     )
 
@@ -83,17 +89,12 @@ def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str)
     colour = line.stroke.colour
     if curve.band:
         ax.fill_between(curve.positions, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    marker = line.stroke.marker if style == "-" else ""
-    ax.plot(
-        curve.positions,
-        curve.mean,
-        style,
-        color=colour,
-        label=label,
-        marker=marker,
-        markevery=0.12,
-        markersize=3.8,
-    )
+    marks: dict[str, Any] = {
+        "marker": line.stroke.marker if style == "-" else "",
+        "markevery": 0.12,
+        "markersize": 3.8,
+    }
+    ax.plot(curve.positions, curve.mean, style, color=colour, label=label, **marks)
 
 
 def draw_gaps(info: GapsInfo, ax: Axes) -> None:
@@ -102,47 +103,45 @@ def draw_gaps(info: GapsInfo, ax: Axes) -> None:
         _draw_gap(ax, line.gaps.top10, line, "--", f"{line.label}, largest 10 %")
         _draw_gap(ax, line.gaps.mean, line, "-", f"{line.label}, mean")
     ax.set_ylim(bottom=0)
-    ax.set_ylabel("|π(y) − μ(y)|")
-    ax.set_title("Gap between the policies", loc="left")
-    _positions(ax)
-    ax.legend(fontsize=sized(8), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    _finish(ax, "Gap between the policies", "|π(y) − μ(y)|")
 
 
 def draw_threshold(info: GapsInfo, ax: Axes) -> None:
     """Draw delta/w_t, and delta itself."""
-    ax.set_title("Threshold on the divergence", loc="left")
-    _positions(ax)
-    ax.set_ylabel("δ / w")
-    if not info.threshold or info.delta is None:
+    if info.threshold and info.delta is not None:
+        ours, other = (PALETTES[info.palette].methods[name].colour for name in (OURS, COMPARED))
+        steps = range(1, len(info.threshold) + 1)
+        ax.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
+        ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
+        ax.axhline(info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere")
+        above_delta = max(info.threshold) - info.delta
+        if above_delta > 0:  # none if w_min = 1
+            ax.set_ylim(info.delta - 0.6 * above_delta, info.delta + 1.2 * above_delta)
+    else:
         ax.text(0.05, 0.9, "the rule has no position weight", transform=ax.transAxes, color="#777777")
-        return
-    ours, other = (PALETTES[info.palette].methods[name].colour for name in (OURS, COMPARED))
-    steps = range(1, len(info.threshold) + 1)
-    ax.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
-    ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
-    ax.axhline(info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere")
-    top = max(info.threshold)
-    if top > info.delta:  # equal if w_min = 1
-        ax.set_ylim(info.delta - 0.6 * (top - info.delta), top + 0.2 * (top - info.delta))
-    ax.legend(fontsize=sized(8), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    _finish(ax, "Threshold on the divergence", "δ / w")
 
 
-def _positions(ax: Axes) -> None:
+def _finish(ax: Axes, title: str, y_label: str) -> None:
+    ax.set_title(title, loc="left")
     ax.set_xlabel("token position")
+    ax.set_ylabel(y_label)
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     ax.margins(x=0.02)
+    legend_below(ax, 2, -0.2)
 
 
 def draw_both(info: GapsInfo, fig: Figure) -> None:
     """Both panels of Figure 2 side by side."""
-    bands = [line.gaps.mean.band for line in info.lines]
-    left, right = panel_grid(fig, 2, 2, (10.4, 3.7), above(info.title, info.source, bands), ())
+    texts = above(info.title, info.source, [line.gaps.mean.band for line in info.lines])
+    left, right = panel_grid(fig, 2, 2, (5.2, 3.7), texts)
     draw_gaps(info, left)
     draw_threshold(info, right)
 
 
 TOKENS = 24
 LONGEST_SYMBOL = 10
+_REJECTED, _PREFIX, _EFFECTIVE = "#F3D9DC", "#8A5A00", "#111111"
 
 
 @dataclass(frozen=True)
@@ -174,30 +173,24 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
     board = study.board(MAIN)
     if board is None:
         return Absent(study.why_absent(MAIN))
-    best: tuple[int, RunScore, TokenWindow] | None = None
-    for model in board.models:
-        for run in board.runs_of(model, OURS):
-            found = study.windows.get(run.mlflow_id or "")
-            if found is None:
-                continue
-            cut = found.span(TOKENS)
-            kinds = len({reason for reason in cut.masked_by if reason})
-            if best is None or kinds > best[0]:
-                best = (kinds, run, cut)
-    if best is None:
+    runs = [
+        run for model in board.models for run in board.runs_of(model, OURS) if run.mlflow_id in study.windows
+    ]
+    cuts = [(run, study.windows[run.mlflow_id or ""].span(TOKENS)) for run in runs]
+    if not cuts:
         return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
-    _, run, cut = best
+    run, window = max(cuts, key=lambda cut: len(set(cut[1].masked_by) - {""}))
     seed = "" if run.seed is None else f", seed {run.seed}"
     return WindowInfo(
         title=title,
         origin=origin(core_of(board)),
-        about=f"{display_name(OURS)} on {run.model}{seed}, training step {cut.step}",
-        symbols=tuple(_visible(symbol) for symbol in cut.symbols),
-        window=cut,
-        effective=cut.effective(),
+        about=f"{display_name(OURS)} on {run.model}{seed}, training step {window.step}",
+        symbols=tuple(map(_visible, window.symbols)),
+        window=window,
+        effective=window.effective(),
         kinds=tuple(
             reason or ("away" if away else "toward")
-            for reason, away in zip(cut.masked_by, cut.moves_away, strict=True)
+            for reason, away in zip(window.masked_by, window.moves_away, strict=True)
         ),
         run_ids=(run.run_id or "",),
         palette=palette,
@@ -214,19 +207,20 @@ def _visible(symbol: str) -> str:
 def draw_window(info: WindowInfo, ax: Axes) -> None:
     """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
     window, count, palette = info.window, len(info.symbols), PALETTES[info.palette]
-    edges = [place - 0.5 for place in range(count + 1)]
-    token = [window.token_threshold] * count
-    top = 1.2 * max(window.token_threshold, *window.weighted_divergence)
+    delta = window.token_threshold
+    top = 1.2 * max(delta, *window.weighted_divergence)
     low = min(0.0, *info.effective)
     bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a far overspent budget is cut off
-    reach = [min(max(value, bottom), top) for value in info.effective]
-    prefix = [min(max(value, bottom - top), 2 * top) for value in window.prefix_threshold]
-    rejected = [max(0.0, value) for value in reach]
-    ax.stairs([top] * count, edges, baseline=rejected, fill=True, color="#F3D9DC", alpha=0.55, zorder=0)
-    tighter = [max(0.0, min(value, window.token_threshold)) for value in reach]
-    ax.stairs(
-        token, edges, baseline=tighter, fill=True, color=palette.reasons["prefix"], alpha=0.22, zorder=1
-    )
+    reach = np.clip(info.effective, bottom, top)
+    edges = np.arange(count + 1) - 0.5
+
+    def stairs(values: ArrayLike, baseline: ArrayLike | None = None, **style: Any) -> None:
+        ax.stairs(values, edges, baseline=baseline, fill=baseline is not None, **style)
+
+    token = np.full(count, delta)
+    prefix = palette.reasons["prefix"]
+    stairs(np.full(count, top), np.clip(reach, 0.0, None), color=_REJECTED, alpha=0.55, zorder=0)
+    stairs(token, np.clip(reach, 0.0, delta), color=prefix, alpha=0.22, zorder=1)
     ax.bar(
         range(count),
         window.weighted_divergence,
@@ -235,17 +229,16 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
         hatch=[palette.hatches.get(kind, "") for kind in info.kinds],
         zorder=2,
     )
-    token_colour = palette.methods["dppo"].colour
-    ax.stairs(token, edges, baseline=None, color=token_colour, linestyle="--", linewidth=1.2, zorder=3)
-    ax.stairs(prefix, edges, baseline=None, color="#8A5A00", linestyle=":", linewidth=1.5, zorder=4)
-    ax.stairs(reach, edges, baseline=None, color="#111111", linewidth=1.8, zorder=5)
+    stairs(token, color=palette.methods["dppo"].colour, linestyle="--", linewidth=1.2, zorder=3)
+    left_over = np.clip(window.prefix_threshold, bottom - top, 2 * top)
+    stairs(left_over, color=_PREFIX, linestyle=":", linewidth=1.5, zorder=4)
+    stairs(reach, color=_EFFECTIVE, linewidth=1.8, zorder=5)
     if bottom < 0:
         ax.axhline(0, color="#555555", linewidth=0.8, zorder=3)
     ax.set_ylim(bottom, top)
     ax.set_xlim(-0.6, count - 0.4)
-    ax.set_xticks(
-        range(count), info.symbols, rotation=90 if max(map(len, info.symbols)) > 2 else 0, fontsize=sized(8)
-    )
+    rotation = 90 if max(map(len, info.symbols)) > 2 else 0
+    ax.set_xticks(range(count), info.symbols, rotation=rotation, fontsize=sized(8))
     for label in ax.get_xticklabels():
         label.set_parse_math(False)
     ax.set_ylabel("w D")
@@ -261,18 +254,14 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
         "prefix": "masked by the prefix budget",
     }
     palette = PALETTES[info.palette]
-    bars = [
-        Patch(facecolor=palette.reasons[kind], hatch=palette.hatches.get(kind, ""), label=label)
-        for kind, label in names.items()
-        if kind in info.kinds
-    ]
+    token = palette.methods["dppo"].colour
     return [
-        Line2D([], [], color=palette.methods["dppo"].colour, linestyle="--", label="token threshold δ"),
-        Line2D([], [], color="#8A5A00", linestyle=":", label="δ + δ_b W − S of the prefix"),
-        Line2D([], [], color="#111111", linewidth=1.8, label="effective threshold, the lower of both"),
+        Line2D([], [], color=token, linestyle="--", label="token threshold δ"),
+        Line2D([], [], color=_PREFIX, linestyle=":", label="δ + δ_b W − S of the prefix"),
+        Line2D([], [], color=_EFFECTIVE, linewidth=1.8, label="effective threshold, the lower of both"),
         Patch(color=palette.reasons["prefix"], alpha=0.22, label="taken away by the prefix"),
-        Patch(color="#F3D9DC", label="rejected if moving away from μ"),
-        *bars,
+        Patch(color=_REJECTED, label="rejected if moving away from μ"),
+        *(palette.bar(kind, label) for kind, label in names.items() if kind in info.kinds),
     ]
 
 

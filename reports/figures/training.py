@@ -3,9 +3,9 @@ over training on the Base models: its effective rate and what it rejects.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,16 +15,17 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.analysis.study import OURS
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import Absent, above, panel_grid, sized, step_axis, surround
+from cppo_lab.reports.figures.data import APPEARANCE, Info
+from cppo_lab.reports.figures.drawing import Absent, above, fill, panel_grid, sized, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
-from cppo_lab.reports.figures.validation import drawn_variants, left_out_note
+from cppo_lab.reports.figures.validation import drawn_variants, source_of
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.printed import printed_table
 from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
-_LIMIT = "#8a1c1c"  # the colour of a marked value
+_LIMIT, _FLOOR = "#8a1c1c", "#555555"  # the colours of marked values
+_DASHES = (0, (4, 3))
 _IN_ROW = 3  # panels of a single model
 _MOST_COLUMNS = 4  # models that stand side by side
 POINTS = (
@@ -76,48 +77,45 @@ class DiagnosticPanel:
 
 
 @dataclass(frozen=True)
-class DiagnosticsInfo:
+class DiagnosticsInfo(Info):
     """Everything the figure shows; `panels`: all metrics of one model, then those of the next."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     panels: tuple[DiagnosticPanel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> DiagnosticsInfo | None:
     """The diagnostics that any of the board's runs logged; None if none did."""
-    names = frozenset(board.data.metrics["metric"].unique())
-    metrics = tuple(name for name in LABELS if name in names)
-    if not metrics:
-        return None
-    variants = drawn_variants(board)
-    strokes = PALETTES[palette].strokes(variants)
-    panels = []
-    for model in board.models:
-        for metric in metrics:
-            traces = [trace_of(board, (model, name), metric, strokes[name]) for name in variants]
-            kept = tuple(trace for trace in traces if trace is not None)
-            panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
-    drawn = {trace.variant for panel in panels for trace in panel.traces}
-    return DiagnosticsInfo(
-        title=title,
-        source=origin(core_of(board)) + left_out_note(board),
-        panels=tuple(panels),
-        keys=keys_of(strokes, drawn),
-        run_ids=run_ids_of(board.runs),
-    )
+    logged = frozenset(board.data.metrics["metric"].unique())
+    strokes = PALETTES[palette].strokes(drawn_variants(board))
+    panels = [
+        DiagnosticPanel(model, metric, label, traces_of(board, model, metric, strokes))
+        for model in board.models
+        for metric, label in LABELS.items()
+        if metric in logged
+    ]
+    return diagnostics_of(board, title, panels, strokes) if panels else None
 
 
-def trace_of(
-    board: Scoreboard,
-    pair: tuple[str, str],
-    metric: str,
-    stroke: Stroke,
-    points: int = POINTS,
+def diagnostics_of(
+    board: Scoreboard, title: str, panels: Sequence[DiagnosticPanel], strokes: Mapping[str, Stroke]
+) -> DiagnosticsInfo:
+    """The figure of these panels."""
+    keys = keys_of(strokes, {trace.variant for panel in panels for trace in panel.traces})
+    return DiagnosticsInfo(title, source_of(board), run_ids_of(board.runs), tuple(panels), keys)
+
+
+def traces_of(
+    board: Scoreboard, model: str, metric: str, strokes: Mapping[str, Stroke], points: int = POINTS
+) -> tuple[Trace, ...]:
+    """The variants whose runs on a model logged a metric, each in at most `points` bins."""
+    traces = (_trace(board, (model, name), metric, stroke, points) for name, stroke in strokes.items())
+    return tuple(trace for trace in traces if trace is not None)
+
+
+def _trace(
+    board: Scoreboard, pair: tuple[str, str], metric: str, stroke: Stroke, points: int
 ) -> Trace | None:
-    """The runs of one cell on one metric, in at most `points` bins; None if none of them logged it."""
     rows = board.logged(*pair, metric)
     rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
     if rows.empty:
@@ -148,33 +146,21 @@ def trace_of(
 def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
     """One metric on one model."""
     for order, trace in enumerate(panel.traces):
-        if trace.band:
-            ax.fill_between(trace.steps, trace.low, trace.high, color=trace.colour, alpha=0.12, linewidth=0)
+        fill(ax, trace)
         if trace.smooth:
             ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=0.5, alpha=0.3, zorder=2)
-        shown = trace.smooth or trace.mean
-        style = trace.stroke.marked()
-        ax.plot(trace.steps, shown, linewidth=1.2, zorder=3 + order, label=trace.name, **style)
+        style = trace.stroke.marked() | {"linewidth": 1.2, "zorder": 3 + order, "label": trace.name}
+        ax.plot(trace.steps, trace.smooth or trace.mean, **style)
     ax.set_title(heading, loc="left", parse_math=False)
     step_axis(ax)
     if not panel.traces:
-        ax.set_axis_off()
-        ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
+        not_logged(ax)
 
 
-def _draw_limit(panel: DiagnosticPanel, limit: float, ax: Axes) -> None:
-    """Mark the limit of an error whose ideal value is 1, if the curves come near it."""
-    if any(max(trace.high) > (1 + limit) / 2 for trace in panel.traces):
-        ax.axhline(limit, color=_LIMIT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ax.annotate(
-            f"{limit}",
-            (1, limit),
-            xycoords=("axes fraction", "data"),
-            color=_LIMIT,
-            ha="right",
-            va="bottom",
-            fontsize="small",
-        )
+def not_logged(ax: Axes) -> None:
+    """A panel without curves says so."""
+    ax.set_axis_off()
+    ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
 
 
 def draw(info: DiagnosticsInfo, fig: Figure) -> None:
@@ -182,19 +168,21 @@ def draw(info: DiagnosticsInfo, fig: Figure) -> None:
     models = list(dict.fromkeys(panel.model for panel in info.panels))
     side_by_side = 1 < len(models) <= _MOST_COLUMNS
     columns = len(models) if side_by_side else min(_IN_ROW, len(info.panels))
-    per_model = len(info.panels) // len(models)
-    order = list(range(len(info.panels)))
+    panels = list(info.panels)
     if side_by_side:
-        order.sort(key=lambda place: (place % per_model, place))
-    bands = [trace.band for panel in info.panels for trace in panel.traces]
-    size = (max(3.3 * columns, 5.4), 2.5 * -(-len(info.panels) // columns))
-    texts = above(info.title, info.source, bands)
-    axes = panel_grid(fig, len(info.panels), columns, size, texts, info.keys)
-    for place, ax in zip(order, axes, strict=True):
-        panel = info.panels[place]
+        metrics = [(panel.metric, panel.label) for panel in panels]
+        panels.sort(key=lambda panel: (metrics.index((panel.metric, panel.label)), models.index(panel.model)))
+    texts = above(info.title, info.source, [trace.band for panel in panels for trace in panel.traces])
+    size = (max(3.3, 5.4 / columns), 2.5)
+    axes = panel_grid(fig, len(panels), columns, size, texts, info.keys)
+    for panel, ax in zip(panels, axes, strict=True):
         draw_panel(panel, ax, f"{panel.label}\n{panel.model}" if len(models) > 1 else panel.label)
-        if panel.limit is not None:
-            _draw_limit(panel, panel.limit, ax)
+        limit = panel.limit
+        # The limit of an error whose ideal value is 1 is marked if the curves come near it.
+        if limit is not None and any(max(trace.high) > (1 + limit) / 2 for trace in panel.traces):
+            ax.axhline(limit, color=_LIMIT, linewidth=1, linestyle=_DASHES, zorder=1)
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+            ax.annotate(f"{limit}", (1, limit), color=_LIMIT, fontsize="small", **place)
 
 
 RATE, SHARE = "rule/delta_b_mean", "rule/prefix_budget_share"
@@ -203,83 +191,69 @@ BUDGET_POINTS = 2000  # per line at most: every step of the paper's runs
 
 
 @dataclass(frozen=True)
-class WarmupInfo:
+class WarmupInfo(Info):
     """Everything the figure shows: a row of `panels` per metric, a column per model. The `limit` of a budget rate is
     its lower bound (delta_b_min), None if its runs do not log it or differ.
     """
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     panels: tuple[DiagnosticPanel, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def warmup_info(
     board: Scoreboard, models: tuple[str, ...], title: str, palette: str = PAPER
 ) -> WarmupInfo | Absent:
     """The runs of CPPO on `models`; `palette`: one of PALETTES."""
-    stroke = PALETTES[palette].methods[OURS]
-    panels = []
-    for metric, label in METRICS:
-        for model in models:
-            trace = trace_of(board, (model, OURS), metric, stroke, BUDGET_POINTS)
-            floor = _floor(board, model) if metric == RATE else None
-            panels.append(DiagnosticPanel(model, metric, label, () if trace is None else (trace,), floor))
+    strokes = {OURS: PALETTES[palette].methods[OURS]}
+    panels = tuple(
+        DiagnosticPanel(
+            model,
+            metric,
+            label,
+            traces_of(board, model, metric, strokes, BUDGET_POINTS),
+            _floor(board, model) if metric == RATE else None,
+        )
+        for metric, label in METRICS
+        for model in models
+    )
     if not any(panel.traces for panel in panels):
         names = " and ".join(metric for metric, _ in METRICS)
         return Absent(f"no run of {display_name(OURS)} on {', '.join(models) or 'any model'} logged {names}")
-    shown = [run for run in board.runs if run.model in models and run.variant == OURS]
-    return WarmupInfo(
-        title=title,
-        source=origin(core_of(board)),
-        panels=tuple(panels),
-        run_ids=run_ids_of(shown),
-    )
+    runs = [run for run in board.runs if run.model in models and run.variant == OURS]
+    return WarmupInfo(title, origin(core_of(board)), run_ids_of(runs), panels)
 
 
 def _floor(board: Scoreboard, model: str) -> float | None:
     """delta_b_min as the runs logged it, or as the paper prints it."""
     if core_of(board) == schema.PAPER:
-        found = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
+        floors = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
     else:
         logged = [board.data.params.get(run.mlflow_id or "", {}) for run in board.runs_of(model, OURS)]
-        found = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
+        floors = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
     try:
-        return float(found.pop()) if len(found) == 1 else None
+        return float(floors.pop()) if len(floors) == 1 else None
     except ValueError:  # a foreign run may log anything under this key
         return None
 
 
 def draw_share(trace: Trace, ax: Axes) -> None:
     """Draw a dot at each step that masked any token; dots of neighbouring steps are connected."""
-    colour = trace.stroke.colour
-    if trace.band:
-        ax.fill_between(trace.steps, trace.low, trace.high, color=colour, alpha=0.12, linewidth=0)
-    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=colour, zorder=3)
+    fill(ax, trace)
+    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=trace.colour, zorder=3)
     dots[0].set(markersize=2.2, markeredgewidth=0)
-    ax.plot(*_broken(trace.steps, trace.mean), linewidth=0.6, alpha=0.45, color=colour, zorder=3)
+    # A gap wherever two steps are further apart than the nearest ones.
+    steps, values = np.array(trace.steps), np.array(trace.mean)
+    apart = np.diff(steps)
+    gaps = 1 + np.flatnonzero(apart > 1.5 * apart.min(initial=math.inf))
+    line = (np.insert(steps, gaps, math.nan), np.insert(values, gaps, math.nan))
+    ax.plot(*line, linewidth=0.6, alpha=0.45, color=trace.colour, zorder=3)
     step_axis(ax)
-
-
-def _broken(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The points with a gap (NaN) wherever two are further apart than the nearest ones."""
-    apart = min((after - before for before, after in pairwise(steps)), default=1.0)
-    x, y = list(steps[:1]), list(values[:1])
-    for before, after, value in zip(steps, steps[1:], values[1:], strict=False):
-        if after - before > 1.5 * apart:
-            x.append(math.nan)
-            y.append(math.nan)
-        x.append(after)
-        y.append(value)
-    return x, y
 
 
 def draw_budget(info: WarmupInfo, fig: Figure) -> None:
     """Draw metrics as rows and models as columns; each row has one scale."""
     rows, columns = len(METRICS), len(info.panels) // len(METRICS)
-    size = (max(3.6 * columns, 5.4), 2.4 * rows)
     bands = [trace.band for panel in info.panels for trace in panel.traces]
-    surround(fig, size, above(info.title, info.source, bands), ())
+    surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), above(info.title, info.source, bands), ())
     axes = fig.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for index, (ax, panel) in enumerate(zip(axes.flat, info.panels, strict=True)):
         row, column = divmod(index, columns)
@@ -288,18 +262,14 @@ def draw_budget(info: WarmupInfo, fig: Figure) -> None:
         else:
             draw_panel(panel, ax, panel.model if row == 0 else "")
         if panel.traces and panel.limit is not None:
-            ax.axhline(panel.limit, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
-            ax.annotate(
-                f"δ_b,min = {panel.limit:g}",
-                (1, panel.limit),
-                xycoords=ax.get_yaxis_transform(),
-                xytext=(-2, -3),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=sized(8),
-                color="#555555",
-            )
+            ax.axhline(panel.limit, color=_FLOOR, linewidth=0.8, linestyle=_DASHES)
+            place: dict[str, Any] = {
+                "xycoords": ax.get_yaxis_transform(),
+                "xytext": (-2, -3),
+                "textcoords": "offset points",
+            }
+            style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": sized(8), "color": _FLOOR}
+            ax.annotate(f"δ_b,min = {panel.limit:g}", (1, panel.limit), **place, **style)
         ax.set_ylabel(panel.label if column == 0 else "")
         ax.set_xlabel("training step" if row == rows - 1 else "")
         ax.margins(y=0.16)  # room for the label below the floor

@@ -5,20 +5,19 @@ step, and its collapses.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import band
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
-from cppo_lab.reports.figures.drawing import above, panel_grid, sized, step_axis
+from cppo_lab.reports.figures.data import APPEARANCE, Info
+from cppo_lab.reports.figures.drawing import above, fill, panel_grid, sized, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
 from cppo_lab.reports.names import display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
@@ -31,8 +30,6 @@ LABEL_POINTS = 10  # height of a line of labels
 FEW = 50
 
 MOST_VARIANTS = 30  # in one figure; more cannot be distinguished, and would overfill the legend
-
-Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and scores in percent
 
 
 @dataclass(frozen=True)
@@ -74,35 +71,22 @@ class Line:
         return self.stroke.colour
 
 
-@dataclass(frozen=True)
-class CollapseLabel:
-    """The word "collapse" at the last cross of a variant: `level` lines of text above it, to its left or right."""
-
-    variant: str
-    colour: str
-    step: int
-    value: float
-    level: int
-    to_the_left: bool
-
-
 def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
     """The variants that a figure shows, in the order of `in_order`: all, or the best on some model."""
     variants = in_order(board.variants)
-    if len(variants) <= MOST_VARIANTS:
-        return variants
     best: dict[str, float] = {}
     for (_, variant), cell in board.cells.items():
         if cell.score is not None:
             best[variant] = max(best.get(variant, 0.0), cell.score.mean)
-    kept = set(sorted(variants, key=lambda name: -best.get(name, -1.0))[:MOST_VARIANTS])
-    return tuple(name for name in variants if name in kept)
+    shown = sorted(variants, key=lambda name: -best.get(name, -1.0))[:MOST_VARIANTS]
+    return tuple(name for name in variants if name in shown)
 
 
-def left_out_note(board: Scoreboard) -> str:
-    """A note on the variants that `drawn_variants` leaves out, to append to a figure's source; empty if none."""
+def source_of(board: Scoreboard) -> str:
+    """Where a figure's numbers come from, with the variants that `drawn_variants` leaves out."""
     count = len(board.variants)
-    return f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
+    left_out = f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
+    return origin(core_of(board)) + left_out
 
 
 def line_of(
@@ -111,24 +95,23 @@ def line_of(
     """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
     window.
     """
-    curves: list[tuple[RunScore, Curve]] = []
+    seeds = []
     for run in runs:
-        found = board.curves.of(run.mlflow_id or "")
-        steps, values = found.index.to_numpy(), found[benchmark].to_numpy(dtype=np.float64) * 100
-        inside = ~np.isnan(values) if run.t_stop is None else ~np.isnan(values) & (steps <= run.t_stop)
-        if inside.any():
-            curves.append((run, (steps[inside], values[inside])))
-    if not curves:
+        curve = board.curves.of(run.mlflow_id or "")[benchmark].dropna() * 100
+        curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
+        if len(curve):
+            seeds.append((run, curve))
+    if not seeds:
         return None
-    finished = [curve for run, curve in curves if run.state not in GAPS]
-    together = _together(finished or [curve for _, curve in curves])
-    variant, around = runs[0].variant, band(together, 0, 100)
+    finished = [curve for run, curve in seeds if run.state not in GAPS] or [curve for _, curve in seeds]
+    together = pd.concat(finished, axis=1, join="inner")  # the steps that all have
+    around = band(together, 0, 100)
     return Line(
-        variant=variant,
-        label=display_name(variant),
+        variant=runs[0].variant,
+        label=display_name(runs[0].variant),
         stroke=stroke,
-        seeds=tuple(_seed_line(run, curve, benchmark) for run, curve in curves),
-        steps=tuple(int(step) for step in together.index),
+        seeds=tuple(_seed_line(run, curve, benchmark) for run, curve in seeds),
+        steps=tuple(map(int, together.index)),
         band=around.kind,
         mean=around.mean,
         low=around.low,
@@ -136,43 +119,38 @@ def line_of(
     )
 
 
-def _together(curves: Sequence[Curve]) -> pd.DataFrame:
-    """One row per step that all curves have, one column per curve."""
-    steps = curves[0][0]
-    if all(np.array_equal(steps, other) for other, _ in curves[1:]):  # the usual case
-        return pd.DataFrame(np.stack([values for _, values in curves], axis=1), index=steps)
-    return pd.concat([pd.Series(values, index=steps) for steps, values in curves], axis=1, join="inner")
-
-
-def _seed_line(run: RunScore, curve: Curve, benchmark: str) -> SeedLine:
+def _seed_line(run: RunScore, curve: pd.Series, benchmark: str) -> SeedLine:
     choice = run.choice
     score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
     return SeedLine(
         run_id=run.run_id or "",
-        steps=tuple(curve[0].tolist()),
-        values=tuple(curve[1].tolist()),
+        steps=tuple(map(int, curve.index)),
+        values=tuple(map(float, curve)),
         best_step=None if score is None else choice.step,
         best=None if choice.step is None or score is None else 100 * score,
         collapsed=run.state is SelectionState.COLLAPSE,
     )
 
 
-def collapse_labels(lines: Sequence[Line]) -> tuple[CollapseLabel, ...]:
-    """One label for each variant with a collapsed run, placed without overlaps."""
+def collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int, bool]]:
+    """The word "collapse" at the last cross of each variant with a collapsed run, placed without overlaps: (line, step,
+    value, how many lines of text above it, whether to its left).
+    """
     last = max((seed.steps[-1] for line in lines for seed in line.seeds), default=1) or 1
     fallen = []
     for line in lines:
         ends = [(seed.steps[-1], seed.values[-1]) for seed in line.seeds if seed.collapsed]
         if ends:
             fallen.append((*max(ends), line))
-    placed: list[tuple[CollapseLabel, float]] = []
+    labels, begins = [], list[tuple[int, float]]()
     for step, value, line in sorted(fallen, key=lambda entry: entry[0]):
         left = step > (1 - LABEL_SHARE) * last
         start = step / last - (LABEL_SHARE if left else 0.0)
-        taken = {other.level for other, begin in placed if abs(begin - start) < LABEL_SHARE}
-        level = next(number for number in range(len(placed) + 1) if number not in taken)
-        placed.append((CollapseLabel(line.variant, line.colour, step, value, level, left), start))
-    return tuple(label for label, _ in placed)
+        taken = {level for level, begin in begins if abs(begin - start) < LABEL_SHARE}
+        level = next(number for number in range(len(begins) + 1) if number not in taken)
+        begins.append((level, start))
+        labels.append((line, step, value, level, left))
+    return labels
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
@@ -184,14 +162,14 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
         draw_line(ax, line, 3 + order)
     highest = max((max(seed.values) for line in lines for seed in line.seeds), default=0.0)
     ax.set_ylim(0, HEADROOM * highest or 1)
-    for label in collapse_labels(lines):
+    for line, step, value, level, left in collapse_labels(lines):
         ax.annotate(
             "collapse",
-            (label.step, label.value),
-            xytext=(-8 if label.to_the_left else 8, 4 + LABEL_POINTS * label.level),
+            (step, value),
+            xytext=(-8 if left else 8, 4 + LABEL_POINTS * level),
             textcoords="offset points",
-            ha="right" if label.to_the_left else "left",
-            color=label.colour,
+            ha="right" if left else "left",
+            color=line.colour,
             fontsize=sized(8),
             zorder=62,
         )
@@ -207,24 +185,16 @@ def draw_line(ax: Axes, line: Line, front: int) -> None:
     fallen = [seed for seed in line.seeds if seed.collapsed]
     shown = line.seeds if len(line.seeds) <= FEW else ()
     crossed = fallen if shown else sorted(fallen, key=lambda seed: (seed.steps[-1], seed.values[-1]))[-1:]
-    if line.band:
-        ax.fill_between(line.steps, line.low, line.high, color=line.colour, alpha=0.12, linewidth=0, zorder=2)
+    fill(ax, line)
     if several:
         for seed in shown:
             ax.plot(seed.steps, seed.values, color=line.colour, linewidth=0.5, alpha=0.5, zorder=front)
     width = 1.6 if several else 1.2
     ax.plot(line.steps, line.mean, zorder=front, linewidth=width, label=line.label, **line.stroke.marked())
+    dot: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "zorder": front + 20}
     for seed in shown:
         if seed.best_step is not None and seed.best is not None:
-            ax.plot(
-                seed.best_step,
-                seed.best,
-                "o",
-                markersize=4.5,
-                color=line.colour,
-                markeredgecolor="white",
-                zorder=front + 20,
-            )
+            ax.plot(seed.best_step, seed.best, "o", color=line.colour, **dot)
     for seed in crossed:
         end = seed.steps[-1], seed.values[-1]
         ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)
@@ -251,15 +221,12 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class CurvesInfo:
+class CurvesInfo(Info):
     """Everything the figure shows. `source` states the origin of the numbers and is part of the figure."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     y_label: str
     panels: tuple[Panel, ...]
     keys: tuple[Key, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 def curves_info(
@@ -273,26 +240,23 @@ def curves_info(
 
     `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
     """
-    shown = [run for run in board.runs if models is None or run.model in models]
-    variants = drawn_variants(board)
-    strokes = PALETTES[palette].strokes(variants, aliases)
+    runs = [run for run in board.runs if models is None or run.model in models]
+    strokes = PALETTES[palette].strokes(drawn_variants(board), aliases)
     panels = []
-    for model in dict.fromkeys(run.model for run in shown):
-        of_model = [run for run in shown if run.model == model]
-        lines = [
-            line_of(board, runs, strokes[name]) for name in variants if (runs := board.runs_of(model, name))
-        ]
-        kept = tuple(line for line in lines if line is not None)
-        stops = [run.t_stop for run in of_model if run.t_stop is not None]
-        panels.append(Panel(model, max(stops, default=None), kept, _top(board, model, kept)))
-    drawn = {line.variant for panel in panels for line in panel.lines}
+    for model in dict.fromkeys(run.model for run in runs):
+        cells = [(board.runs_of(model, name), stroke) for name, stroke in strokes.items()]
+        lines = tuple(
+            line for of_cell, stroke in cells if of_cell and (line := line_of(board, of_cell, stroke))
+        )
+        stops = [run.t_stop for run in runs if run.model == model and run.t_stop is not None]
+        panels.append(Panel(model, max(stops, default=None), lines, _top(board, model, lines)))
     return CurvesInfo(
         title=title,
-        source=origin(core_of(board)) + left_out_note(board),
+        source=source_of(board),
         y_label=f"mean {score_name(core_of(board), board.curves.samples)} (%)",
         panels=tuple(panels),
-        keys=keys_of(strokes, drawn),
-        run_ids=run_ids_of(shown),
+        keys=keys_of(strokes, {line.variant for panel in panels for line in panel.lines}),
+        run_ids=run_ids_of(runs),
     )
 
 
@@ -309,15 +273,14 @@ def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
 
 def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
     competing = []
-    for line in lines:
+    for line in reversed(lines):  # of ties, the line drawn on top
         cell = board.cells[model, line.variant]
         if cell.state is SelectionState.SCORED and not cell.provisional and cell.score is not None:
             competing.append((cell.score.mean, line))
     if not competing:
         return None
-    mean, line = max(reversed(competing), key=lambda entry: entry[0])  # on ties, the line drawn on top
-    bests = [(seed.best, -(seed.best_step or 0)) for seed in line.seeds if seed.best is not None]
-    score, step = max(bests)
+    mean, line = max(competing, key=lambda entry: entry[0])
+    score, step = max((seed.best, -(seed.best_step or 0)) for seed in line.seeds if seed.best is not None)
     number = str(round_half_up(percent(mean)))  # the same number as in the table
     return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
 
@@ -338,28 +301,18 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
 def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
     colour = next(line.colour for line in panel.lines if line.variant == top.variant)
     last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
-    ax.plot(top.step, top.score, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
-    ax.annotate(
-        top.text,
-        (top.step, top.score),
-        xytext=(0, 7),
-        textcoords="offset points",
-        ha="right" if top.step > 0.9 * last else "center",
-        color=colour,
-        fontsize=sized(9),
-        fontweight="bold",
-        zorder=61,
-    )
+    place = (top.step, top.score)
+    ax.plot(*place, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
+    side = "right" if top.step > 0.9 * last else "center"
+    style: dict[str, Any] = {"color": colour, "fontsize": sized(9), "fontweight": "bold", "zorder": 61}
+    ax.annotate(top.text, place, xytext=(0, 7), textcoords="offset points", ha=side, **style)
 
 
 def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
     """All panels, `in_row` in a row, with title and source and a shared legend."""
     columns = min(in_row, len(info.panels))
-    rows = -(-len(info.panels) // columns)
-    width = {1: 7.2, 2: 10.8}.get(columns, 3.9 * columns)
-    bands = [line.band for panel in info.panels for line in panel.lines]
-    size = (width, (4.2 if columns == 1 else 3.3) * rows)
-    texts = above(info.title, info.source, bands)
+    size = {1: (7.2, 4.2), 2: (5.4, 3.3)}.get(columns, (3.9, 3.3))
+    texts = above(info.title, info.source, [line.band for panel in info.panels for line in panel.lines])
     axes = panel_grid(fig, len(info.panels), in_row, size, texts, info.keys)
     for panel, ax in zip(info.panels, axes, strict=True):
         place = ax.get_subplotspec()

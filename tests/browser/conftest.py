@@ -1,13 +1,11 @@
 """A real MLflow page in a real browser, over the runs of a launched sweep. Shared by the tests of this folder."""
 
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,33 +18,14 @@ from cppo_lab.tracking.address import tracking_uri
 from dev.servers.group import free_port
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM
-from tests.waiting import CEILING_SECONDS, until
+from tests.waiting import CEILING_SECONDS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Page
 
 # MLflow opens its assistant over a third of the page at the first visit.
 _SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
 WAIT_MS = 1000 * CEILING_SECONDS  # for whatever a page has to show
-AGAIN_MS = 10_000  # until a click that has shown nothing is repeated
-
-
-def click_until(clicked: "Locator", shown: "Locator") -> None:
-    """Click on what `clicked` finds until the page has what `shown` finds.
-
-    MLflow draws a page again when more of its data has come. A click in that moment is lost: the element under the
-    pressed button is not the one under the released button.
-    """
-    from playwright.sync_api import TimeoutError as NotYet
-
-    def has_shown() -> bool:
-        with contextlib.suppress(NotYet):
-            clicked.click(timeout=AGAIN_MS)
-        with contextlib.suppress(NotYet):
-            shown.wait_for(state="attached", timeout=AGAIN_MS)
-        return shown.count() > 0
-
-    until("the page has what the click opens", has_shown)
 
 
 @pytest.fixture(scope="session")
@@ -112,18 +91,3 @@ def browser_page(links: list[str], browser: "Browser") -> "Iterator[Page]":
     page.set_default_timeout(WAIT_MS)
     yield page
     page.close()
-
-
-@pytest.fixture(scope="module")
-def shot(browser_page: "Page", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Keeps a picture of the page in the folder CPPO_SCREENSHOTS, or in one of pytest's own."""
-    named = os.environ.get("CPPO_SCREENSHOTS")
-    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def take(name: str) -> Path:
-        path = folder / f"{name}.png"
-        browser_page.screenshot(path=path)
-        return path
-
-    return take

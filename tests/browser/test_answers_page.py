@@ -8,9 +8,9 @@ import pytest
 from cppo_lab.answers.replay import replay
 from cppo_lab.reports.build import build_report
 from tests.browser.conftest import WAIT_MS
-from tests.browser.test_report_page import Watched, contrast
+from tests.browser.test_report_page import choose_scheme, contrast, watched
 from tests.reports.made_answers import BREAK_OUT, IDS, TOKENS, add_answers, made_outcomes, made_tokens
-from tests.reports.made_pair import T_STOP, request_for_pair, write_pair
+from tests.reports.made_pair import T_STOP, write_pair
 from tests.requirement import BROWSER
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ FRAMES = """async () => {
 DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
     (chunk) => chunk.firstChild.checkVisibility({ contentVisibilityAuto: true })).length"""
 # A chunk is laid out and scrolled to, behind the scroll events of a frame.
-FOUND = """(chunk) => new Promise((done) => requestAnimationFrame(() => {
-    chunk.style.contentVisibility = "visible";
-    const box = chunk.parentElement;
-    box.scrollTop += chunk.getBoundingClientRect().top - box.getBoundingClientRect().top;
-    done();
-}))"""
+
+
 # Both panes begin with the same token, behind the first thousand.
 FOLLOWED = """() => {
     const first = [...document.querySelectorAll(".tokens")].map((box) => [...box.children].findIndex(
@@ -49,26 +45,17 @@ FOLLOWED = """() => {
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A report on disk whose runs kept outcomes, hostile texts, and responses of 16,384 tokens."""
     BROWSER.demand()
-    folder = tmp_path_factory.mktemp("answers")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    write_pair(uri)
-    add_answers(uri)
-    return build_report(request_for_pair(uri, folder / "out")).as_uri()
+    request, ids = write_pair(tmp_path_factory.mktemp("answers"))
+    add_answers(request.uri, ids)
+    return build_report(request).as_uri()
 
 
 @pytest.fixture
 def opened(browser: "Browser", address: str) -> "Iterator[Page]":
-    """The page at desktop width; afterwards it must have said nothing and asked for nothing but itself."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page.set_default_timeout(WAIT_MS)
-    watched = Watched(page)
-    page.goto(address)
-    page.locator("#answers summary").click()
-    yield page
-    assert page.title() == "A pair"  # hostile texts set another
-    page.close()
-    assert watched.said == []
-    assert watched.asked == [address]
+    """The page at desktop width, with the part on answers open."""
+    for page in watched(browser, address):
+        page.locator("#answers summary").click()
+        yield page
 
 
 def tip(page: "Page") -> str:
@@ -162,7 +149,6 @@ def test_equal_answers_are_one_with_their_count(opened: "Page") -> None:
 
 
 def test_the_viewer_begins_where_cppo_drops_tokens(opened: "Page") -> None:
-    assert opened.get_by_label("Rule", exact=True).locator("option:checked").inner_text() == "CPPO"
     chosen = opened.get_by_role("combobox", name="Response", exact=True)
     assert chosen.locator("option:checked").inner_text().startswith("CPPO, ")
     dropped = int((replay(made_tokens("cppo")).reason[:TOKENS] > 0).sum())
@@ -189,89 +175,76 @@ def pane(page: "Page", number: int = 0) -> "Locator":
 
 
 def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
-    kept = made_tokens("dppo")
-    own, other = replay(kept), replay(kept, "cppo", dict(made_tokens("cppo").rule.constants))
-    dropped = [place for place in range(TOKENS) if own.reason[place]]
-    different = [place for place in range(TOKENS) if bool(own.reason[place]) != bool(other.reason[place])]
-    assert dropped and different
+    recorded = made_tokens("dppo")
+    dppo, cppo = replay(recorded), replay(recorded, "cppo", dict(made_tokens("cppo").rule.constants))
+    reasons = list(zip(dppo.reason[:TOKENS], cppo.reason[:TOKENS], strict=True))
+    dropped = [place for place, (first, _) in enumerate(reasons) if first]
+    different = [place for place, (first, second) in enumerate(reasons) if bool(first) != bool(second)]
+    facts = opened.locator(".token-facts")
     show_dppo(opened)
     assert pane(opened).locator("span").count() == TOKENS
-    assert pane(opened).locator("span.dropped").count() == len(dropped)
+    assert pane(opened).locator("span.dropped").count() == len(dropped) > 0
     opened.get_by_role("button", name="Next dropped").click()
-    shows(opened.locator(".token-facts"), f"token {dropped[0] + 1} of {TOKENS}")
-    shows(opened.locator(".token-facts"), f"DPPO: dropped by {own.tests[own.reason[dropped[0]] - 1]}")
+    shows(facts, f"token {dropped[0] + 1} of {TOKENS}")
+    shows(facts, f"DPPO: dropped by {dppo.tests[dppo.reason[dropped[0]] - 1]}")
     opened.get_by_label("beside").select_option(label="CPPO")
-    assert pane(opened, 1).locator("span.dropped").count() == int((other.reason[:TOKENS] > 0).sum())
+    assert pane(opened, 1).locator("span.dropped").count() == sum(bool(second) for _, second in reasons)
     assert pane(opened, 1).locator("span.differs").count() == len(different)
     pane(opened).focus()
-    opened.keyboard.press("Home")
-    opened.keyboard.press("d")
-    place = next(one for one in different if one > 0)
-    shows(opened.locator(".token-facts"), f"token {place + 1} of {TOKENS}")
-    assert other.weight is not None
-    shows(opened.locator(".token-facts"), "w (CPPO)")
-    opened.keyboard.press("End")
-    shows(opened.locator(".token-facts"), f"token {TOKENS} of {TOKENS}")
-    opened.keyboard.press("ArrowLeft")
-    opened.keyboard.press("p")
-    before = [one for one in range(TOKENS - 2) if own.reason[one] or other.reason[one]]
-    shows(opened.locator(".token-facts"), f"token {before[-1] + 1} of {TOKENS}")
+    either = [place for place, pair in enumerate(reasons) if any(pair)]
+    for keys, place in (
+        (("Home", "d"), next(place for place in different if place)),
+        (("End", "p"), either[-1]),
+    ):
+        for key in keys:
+            opened.keyboard.press(key)
+        shows(facts, f"token {place + 1} of {TOKENS}")
+    shows(facts, "w (CPPO)")
 
 
 def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
     """At once and for good, in both panes, over chunks that were never laid out and have estimated heights."""
-    show_dppo(opened)
-    for again in (0, 1):
-        opened.get_by_label("beside").select_option(label="no other rule")
-        opened.get_by_label("beside").select_option(label="CPPO")  # new panes, at their top
-        pane(opened, again).focus()
-        for key in ("End", "Home", "d", "End", "p", "Home", "End"):
-            opened.keyboard.press(key)
-            assert opened.evaluate(BOTH_SEEN), (again, key)
-            opened.evaluate(FRAMES)
-            assert opened.evaluate(BOTH_SEEN), (again, key)
-            number = {"End": TOKENS, "Home": 1}.get(key)
-            if number is not None:
-                shows(opened.locator(".token-facts"), f"token {number} of {TOKENS}")
-    strip = opened.locator(".strip")
-    for share in (0.5, 0.1, 0.8, 0.3, 0.99):
-        box = strip.bounding_box()
-        assert box is not None
-        strip.click(position={"x": share * box["width"], "y": box["height"] / 2})
-        assert opened.evaluate(BOTH_SEEN), share
+
+    def assert_seen(after: object) -> None:
+        assert opened.evaluate(BOTH_SEEN), after
         opened.evaluate(FRAMES)
-        assert opened.evaluate(BOTH_SEEN), share
+        assert opened.evaluate(BOTH_SEEN), after
+
+    show_dppo(opened)
+    opened.get_by_label("beside").select_option(label="CPPO")
+    pane(opened).focus()
+    for key, number in (("End", TOKENS), ("Home", 1), ("d", None), ("p", None), ("End", TOKENS)):
+        opened.keyboard.press(key)
+        assert_seen(key)
+        if number is not None:
+            shows(opened.locator(".token-facts"), f"token {number} of {TOKENS}")
+    strip = opened.locator(".strip")
+    box = strip.bounding_box()
+    assert box is not None
+    for share in (0.5, 0.1, 0.99):
+        strip.click(position={"x": share * box["width"], "y": box["height"] / 2})
+        assert_seen(share)
     opened.get_by_label("Rule", exact=True).select_option(label="CPPO")
-    opened.evaluate(FRAMES)
-    assert opened.evaluate(BOTH_SEEN)  # new panes show what the facts beside them are of
-    for height in (500, 1000, 360):
-        opened.set_viewport_size({"width": 1280, "height": height})
+    for height in (500, 1000, 360):  # new panes show what the facts beside them are of
         opened.evaluate(FRAMES)
         assert opened.evaluate(BOTH_SEEN), height
+        opened.set_viewport_size({"width": 1280, "height": height})
 
 
 def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
-    kept = made_tokens("dppo")
-    ratio = kept.logp - kept.rollout_logp
+    tokens = made_tokens("dppo")
+    ratio = (tokens.logp - tokens.rollout_logp)[:200]
     show_dppo(opened)
     opened.get_by_label("Colour by").select_option(label="log-ratio, log π − log μ")
-    spans = pane(opened).locator("span")
-    highest, lowest = int(ratio[:200].argmax()), int(ratio[:200].argmin())
-    styles = [spans.nth(place).get_attribute("style") or "" for place in (highest, lowest)]
-    assert "--hot" in styles[0] and "--cold" in styles[1]
+    for place, colour in ((int(ratio.argmax()), "--hot"), (int(ratio.argmin()), "--cold")):
+        assert colour in (pane(opened).locator("span").nth(place).get_attribute("style") or "")
     opened.get_by_label("Colour by").select_option(label="position weight w_t")
     assert "This rule has no position weight w_t" in opened.locator(".pane").inner_text()
     opened.get_by_label("Colour by").select_option(label="kept or dropped")
-    tinted = opened.evaluate(
-        "[...document.querySelectorAll('.tokens span')].filter(s => s.style.cssText).length"
-    )
-    assert tinted == pane(opened).locator("span.dropped").count()
-
-
-def test_only_what_is_on_the_screen_is_laid_out(opened: "Page") -> None:
-    """Chunks off the screen are skipped by the browser: what makes 16,384 tokens scroll."""
-    chunks = opened.locator(".chunk")
-    assert chunks.count() == TOKENS / 256
+    tinted = "[...document.querySelectorAll('.tokens span')].filter(s => s.style.cssText).length"
+    assert opened.evaluate(tinted) == pane(opened).locator("span.dropped").count()
+    # Chunks off the screen are skipped by the browser: what makes 16,384 tokens scroll.
+    assert opened.locator(".chunk").count() == TOKENS / 256
     pane(opened).scroll_into_view_if_needed()
     opened.wait_for_function(f"() => ({DRAWN})() > 0")
     assert opened.evaluate(DRAWN) <= 12
@@ -279,43 +252,23 @@ def test_only_what_is_on_the_screen_is_laid_out(opened: "Page") -> None:
 
 def test_the_other_pane_follows(opened: "Page") -> None:
     opened.get_by_label("beside").select_option(label="CPPO")
-    pane(opened).scroll_into_view_if_needed()
-    pane(opened).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
-    opened.wait_for_function(FOLLOWED)
-    for key, place in (("Home", 0), ("End", 1e9)):  # where the pane was once scrolled by the script
+    for number in (0, 1):
+        pane(opened, number).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
+        opened.wait_for_function(FOLLOWED)
         pane(opened).focus()
-        opened.keyboard.press(key)
-        for number in (0, 1):
-            pane(opened, number).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
-            opened.wait_for_function(FOLLOWED)
-            pane(opened, number).evaluate("(box, place) => { box.scrollTop = place; }", place)
-            opened.wait_for_function(BOTH_SEEN)
-
-
-def test_the_browsers_own_search_may_scroll(opened: "Page") -> None:
-    """It lays out what it has found and scrolls there, in a frame whose scroll events have been: it is left alone."""
-    pane(opened).focus()
-    opened.keyboard.press("Home")
-    opened.evaluate(FRAMES)
-    chunk = opened.locator(".chunk").nth(30)
-    chunk.evaluate(FOUND)
-    opened.evaluate(FRAMES)
-    box, found = pane(opened).bounding_box(), chunk.bounding_box()
-    assert box is not None and found is not None
-    assert box["y"] - 2 <= found["y"] <= box["y"] + box["height"]
+        opened.keyboard.press("Home")
+        opened.wait_for_function(BOTH_SEEN)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str) -> None:
-    opened.set_viewport_size({"width": 390, "height": 844})
-    button = opened.get_by_role("button", name="Colours")
-    while button.inner_text() != f"Colours: {scheme}":
-        button.click()
+    choose_scheme(opened, scheme)
     opened.get_by_label("beside").select_option(label="CPPO")
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
-    boxes = [pane(opened, number).bounding_box() for number in (0, 1)]
-    assert boxes[0] is not None and boxes[1] is not None
-    assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]  # one above the other
+    first, second = (pane(opened, number).bounding_box() for number in (0, 1))
+    assert (
+        first is not None and second is not None and second["y"] >= first["y"] + first["height"]
+    )  # above it
     for selector in (
         ".maps + p",
         ".answers .text",
@@ -327,20 +280,14 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str
         assert contrast(opened, selector) >= 4.5, selector
 
 
-def test_paper_has_a_line_in_its_place(opened: "Page") -> None:
-    opened.emulate_media(media="print")
-    assert opened.locator(".answers").is_hidden()
-    assert opened.locator(".unscripted").is_visible()
-
-
 def test_without_scripts_it_says_so(browser: "Browser", address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(address)
+    assert page.locator("#figure_curves svg").is_visible()
     page.locator("#answers summary").click()  # the browser's own: it needs no script
-    page.locator("#statistics summary").click()
     assert page.locator("#answers .unscripted").is_visible()
-    assert page.locator(".answers").is_hidden()
-    assert page.locator("#statistics").get_by_text("Differences by problem").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator("#answers .unscripted").is_visible() and page.locator(".answers").is_hidden()
     context.close()

@@ -1,7 +1,5 @@
 """What a researcher sees: the saved view, a filter, two methods in one comparison, the sweep's description."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,7 +14,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.upload import TABLE
-from tests.browser.conftest import WAIT_MS, click_until
+from tests.browser.conftest import WAIT_MS
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
 
@@ -75,12 +73,9 @@ def expected(spec: RunSpec) -> list[float]:
     return [round(score(spec, step), 6) for step in STEPS]
 
 
-def test_the_link_opens_a_view_with_charts(
-    browser_page: "Page", links: list[str], shot: Callable[[str], Path]
-) -> None:
+def test_the_link_opens_a_view_with_charts(browser_page: "Page", links: list[str]) -> None:
     browser_page.goto(links[0])
     card = chart(browser_page, MEAN)
-    shot("1-view-charts")
     until("all curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in specs().values()))
     for (rule, _), spec in specs().items():
         assert colours_drawn(card, expected(spec)) == {METHOD_COLOURS[rule].upper()}
@@ -88,43 +83,18 @@ def test_the_link_opens_a_view_with_charts(
     assert titles[0].splitlines()[0] == "Validation"
 
 
-def test_columns_filter_and_comparison_of_two_methods(
-    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
-) -> None:
-    page = browser_page
-    page.goto(links[0].replace("compareRunsMode=CHART", "compareRunsMode=TABLE"))
-    page.get_by_role("columnheader", name=schema.TAG_RULE).first.wait_for()
-    heads = page.get_by_role("columnheader").all_inner_texts()
-    tags = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED)
-    assert [name for name in (*tags, MEAN, "train/reward") if name not in heads] == []
+def test_the_columns_of_the_view(browser_page: "Page", links: list[str]) -> None:
     from playwright.sync_api import expect
 
-    rows = page.locator("[role=row] a[href*='/runs/']")
-    expect(rows).to_have_count(6, timeout=WAIT_MS)
-    box = page.get_by_test_id("search-box")
-    box.fill(f"tags.`{schema.TAG_SEED}` = '1'")
-    box.press("Enter")
-    page.get_by_text("3 matching runs").wait_for()
-    expect(rows).to_have_count(3, timeout=WAIT_MS)
-    pair = [specs()["grpo", 1], specs()["cppo", 1]]
-    for spec in pair:
-        row = page.locator(f"[role=row]:has(a[href*='{mlflow_id(store, spec)}'])")
-        row.locator("input[type=checkbox]").first.check()
-    shot("2-filtered-and-ticked")
-    click_until(
-        page.get_by_role("button", name="Compare"), page.get_by_role("heading", name="Comparing 2 Runs")
-    )
-    shot("3-compare")
-    click_until(page.locator("a[href*='/metric']").filter(has_text=MEAN).first, card_of(page, MEAN))
-    card = chart(page, MEAN)
-    until("both curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in pair))
-    shot("4-two-methods")
-    assert expected(specs()["dppo", 1]) not in drawn(card)
+    browser_page.goto(links[0].replace("compareRunsMode=CHART", "compareRunsMode=TABLE"))
+    browser_page.get_by_role("columnheader", name=schema.TAG_RULE).first.wait_for()
+    heads = browser_page.get_by_role("columnheader").all_inner_texts()
+    tags = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED)
+    assert [name for name in (*tags, MEAN, "train/reward") if name not in heads] == []
+    expect(browser_page.locator("[role=row] a[href*='/runs/']")).to_have_count(6, timeout=WAIT_MS)
 
 
-def test_the_descriptions_are_rendered(
-    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
-) -> None:
+def test_the_descriptions_are_rendered(browser_page: "Page", store: str, links: list[str]) -> None:
     page, client = browser_page, MlflowClient(store)
     experiment = client.get_experiment_by_name("cppo-mini").experiment_id
     parent = ensure_parent(client, store, experiment, "quickstart")
@@ -133,31 +103,24 @@ def test_the_descriptions_are_rendered(
         f"{start.scheme}://{start.netloc}/#/experiments/{experiment}/runs/{parent}?workflowType=machine_learning"
     )
     page.get_by_role("heading", name="Quickstart", exact=True).wait_for()
-    shot("5-sweep")
     page.get_by_text("Does a trust region on the divergence learn more").wait_for()
     page.get_by_text("runs: 6 (6 done)").wait_for()
     page.goto(links[0])
     page.get_by_text("Runs of the embedded core").first.wait_for()
-    shot("6-experiment")
 
 
-def test_the_link_of_a_report_opens_the_run(
-    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
-) -> None:
+def test_the_link_of_a_report_opens_the_run(browser_page: "Page", store: str, links: list[str]) -> None:
     page, one, start = browser_page, specs()["cppo", 0], urlsplit(links[0])
     experiment = MlflowClient(store).get_experiment_by_name("cppo-mini").experiment_id
     path = mlflow_path(experiment, mlflow_id(store, one))
     page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", path))
     page.get_by_text(one.run_id).first.wait_for()
-    shot("7-run-of-a-report")
     page.locator("nav").get_by_text("Model registry").first.wait_for()
     menu = page.locator("nav").all_inner_texts()
     assert not any("Evaluation runs" in text for text in menu)  # of MLflow's pages for language models
 
 
-def test_the_answers_of_a_run_are_a_table(
-    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
-) -> None:
+def test_the_answers_of_a_run_are_a_table(browser_page: "Page", store: str, links: list[str]) -> None:
     """Hostile text is shown as text."""
     page, client, spec = browser_page, MlflowClient(store), specs()["cppo", 0]
     own, start = mlflow_id(store, spec), urlsplit(links[0])
@@ -166,4 +129,3 @@ def test_the_answers_of_a_run_are_a_table(
     page.goto(f"{start.scheme}://{start.netloc}/#/experiments/{experiment}/runs/{own}/artifacts/{TABLE}")
     page.get_by_text(HOSTILE_ANSWER).first.wait_for()
     page.get_by_text(f"{spec.rule.name} at step {LAST_STEP}").first.wait_for()
-    shot("8-answers")

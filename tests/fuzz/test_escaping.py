@@ -26,9 +26,9 @@ from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped
 from cppo_lab.tracking.parents import ReportLog, SweepText, sweep_note, verdict_markdown
 from tests.fuzz.mangling import fuzz
-from tests.reports.conftest import DEMO, demo_store, empty_store
+from tests.reports.conftest import DEMO, demo_store
 
-__all__ = ["demo_store", "empty_store"]  # fixtures
+__all__ = ["demo_store"]  # fixtures
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

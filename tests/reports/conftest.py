@@ -1,21 +1,88 @@
 """One store with the paper's curves and one with a small sweep of our own, each written once per session."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports.build import Contents, PageFigure, render_template
 from cppo_lab.reports.printed import main_grid
-from cppo_lab.reports.sweep import ReportRequest
+from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.tracking.reference import import_reference
+from tests.analysis.conftest import empty_store
+from tests.analysis.made_sweeps import MadeRun, expect, make_data
+
+__all__ = ["empty_store"]
 
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher
+DEMO_RUNS = [
+    MadeRun(
+        variant,
+        "mini_base",
+        seed,
+        t_stop=40,
+        run_id=f"{variant}-{seed}",
+        logged={"train/reward": {step: 0.01 * step for step in range(1, 41)}}
+        | {
+            schema.validation_metric(benchmark, 8): {
+                step: (best + 0.02 * seed) * share + offset
+                for step, share in ((0, 0.1), (10, 0.5), (20, 1.0), (30, 0.8), (40, 0.9))
+            }
+            for benchmark, offset in (("chain24", -0.01), ("chain25", 0.0), ("chain26", 0.01))
+        },
+    )
+    for variant, best in DEMO.items()
+    for seed in (0, 1)
+]
+
+
+def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
+    """These runs and no others, scored."""
+    return score_sweep(make_data(runs), expect(runs), partial)
+
+
+def write_runs(
+    uri: str, runs: Sequence[MadeRun], sweep: str = "main", params: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Puts runs into the (empty) store at `uri`, all with these parameters: their MLflow ids by run id."""
+    client, ids = MlflowClient(uri), {}
+    artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    experiment = client.create_experiment(schema.experiment_name(runs[0].core), artifacts.as_uri())
+    for number, run in enumerate(runs, 1):
+        tags = {
+            schema.TAG_RUN_ID: run.key,
+            schema.TAG_RULE: run.variant,
+            schema.TAG_MODEL: run.model,
+            schema.TAG_CORE: run.core,
+            schema.TAG_SEED: str(run.seed),
+            schema.TAG_T_STOP: str(run.t_stop),
+            schema.TAG_STATUS: run.status,
+            schema.sweep_tag(sweep): run.variant,
+        }
+        ids[run.key] = client.create_run(experiment, number, tags).info.run_id
+        points = [
+            Metric(name, value, step, step)
+            for name, curve in run.logged.items()
+            for step, value in curve.items()
+        ]
+        logged = [Param(name, value) for name, value in (params or {}).items()]
+        client.log_batch(ids[run.key], points, logged)
+        client.set_terminated(ids[run.key])
+    return ids
+
+
+def request_of(runs: Sequence[MadeRun], uri: str, out: Path, sweep: str = "main") -> ReportRequest:
+    """The report of the runs."""
+    experiment = schema.experiment_name(runs[0].core)
+    return ReportRequest(
+        sweep, uri, experiment, expect(runs), out, "Demo", "Does it work?", command="cppo report demo"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -32,69 +99,45 @@ def paper_board(reference_uri: str) -> Scoreboard:
     return score_sweep(read_sweep(reference_uri, schema.PAPER, "main"), main_grid())
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with its tables and nothing else; creating one takes seconds, copying it does not."""
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def empty_uri(empty_store: Path, tmp_path: Path) -> str:
+def empty_uri(tmp_path: Path) -> str:
     """An empty store to write to."""
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="session")
-def demo_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a sweep `demo` of the mini core: two variants, two seeds, three benchmarks."""
     path = tmp_path_factory.mktemp("demo") / "mlflow.db"
-    shutil.copy(empty_store, path)
-    client = MlflowClient(f"sqlite:///{path}")
-    experiment = client.create_experiment(schema.experiment_name("mini"))
-    for number, (variant, best) in enumerate(DEMO.items()):
-        for seed in (0, 1):
-            tags = {
-                schema.TAG_RUN_ID: f"{variant}-{seed}",
-                schema.TAG_RULE: variant,
-                schema.TAG_MODEL: "mini_base",
-                schema.TAG_CORE: "mini",
-                schema.TAG_SEED: str(seed),
-                schema.TAG_T_STOP: "40",
-                schema.TAG_STATUS: schema.DONE,
-                schema.sweep_tag("demo"): variant,
-            }
-            run = client.create_run(experiment, start_time=number + 1, tags=tags)
-            points = [Metric("train/reward", 0.01 * step, step, step) for step in range(1, 41)]
-            for offset, benchmark in enumerate(("chain24", "chain25", "chain26")):
-                for step, share in ((0, 0.1), (10, 0.5), (20, 1.0), (30, 0.8), (40, 0.9)):
-                    value = (best + 0.02 * seed) * share + 0.01 * (offset - 1)
-                    points.append(Metric(schema.validation_metric(benchmark, 8), value, step, step))
-            client.log_batch(run.info.run_id, metrics=points)
-            client.set_terminated(run.info.run_id)
+    write_runs(f"sqlite:///{path}", DEMO_RUNS, "demo")
     return path
 
 
 def request_in(folder: Path, demo_store: Path) -> ReportRequest:
     """A request for the demo sweep, with a store of its own to change, in a folder."""
     shutil.copy(demo_store, folder / "mlflow.db")
-    return ReportRequest(
-        name="demo",
-        uri=f"sqlite:///{folder / 'mlflow.db'}",
-        experiment=schema.experiment_name("mini"),
-        expected=tuple(
-            ExpectedRun(f"{name}-{seed}", "mini_base", name, seed) for name in DEMO for seed in (0, 1)
-        ),
-        out=folder / "report",
-        title="Demo",
-        question="Does it work?",
-        command="cppo report demo",
-    )
+    return request_of(DEMO_RUNS, f"sqlite:///{folder / 'mlflow.db'}", folder / "report", "demo")
 
 
 @pytest.fixture
 def demo_request(demo_store: Path, tmp_path: Path) -> ReportRequest:
     """Such a request in a folder of the test's own."""
     return request_in(tmp_path, demo_store)
+
+
+@pytest.fixture(scope="session")
+def demo_board(demo_store: Path) -> Scoreboard:
+    """The demo sweep, scored."""
+    data = read_sweep(f"sqlite:///{demo_store}", schema.experiment_name("mini"), "demo")
+    return score_sweep(data, expect(DEMO_RUNS))
+
+
+def page_of(board: Scoreboard) -> tuple[Contents, str]:
+    """The report of a board and its page, without any figure drawn."""
+    request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
+    contents = sweep_contents(request, board)
+    figures = {
+        picture.name: PageFigure(picture.heading, "", "not drawn here") for picture in contents.figures
+    }
+    page = {**contents.page, "sections": contents.sections}
+    return contents, render_template(contents.template, contents.about, page, figures, ())

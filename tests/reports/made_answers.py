@@ -1,36 +1,29 @@
 """Outcomes, texts and tokens for the runs of `made_pair`, hostile texts among them, put into the store as artifacts."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from mlflow import MlflowClient
 
-from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes, no_outcomes, problem_ids
-from cppo_lab.answers.texts import TRAINING, Sample, Texts, texts_name
+from cppo_lab.answers.texts import TRAINING, Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, tokens_name
 from tests.answers import made
-from tests.reports.made_pair import CORE, EVERY, HEIGHT, T_STOP
+from tests.reports.made_pair import BENCHMARKS, HEIGHT, STEPS, T_STOP
 
 PROBLEMS, SAMPLES = 30, 16
-BENCHMARKS = ("aime24", "aime25", "aime26")
 BREAK_OUT = '</script><script>document.title="broken"</script><img src=x onerror="document.title=1">'
 HOSTILE = f"{BREAK_OUT}\u202etxet desrever\u202c \x00\x1b[31m \ud800 {chr(0x200B)} & &lt; <!-- "
 LONG_LINE = "never ends " * 95_000  # a megabyte without a line end
 TOKENS = 16_384
-STEPS = tuple(range(0, T_STOP + 1, EVERY))
+BUDGET = {"delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
 RULES = {
-    "dppo": RuleUsed("dppo", None, {"delta": 0.15}, "binary", "tv"),
-    "cppo": RuleUsed(
-        "cppo",
-        None,
-        {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"},
-        "binary",
-        "tv",
-    ),
+    name: RuleUsed(name, None, {"delta": 0.15} | more, "binary", "tv")
+    for name, more in (("dppo", {}), ("cppo", BUDGET))
 }
 NAMES = [name for name in BENCHMARKS for _ in range(PROBLEMS // 3)]
 IDS = problem_ids(NAMES, [f"problem {number}" for number in range(PROBLEMS)])
@@ -39,14 +32,14 @@ IDS = problem_ids(NAMES, [f"problem {number}" for number in range(PROBLEMS)])
 def made_outcomes(variant: str, seed: int) -> Outcomes:
     """The last problem is solved by CPPO alone, and the one before it by nobody."""
     rng = np.random.default_rng([seed, len(variant), ord(variant[0])])
-    found = no_outcomes(SAMPLES, BENCHMARKS, IDS, [BENCHMARKS.index(name) for name in NAMES])
+    result = no_outcomes(SAMPLES, BENCHMARKS, IDS, [BENCHMARKS.index(name) for name in NAMES])
     difficulty = np.linspace(2, -6, PROBLEMS)
     for step in STEPS:
         chance = 1 / (1 + np.exp(-(difficulty + 10 * HEIGHT[variant] * step / T_STOP)))
         right = rng.binomial(SAMPLES, chance)
         right[-2:] = 0, (12 if variant == "cppo" and step == T_STOP else 0)
-        found = found.append(step, right, np.zeros(PROBLEMS), np.full(PROBLEMS, 900.0))
-    return found
+        result = result.append(step, right, np.zeros(PROBLEMS), np.full(PROBLEMS, 900.0))
+    return result
 
 
 def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
@@ -69,8 +62,11 @@ def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
         for draw in range(answers)
     ]
     group = [
-        replace(
-            made.sample(step=step, problem="train-7", draw=draw, response=f"training {draw} {HOSTILE}"),
+        made.sample(
+            step=step,
+            problem="train-7",
+            draw=draw,
+            response=texts.as_text(f"training {draw} {HOSTILE}"),
             kind=TRAINING,
             group=3,
             reward=float(draw % 2),
@@ -79,23 +75,17 @@ def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
         )
         for draw in range(4)
     ]
-    return Texts(step, (*samples, *map(_clean, group)))
-
-
-def _clean(sample: Sample) -> Sample:
-    return replace(sample, response=texts.as_text(sample.response))
+    return Texts(step, (*samples, *group))
 
 
 def made_tokens(variant: str, lengths: tuple[int, ...] = (TOKENS, 600)) -> RecordedTokens:
     """Words of which one in fifty tries to break out of the page."""
-    found = made.tokens(lengths, seed=3, rule=variant, step=T_STOP, spread=0.15)
-    rng = np.random.default_rng(9)
+    drawn = made.tokens(lengths, seed=3, rule=variant, step=T_STOP, spread=0.15)
     words = ["the", " answer", " is", "\n", " therefore", " 42", ",", f" {HOSTILE}", " \\frac{1}{2}"]
-    token = rng.choice(9, len(found.token), p=[0.2, 0.15, 0.15, 0.03, 0.1, 0.14, 0.13, 0.02, 0.08]).astype(
-        np.int32
-    )
+    share = [0.2, 0.15, 0.15, 0.03, 0.1, 0.14, 0.13, 0.02, 0.08]
+    token = np.random.default_rng(9).choice(9, len(drawn.token), p=share).astype(np.int32)
     return replace(
-        found,
+        drawn,
         rule=RULES[variant],
         token=token,
         vocabulary=np.arange(9, dtype=np.int32),
@@ -104,18 +94,15 @@ def made_tokens(variant: str, lengths: tuple[int, ...] = (TOKENS, 600)) -> Recor
     )
 
 
-def add_answers(uri: str) -> None:
+def add_answers(uri: str, ids: Mapping[str, str]) -> None:
     """Puts the files of every run into the store."""
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(schema.experiment_name(CORE))
-    assert experiment is not None
-    for run in client.search_runs([experiment.experiment_id]):
-        variant, seed = run.data.tags[schema.TAG_RULE], int(run.data.tags[schema.TAG_SEED])
-        files = {OUTCOMES: outcomes.write(made_outcomes(variant, seed))}
+    for run_id, mlflow_id in ids.items():
+        variant, _, seed = run_id.partition("-")
+        files = {OUTCOMES: outcomes.write(made_outcomes(variant, int(seed)))}
         files |= {texts_name(step): texts.write(made_texts(variant, step, 3)) for step in (0, 100, T_STOP)}
         files[tokens_name(T_STOP)] = tokens.write(made_tokens(variant))
         for name, content in files.items():
-            log_file(client, run.info.run_id, name, content)
+            log_file(MlflowClient(uri), mlflow_id, name, content)
 
 
 def log_file(client: MlflowClient, mlflow_id: str, name: str, content: bytes) -> None:

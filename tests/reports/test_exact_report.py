@@ -1,17 +1,25 @@
-"""`cppo launch` and `cppo report` of a sweep with hypotheses about the exact core's error."""
+"""The exact core's error: from a sweep with hypotheses about it to the page, and what its section says."""
 
 import csv
 import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cppo_lab.analysis.statistics import verdicts
+from cppo_lab.analysis.statistics.claims import Claim, log_size
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
+from cppo_lab.reports import exact_view
+from cppo_lab.reports.registration import Hypotheses
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
+from tests.analysis.statistics.test_exact_study import HORIZONS, claim, study
 
 SWEEP = """
 title: Tiny
@@ -45,9 +53,9 @@ hypotheses:
 
 def loaded(text: str) -> Sweep:
     Path("tiny.yaml").write_text(text)
-    found = load_sweep("tiny.yaml")
-    assert isinstance(found, Sweep)
-    return found
+    sweep = load_sweep("tiny.yaml")
+    assert isinstance(sweep, Sweep)
+    return sweep
 
 
 @pytest.mark.parametrize(
@@ -58,76 +66,64 @@ def loaded(text: str) -> Sweep:
         ("outcome: error\n", "outcome: final\n", "it is for error and error_slope"),
         ("smallest: 10.0", "smallest: 100.0", "percent of an error"),
         ("    outcome: error_slope\n", "", "an error and a score do not wait for each other"),
+        ("[8, 16]", "[8]", r"outcome=error_slope needs two horizons or more: give axes\."),  # when it is planned
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(workspace: Path, old: str, new: str, message: str) -> None:
     assert SWEEP.count(old) == 1
     with pytest.raises(UserError, match=message):
-        loaded(SWEEP.replace(old, new))
+        make_plan(loaded(SWEEP.replace(old, new)), [])
 
 
-def test_the_shipped_sweep_states_what_its_seeds_can_test() -> None:
-    sweep = load_sweep("exact")
-    assert isinstance(sweep, Sweep)
-    seeds = set(sweep.axes_of("exact")["seed"])
-    assert sweep.hypotheses
-    for one in sweep.hypotheses.values():
-        assert set(one.test_seeds) == seeds and len(seeds) >= 40
-        assert set(one.selection_seeds) == set(range(100, 108))
+def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
+    assert make_plan(loaded(SWEEP), ["seed=0"]).core == "exact"
+    with pytest.raises(UserError, match="has no models for core=mini"):
+        make_plan(loaded(SWEEP), ["core=mini"])
 
 
 def test_from_the_file_to_the_page(workspace: Path) -> None:
-    digest = loaded(SWEEP).statement()[1]
+    digest, folder = loaded(SWEEP).statement()[1], workspace / "reports" / "build" / "tiny"
+
+    def rows(name: str) -> list[dict[str, str]]:
+        with (folder / name).open() as file:
+            return list(csv.DictReader(file))
+
     assert main(["launch", "tiny.yaml", "launcher=inline"]) == 0
     assert main(["report", "tiny.yaml"]) == 0
-    folder = workspace / "reports" / "build" / "tiny"
-    record = json.loads((folder / "report.json").read_text())
-    first, second = record["verdicts"]
+    first, second = json.loads((folder / "report.json").read_text())["verdicts"]
     assert (first["claim"], first["score"], second["score"]) == ("hypothesis smaller", "error", "error_slope")
     assert first["pairs"] == second["pairs"] == 3  # not four: seed 100 chose the settings
     assert 0 < first["low"] < first["estimate"] < first["high"]
+    assert (first["exploratory"], second["exploratory"], first["power"]["runs"]) == (False, False, 3)
     page = (folder / "index.html").read_text()
-    section = re.search(r'<section id="exact">(.*?)</section>', page, re.DOTALL)
-    assert section is not None
-    answer = re.search(r'<ul class="short" aria-label="Answer">(.*?)</ul>', page, re.DOTALL)
-    assert answer is not None  # about the hypotheses, not about scores against a baseline
-    assert re.findall(r"</strong> ([^:]*):", answer[1]) == [
+    assert 'id="verdicts"' not in page  # no claim of the paper is about these variants
+    (answer,) = re.findall(r'<ul class="short" aria-label="Answer">(.*?)</ul>', page, re.DOTALL)
+    assert re.findall(r"</strong> ([^:]*):", answer) == [  # not about scores against a baseline
         "DPPO makes smaller errors", "The longer the response, the more so"
     ]  # fmt: skip
-    assert f"({digest}), before any of the 12 runs that test it; unchanged." in section[1]
-    assert section[1].count("<svg") == 1
-    assert "3 seeds, 0 to 2" in section[1]
-    assert 'id="verdicts"' not in page  # no claim of the paper is about these variants
-    with (folder / "exact_conditions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["rule"], row["T"]) for row in rows} == {
-        (v, t) for v in ("loose", "DPPO") for t in ("8", "16")
-    }
-    assert {row["runs"] for row in rows} == {"3"}
-    errors = {(row["rule"], row["T"]): float(row["mean |Δ|"]) for row in rows}
+    (section,) = re.findall(r'<section id="exact">(.*?)</section>', page, re.DOTALL)
+    assert section.count("<svg") == 1
+    for text in (
+        f"({digest}), before any of the 12 runs that test it; unchanged.",
+        "3 seeds, 0 to 2",
+        "Power at a ratio of ",
+    ):
+        assert text in section
+    errors = {(row["rule"], row["T"]): float(row["mean |Δ|"]) for row in rows("exact_conditions.csv")}
+    assert set(errors) == {(name, t) for name in ("loose", "DPPO") for t in ("8", "16")}
+    assert {row["runs"] for row in rows("exact_conditions.csv")} == {"3"}
     plain = math.prod((errors["DPPO", t] / errors["loose", t]) ** 0.5 for t in ("8", "16"))
-    with (folder / "exact_ratios.csv").open() as file:
-        shown = {row["at equal"]: row["mean over T"] for row in csv.DictReader(file)}
-    assert set(shown) == {"movement", "movement and return", "nothing"}
-    assert float(shown["nothing"].split(" ")[0]) == pytest.approx(plain, rel=0.02)
-    assert (first["exploratory"], second["exploratory"]) == (False, False)
-    assert first["power"]["runs"] == 3 and "Power at a ratio of " in section[1]
-    with (folder / "figure_exact.csv").open() as file:
-        points = list(csv.DictReader(file))
-    drawn = [row for row in points if row["series"] == "panels.lines"]
-    assert {row["metric"] for row in drawn} == {"error", "ratio", "position", "bound"}
+    ratios = {row["at equal"]: row["mean over T"] for row in rows("exact_ratios.csv")}
+    assert set(ratios) == {"movement", "movement and return", "nothing"}
+    assert float(ratios["nothing"].split(" ")[0]) == pytest.approx(plain, rel=0.02)
+    drawn = {row["metric"] for row in rows("figure_exact.csv") if row["series"] == "panels.lines"}
+    assert drawn == {"error", "ratio", "position", "bound"}
     # Half of the registered runs confirm nothing.
     assert main(["report", "tiny.yaml", "rollout.max_response_length=8"]) == 0
-    part = (folder / "index.html").read_text()
-    assert "Of the 12 runs that test it, 6 have no result in this report: exploratory." in part
-    assert all(one["exploratory"] for one in json.loads((folder / "report.json").read_text())["verdicts"])
-
-
-def test_a_slope_needs_several_horizons(workspace: Path) -> None:
-    text = SWEEP.replace("[8, 16]", "[8]")
-    assert text != SWEEP
-    with pytest.raises(UserError, match=r"outcome=error_slope needs two horizons or more: give axes\."):
-        make_plan(loaded(text), [])
+    said = "Of the 12 runs that test it, 6 have no result in this report: exploratory."
+    assert said in (folder / "index.html").read_text()
+    record = json.loads((folder / "report.json").read_text())
+    assert all(verdict["exploratory"] for verdict in record["verdicts"])
 
 
 def test_one_seed_of_few_steps_makes_a_page(workspace: Path) -> None:
@@ -138,7 +134,72 @@ def test_one_seed_of_few_steps_makes_a_page(workspace: Path) -> None:
     assert "too few steps to compare" in (workspace / "reports" / "build" / "tiny" / "index.html").read_text()
 
 
-def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
-    assert make_plan(loaded(SWEEP), ["seed=0"]).core == "exact"
-    with pytest.raises(UserError, match="has no models for core=mini"):
-        make_plan(loaded(SWEEP), ["core=mini"])
+def section(
+    monkeypatch: pytest.MonkeyPatch, law: float, *claims: Claim, control: float | None = None
+) -> Section:
+    """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
+    times in DPPO without a trust region, if that has runs.
+    """
+    factors = {"cppo": law, "dppo": 1.0} | ({} if control is None else {"no_trust_region": control})
+    curves = study({name: dict.fromkeys(HORIZONS, factor) for name, factor in factors.items()})
+    kinds = {} if control is None else {"no_trust_region": "control"}
+    monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
+    for module in (verdicts, exact_view):
+        monkeypatch.setattr(module, "read_curves", lambda _board: curves)
+    monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
+    board: Any = SimpleNamespace(runs=(), gaps=(), results=frozenset(), cells={}, models=("early",))
+    result = exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize(
+    ("law", "of_claim", "meaning"),
+    [
+        (0.7, {}, ("It holds: ", "an advantage below 10 % counts as none")),
+        (0.85, {"smallest": log_size(0.4)}, ("It holds, but the effect is below the smallest", "below 40 %")),
+        (1.5, {}, ("1 of 1 comparisons contradict it; the strongest: ", "10 %")),
+        (1.02, {}, ("1 of 1 comparisons show no relevant advantage; the clearest: ", "10 %")),
+        (1.0, {"margin": log_size(0.15)}, ("It holds: ", "margin 15 %")),
+        (1.6, {"margin": log_size(0.1)}, ("1 of 1 comparisons contradict it; the strongest: ", "margin 10 %")),
+    ],
+)  # fmt: skip
+def test_an_outcome_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, law: float, of_claim: dict[str, Any], meaning: tuple[str, str]
+) -> None:
+    result = section(monkeypatch, law, claim(**of_claim))
+    assert result.view["notes"][0].startswith("There is no control among these runs")
+    [line] = result.lines
+    assert line.sentence.startswith(meaning[0]) and meaning[1] in line.sentence
+    assert "CPPO against DPPO on early, ratio of errors " in line.sentence and "30 seeds" in line.sentence
+    power = "power if there is no difference" if "margin" in of_claim else "power at a ratio of "
+    assert line.power.startswith(power)
+
+
+@pytest.mark.parametrize(("control", "as_much"), [(0.5, True), (1.0, False), (1.5, False)])
+def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, control: float, as_much: bool
+) -> None:
+    result = section(monkeypatch, 0.7, claim(), control=control)
+    [line], note = result.lines, result.view["notes"][0]
+    (ratio,) = re.findall(
+        r"The same ratio of the controls: no trust region \(control\) ([0-9.]+) \(", line.sentence
+    )
+    assert float(ratio) == pytest.approx(control, rel=0.1)
+    assert note.startswith("Controls against DPPO on early, mean over T: no trust region (control) ")
+    for text in (line.sentence, line.beside, note):
+        assert ("speaks neither for nor against" in text) is as_much
+    rows = {row.label for row in result.tables["exact_ratios"].rows}
+    assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
+
+
+def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = section(monkeypatch, 0.7)
+    assert bare.view["summary"] == "The sweep file states no hypothesis about the error."
+    assert bare.view["registered"] == "" and bare.tables["exact_hypotheses"] is None
+    assert bare.tables["exact_ratios"].rows  # CPPO with DPPO, without being asked
+    stated = section(monkeypatch, 0.7, claim(), claim(key="b", text="B"))
+    assert stated.view["registered"] == (  # said once
+        "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."
+    )
+    assert [row.label for row in stated.tables["exact_hypotheses"].rows] == ["A", "B"]

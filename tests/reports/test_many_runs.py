@@ -1,24 +1,17 @@
 """Reports of very many runs: what is drawn and listed is bounded, and the rest is counted."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import PointsByMetric
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.reports import build, run_list
-from cppo_lab.reports.build import PageFigure, render_template
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
 from cppo_lab.reports.run_list import MANY, run_groups
-from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.reports.conftest import board_of, page_of
 
 REWARD = "train/reward"
 
@@ -37,72 +30,61 @@ def made(variants: int, seeds: int) -> list[MadeRun]:
     ]
 
 
-def board_of(runs: Sequence[MadeRun], partial: bool = False) -> Scoreboard:
-    return score_sweep(make_data(runs), expect(runs), partial)
-
-
-def page_of(board: Scoreboard) -> str:
-    request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
-    made = sweep_contents(request, board)
-    figures = {one.name: PageFigure(one.heading, "", "not drawn here") for one in made.figures}
-    return render_template(made.template, made.about, {**made.page, "sections": made.sections}, figures, ())
-
-
 def lines_drawn(info: CurvesInfo) -> int:
     axes = Figure().subplots()
     draw_line(axes, info.panels[0].lines[0], 3)
     return len(axes.lines)
 
 
-def test_each_of_few_runs_is_drawn_and_of_many_the_mean_alone() -> None:
-    few, many = (curves_info(board_of(made(1, count)), "Curves") for count in (FEW, FEW + 1))
-    assert lines_drawn(few) == 2 * FEW + 1  # each with its dot
-    assert lines_drawn(many) == 1
+def test_each_of_few_runs_is_drawn_and_of_many_the_mean_and_the_last_cross() -> None:
+    few, many = (curves_info(board_of(*made(1, count)), "Curves") for count in (FEW, FEW + 1))
+    assert (lines_drawn(few), lines_drawn(many)) == (2 * FEW + 1, 1)  # each with its dot
     assert few.panels[0].lines[0].band == many.panels[0].lines[0].band == "interval"
-
-
-def test_of_many_runs_the_last_that_collapsed_keeps_its_cross() -> None:
-    runs = made(1, FEW + 1)
-    fallen = MadeRun("v0000", seed=900, scores=both({10: 0.5, 20: 0.01}), status=schema.COLLAPSED)
-    assert lines_drawn(curves_info(board_of([*runs, fallen, replace(fallen, seed=901)]), "")) == 2
+    fallen = [
+        MadeRun("v0000", seed=seed, scores=both({10: 0.5, 20: 0.01}), status=schema.COLLAPSED)
+        for seed in (900, 901)
+    ]
+    assert lines_drawn(curves_info(board_of(*made(1, FEW + 1), *fallen), "")) == 2
 
 
 def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
-    board = board_of(made(MOST_VARIANTS + 5, 1))
+    board = board_of(*made(MOST_VARIANTS + 5, 1))
     curves, traces = curves_info(board, "Curves"), diagnostics_info(board, "Traces")
     assert traces is not None
     for info in (curves, traces):
         assert len(info.keys) == MOST_VARIANTS
         assert f"the best {MOST_VARIANTS} of {MOST_VARIANTS + 5} variants" in info.source
-    assert [line.variant for line in curves.panels[0].lines] == [
-        f"v{n:04d}" for n in range(5, MOST_VARIANTS + 5)
-    ]
-    assert "best" not in curves_info(board_of(made(MOST_VARIANTS, 1)), "Curves").source
+    shown = [line.variant for line in curves.panels[0].lines]
+    assert shown == [f"v{number:04d}" for number in range(5, MOST_VARIANTS + 5)]
+    assert "best" not in curves_info(board_of(*made(MOST_VARIANTS, 1)), "Curves").source
 
 
-def test_every_cell_of_a_long_list_of_runs_has_an_equal_share() -> None:
-    groups = run_groups(board_of(made(4, MANY // 2)), "0", "sqlite://")
-    assert [(len(group.runs), group.left_out) for group in groups] == [(MANY // 4, MANY // 4)] * 4
-    whole = run_groups(board_of(made(2, 10)), "0", "sqlite://")
-    assert [(len(group.runs), group.left_out) for group in whole] == [(10, 0)] * 2
+@pytest.mark.parametrize(
+    ("runs", "listed", "left_out"), [(made(4, MANY // 2), MANY // 4, MANY // 4), (made(2, 10), 10, 0)]
+)
+def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(
+    runs: list[MadeRun], listed: int, left_out: int
+) -> None:
+    groups = run_groups(board_of(*runs), "0", "sqlite://")
+    assert {(len(group.runs), group.left_out) for group in groups} == {(listed, left_out)}
 
 
 def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(build, "MOST_ROWS", 40)
-    monkeypatch.setattr(run_list, "MANY", 50)
-    small, large = page_of(board_of(made(60, 1))), page_of(board_of(made(350, 1)))
+    monkeypatch.setattr(build, "MOST_ROWS", 10)
+    monkeypatch.setattr(run_list, "MANY", 12)
+    few, small, large = (page_of(board_of(*made(count, 1)))[1] for count in (3, 15, 60))
+    assert "more, in the" not in few
     assert len(large) < 1.05 * len(small)
-    assert "and 310 more, in the files beside this page" in large
-    assert "and 300 more, in the CSV file of runs beside this page" in large
-    assert "more, in the" not in page_of(board_of(made(3, 2)))
+    assert "and 50 more, in the files beside this page" in large
+    assert "and 48 more, in the CSV file of runs beside this page" in large
 
 
 def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
     runs = made(1, 60)
     board = score_sweep(make_data(runs[:10]), expect(runs), partial=True)
-    html = page_of(board)
+    _, html = page_of(board)
     assert "of which 50 have no result yet" in html
     assert html.count("<li>v0000 on chain, seed") == 20
     assert "and 30 more" in html
@@ -111,11 +93,9 @@ def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
 
 @pytest.mark.parametrize("metric", [REWARD, "val/mean/avg_at_16", "never/logged"])
 def test_points_of_a_cell_are_those_of_a_choice_among_all(metric: str) -> None:
-    board = board_of(made(3, 2))
+    board = board_of(*made(3, 2))
     frame = board.data.metrics
     ids = [run.mlflow_id for run in board.runs_of("chain", "v0001")]
     expected = frame[frame["mlflow_id"].isin(ids) & (frame["metric"] == metric)]
-    found = board.logged("chain", "v0001", metric)
-    assert found.equals(expected)
-    assert np.array_equal(PointsByMetric(frame).of(metric, [*reversed(ids), None]).index, expected.index)
+    assert board.logged("chain", "v0001", metric).equals(expected)
     assert board.logged("chain", "nobody", metric).empty

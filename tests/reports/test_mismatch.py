@@ -2,158 +2,114 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
+from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.reports.build import build_report
+from cppo_lab.analysis.scoring import score_sweep
+from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.mismatch import SHOWN
-from cppo_lab.reports.sweep import ReportRequest
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.reports.conftest import page_of
 
 BEFORE = schema.mismatch_metric("token_mult_prob_error", before_update=True)
 OVER = schema.mismatch_metric("token_mult_prob_error")
 ESS = schema.mismatch_metric("effective_sample_size", before_update=True)
-Points = Callable[[str, int, int], dict[str, float]]  # of (variant, seed, step)
+OTHER = {"train/reward": 0.5}
 
 
-def plain(variant: str, seed: int, step: int) -> dict[str, float]:
-    return {
-        BEFORE: 1.001 + 0.001 * step,
-        OVER: 1.2 + step,
-        ESS: 1 - 0.01 * step,
-        "train/truncated_share": 0.25,
-    }
+def plain(step: int) -> dict[str, float]:
+    over = 1.2 + step  # after the first update, which is not judged
+    return {BEFORE: 1.001 + 0.001 * step, OVER: over, ESS: 1 - 0.01 * step, "train/truncated_share": 0.25}
 
 
-def write(
-    uri: str,
-    folder: Path,
-    points: Points,
-    core: str = "mini",
-    staleness: int = 0,
-    variants: tuple[str, ...] = ("grpo", "cppo"),
-) -> ReportRequest:
-    """Runs of two seeds with ten steps in a store of their own, and the request of their report."""
-    client = MlflowClient(uri)
-    experiment = client.create_experiment(
-        schema.experiment_name(core), artifact_location=(folder / "artifacts").as_uri()
-    )
-    expected = []
+def crossing(variant: str, seed: int, step: int) -> dict[str, float]:
+    high = variant == "cppo" and seed == 1 and step in (4, 7)
+    return plain(1) | {BEFORE: 1.0501 + step / 100 if high else 1.05}
+
+
+ERRORS = [1.001 + 0.001 * step for step in range(1, 11)]
+LEAST = median([1 - 0.01 * step for step in range(1, 11)])
+PLAIN = (  # the median, and the worst: of the ESS the least
+    f"{median(ERRORS):.4f} ({max(ERRORS):.4f})",
+    f"{LEAST:.4f} (0.9000)",
+    "25.0% (25.0%)",
+    "11.2000",
+    "It was never exceeded in the 4 runs that logged it.",
+)
+
+
+@pytest.mark.parametrize(
+    ("points", "staleness", "shown", "absent"),
+    [
+        (lambda _v, _s, step: plain(step), 0, PLAIN, ("staleness",)),
+        (
+            lambda _v, _s, step: plain(step),
+            2,
+            (*PLAIN, "In 4 of 4 runs rollout.staleness is above 0"),
+            (),
+        ),
+        (
+            crossing,
+            0,
+            ("It was exceeded in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201).",),
+            (),
+        ),
+        (  # some runs are of an older version
+            lambda variant, _s, step: plain(step) if variant == "cppo" else OTHER,
+            0,
+            ("It was never exceeded in the 2 runs that logged it.", 'row">CPPO'),
+            ('row">GRPO',),
+        ),
+        *(  # what is not finite is left out, but infinity is above the threshold
+            (
+                lambda _v, _s, step, value=value: plain(step) | ({BEFORE: value} if step == 3 else {}),
+                0,
+                ("1.0070 (1.0110)", said),
+                (">nan", ">inf"),
+            )
+            for value, said in (
+                (math.nan, "It was never exceeded"),
+                (math.inf, "It was exceeded in 4 of 4 runs"),
+            )
+        ),
+        (lambda *_: OTHER, 0, (), ()),
+    ],
+)
+def test_the_section(
+    points: Callable[[str, int, int], dict[str, float]],
+    staleness: int,
+    shown: tuple[str, ...],
+    absent: tuple[str, ...],
+) -> None:
+    runs = []
     for variant in ("grpo", "cppo"):
         for seed in (0, 1):
-            run_id = f"{variant}-{seed}"
-            tags = {
-                schema.TAG_RUN_ID: run_id,
-                schema.TAG_RULE: variant,
-                schema.TAG_MODEL: "base",
-                schema.TAG_CORE: core,
-                schema.TAG_SEED: str(seed),
-                schema.TAG_T_STOP: "10",
-                schema.TAG_STATUS: schema.DONE,
-                schema.sweep_tag("try"): variant,
-            }
-            run = client.create_run(experiment, tags=tags).info.run_id
-            logged = [
-                Metric(name, value, step, step)
-                for step in range(1, 11)
-                for name, value in points(variant, seed, step).items()
-            ]
-            scores = [Metric(schema.validation_metric("chain24"), 0.1 * s, s, s) for s in (0, 5, 10)]
-            client.log_batch(run, metrics=logged + scores)
-            client.log_batch(run, params=[Param("rollout.staleness", str(staleness))])
-            client.set_terminated(run)
-            expected.append(ExpectedRun(run_id, "base", variant, seed))
-    return ReportRequest(
-        "try",
-        uri,
-        schema.experiment_name(core),
-        tuple(expected),
-        folder / "report",
-        "Try",
-        "What is the gap?",
-    )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-def section(page: Path) -> str:
-    text = page.read_text(encoding="utf-8")
-    if '<section id="mismatch">' not in text:
-        return ""
-    return text.split('<section id="mismatch">')[1].split("</section>")[0]
-
-
-@pytest.mark.parametrize("core", ["mini", "verl"])
-def test_median_and_worst_of_every_method(store: str, tmp_path: Path, core: str) -> None:
-    page = build_report(write(store, tmp_path, plain, core))
-    shown = section(page)
-    errors = [1.001 + 0.001 * step for step in range(1, 11)] * 2
-    assert f"{median(errors):.4f} ({max(errors):.4f})" in shown
-    assert (
-        f"{median([1 - 0.01 * s for s in range(1, 11)]):.4f} (0.9000)" in shown
-    )  # the worst ESS is the least
-    assert "25.0% (25.0%)" in shown
-    assert "It was never exceeded in the 4 runs that logged it." in shown
-    assert shown.count("<svg") == 1 and "staleness" not in shown
-    table = (page.parent / "mismatch_before_update.csv").read_text()
-    assert "GRPO" in table and "not logged" in table
-    assert {f"mismatch_{kind}.md" for kind in ("before_update", "updates", "thirds")} <= {
-        path.name for path in page.parent.iterdir()
-    }
-
-
-def test_runs_that_crossed_the_threshold_are_named(store: str, tmp_path: Path) -> None:
-    def crossing(variant: str, seed: int, step: int) -> dict[str, float]:
-        high = variant == "cppo" and seed == 1 and step in (4, 7)
-        return plain(variant, seed, 1) | {BEFORE: 1.0501 + step / 100 if high else 1.05}
-
-    shown = section(build_report(write(store, tmp_path, crossing)))
-    assert "It was exceeded in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201)." in shown
-
-
-def test_what_is_over_the_threshold_after_the_first_update_is_not_judged(store: str, tmp_path: Path) -> None:
-    shown = section(build_report(write(store, tmp_path, plain)))
-    assert "11.2000" in shown and "It was never exceeded" in shown
-
-
-def test_an_older_mu_is_said(store: str, tmp_path: Path) -> None:
-    shown = section(build_report(write(store, tmp_path, plain, staleness=2)))
-    assert "In 4 of 4 runs rollout.staleness is above 0" in shown
-
-
-def test_runs_without_the_metrics_report_as_before(store: str, tmp_path: Path) -> None:
-    page = build_report(write(store, tmp_path, lambda *_: {"train/reward": 0.5}))
-    assert not section(page)
-    assert not list(page.parent.glob("mismatch*"))
-
-
-def test_some_runs_of_an_older_version(store: str, tmp_path: Path) -> None:
-    def mixed(variant: str, seed: int, step: int) -> dict[str, float]:
-        return plain(variant, seed, step) if variant == "cppo" else {"train/reward": 0.5}
-
-    shown = section(build_report(write(store, tmp_path, mixed)))
-    assert "It was never exceeded in the 2 runs that logged it." in shown
-    assert 'row">CPPO' in shown and 'row">GRPO' not in shown
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_values_that_are_not_finite_are_left_out(store: str, tmp_path: Path, value: float) -> None:
-    def broken(variant: str, seed: int, step: int) -> dict[str, float]:
-        return plain(variant, seed, step) | ({BEFORE: value} if step == 3 else {})
-
-    page = build_report(write(store, tmp_path, broken))
-    table = (page.parent / "mismatch_before_update.csv").read_text()
-    assert "1.0070 (1.0110)" in table and "nan" not in table and "inf" not in table
-    exceeded = value == math.inf  # it is above the threshold
-    assert ("It was exceeded in 4 of 4 runs" in section(page)) == exceeded
+            logged: dict[str, dict[int, float]] = {}
+            for step in range(1, 11):
+                for name, value in points(variant, seed, step).items():
+                    logged.setdefault(name, {})[step] = value
+            runs.append(MadeRun(variant, "base", seed, both({0: 0.0, 10: 1.0}), logged, t_stop=10))
+    data = make_data(runs)
+    params = {mlflow_id: {"rollout.staleness": str(staleness)} for mlflow_id in data.runs["mlflow_id"]}
+    contents, page = page_of(score_sweep(replace(data, params=params), expect(runs)))
+    sections = [section for section in contents.sections if section.name == "mismatch"]
+    _, _, html = page.partition('<section id="mismatch">')
+    html = html.partition("</section>")[0]
+    assert [text for text in shown if text not in html] == []
+    assert [text for text in absent if text in html] == []
+    if not shown:
+        assert not sections and not html
+        return
+    (section,) = sections
+    assert set(section.tables) == {f"mismatch_{kind}" for kind in ("before_update", "updates", "thirds")}
+    (picture,) = section.pictures
+    picture.draw(picture.info, figure := Figure())
+    assert len(figure.axes) == 2
+    assert "11.2" in figure_csv(picture.info) or shown[0] != PLAIN[0]
 
 
 def test_every_metric_that_is_shown_is_of_the_schema() -> None:

@@ -1,6 +1,4 @@
-"""The import of the paper's curves: what it writes, that it writes it once, and that it survives being
-killed.
-"""
+"""The import of the paper's curves: what it writes, that it writes it once, and that it survives being killed."""
 
 import pytest
 from mlflow import MlflowClient
@@ -16,15 +14,15 @@ from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
 
 def stored(uri: str) -> dict[str, Run]:
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name(schema.PAPER)
-    runs = client.search_runs([found.experiment_id])
-    assert len({run.data.tags[schema.TAG_RUN_ID] for run in runs}) == len(runs)
-    return {run.data.tags[schema.TAG_RUN_ID]: run for run in runs}
+    runs = client.search_runs([client.get_experiment_by_name(schema.PAPER).experiment_id])
+    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in runs if schema.TAG_RUN_ID in run.data.tags}
+    assert len(by_id) == sum(schema.TAG_SWEEP_PARENT not in run.data.tags for run in runs)
+    return by_id
 
 
-def test_every_curve_is_one_run_and_shared_ones_are_not_doubled() -> None:
+def test_every_curve_is_one_run_in_the_schemas_names_and_units() -> None:
     runs = {run.run_id: run for run in reference_runs()}
-    assert len(runs) == 28 + 9
+    assert len(runs) == 28 + 9  # shared ones are not doubled
     shared = ("main", "single_mechanism", "position_weight_ordering", "mask_vs_soft")
     assert runs["paper-Qwen3-1.7B-dppo"].sweeps == dict.fromkeys(shared, "dppo")
     assert runs["paper-Qwen3-1.7B-Base-cppo"].sweeps == {
@@ -36,59 +34,59 @@ def test_every_curve_is_one_run_and_shared_ones_are_not_doubled() -> None:
     assert set(runs["paper-Qwen3-1.7B-cppo_no_prefix_budget"].sweeps) == {*shared[1:3]}
     assert runs["paper-Qwen3-1.7B-Base-cppo_db0.03_w0.8"].rule == "cppo"
     assert runs["paper-Qwen3-1.7B-cppo_soft"].rule == "cppo_soft"
-
-
-def test_metrics_have_schema_names_and_units() -> None:
-    runs = {run.run_id: run.points for run in reference_runs()}
-    assert all(schema.is_known_metric(name) for points in runs.values() for name in points)
-    points = runs["paper-Qwen3-8B-Base-cppo"]
+    assert all(schema.is_known_metric(name) for run in runs.values() for name in run.points)
+    points = runs["paper-Qwen3-8B-Base-cppo"].points
     assert points["val/mean/avg_at_16"][420] == pytest.approx((0.345833 + 0.3 + 0.2875) / 3)
     assert max(points["train/response_length"].values()) > 1000  # tokens, not thousands of them
     assert 0 < max(points["train/reward"].values()) < 1
     assert set(points) >= {"rule/delta_b_mean", "rule/prefix_budget_share", "train/relative_logprob_error"}
-    assert "rule/delta_b_mean" not in runs["paper-Qwen3-8B-Base-dppo"]
+    assert "rule/delta_b_mean" not in runs["paper-Qwen3-8B-Base-dppo"].points
 
 
 def test_the_store_says_what_the_runs_are_and_a_second_import_adds_nothing(reference_uri: str) -> None:
     runs = stored(reference_uri)
     assert len(runs) == 37
     run = runs["paper-Qwen3-30B-A3B-Base-cispo"]
-    expected = {
-        schema.TAG_STATUS: schema.DONE,
-        schema.TAG_CORE: schema.PAPER,
-        schema.TAG_SEED: "unknown",
-        schema.TAG_T_STOP: "560",
-        schema.sweep_tag("main"): "cispo",
-        "mlflow.runName": "cispo on Qwen3-30B-A3B-Base (paper)",
-    }
-    assert run.data.tags | expected == run.data.tags and run.info.status == "FINISHED"
+    assert run.info.status == "FINISHED"
+    assert (
+        run.data.tags.items()
+        >= {
+            schema.TAG_STATUS: schema.DONE,
+            schema.TAG_CORE: schema.PAPER,
+            schema.TAG_SEED: "unknown",
+            schema.TAG_T_STOP: "560",
+            schema.sweep_tag("main"): "cispo",
+            "mlflow.runName": "cispo on Qwen3-30B-A3B-Base (paper)",
+        }.items()
+    )
     note = MlflowClient(reference_uri).get_experiment_by_name(schema.PAPER).tags[schema.TAG_NOTE]
     assert "not trained here" in note and "arxiv.org/abs/2606.10968" in note
     lines: list[str] = []
     assert import_reference(reference_uri, lines.append) == 0
     assert lines == ["reference: 0 runs added, 37 were there already"]
-    assert {run.info.run_id for run in stored(reference_uri).values()} == {
-        run.info.run_id for run in runs.values()
+    assert {name: run.info.run_id for name, run in stored(reference_uri).items()} == {
+        name: run.info.run_id for name, run in runs.items()
     }
 
 
-def small_reference() -> list[ReferenceRun]:
-    runs = []
-    for variant in ("grpo", "dppo", "cppo"):
-        run = ReferenceRun(f"paper-m-{variant}", "m", variant, 100, {"main": variant})
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs, each in three batches: points, points, status."""
+    runs = [
+        ReferenceRun(f"paper-m-{name}", "m", name, 100, {"main": name}) for name in ("grpo", "dppo", "cppo")
+    ]
+    for run in runs:
         run.points["val/mean/avg_at_16"] = {step: step / 10_000 for step in range(15)}
-        runs.append(run)
-    return runs
+    monkeypatch.setattr(reference, "reference_runs", lambda: runs)
+    monkeypatch.setattr(reference, "BATCH", 10)
 
 
 @pytest.mark.parametrize("calls_before_the_kill", [3, 4, 5, 6])
+@pytest.mark.usefixtures("small")
 def test_a_killed_import_is_finished_by_the_next(
     monkeypatch: pytest.MonkeyPatch, empty_uri: str, calls_before_the_kill: int
 ) -> None:
-    """Each run takes three batches: points, points, status. The kill hits the second run at each of them."""
-    uri = empty_uri
-    monkeypatch.setattr(reference, "reference_runs", small_reference)
-    monkeypatch.setattr(reference, "BATCH", 10)
+    """In the second run at each of its batches, and at the first of the third."""
     real, calls = MlflowClient.log_batch, iter(range(100))
 
     def killed(client: MlflowClient, *args: object, **more: object) -> None:
@@ -99,36 +97,32 @@ def test_a_killed_import_is_finished_by_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, "log_batch", killed)
         with pytest.raises(KeyboardInterrupt):
-            import_reference(uri)
-    whole = calls_before_the_kill // 3
-    left = stored(uri)
+            import_reference(empty_uri)
+    whole, left = calls_before_the_kill // 3, stored(empty_uri)
     assert len(left) == whole + 1
     assert sum(run.data.tags[schema.TAG_STATUS] == schema.RUNNING for run in left.values()) == 1
-
-    assert import_reference(uri) == 3 - whole
-    runs = stored(uri)
+    assert import_reference(empty_uri) == 3 - whole
+    runs = stored(empty_uri)
     assert set(runs) == {"paper-m-grpo", "paper-m-dppo", "paper-m-cppo"}
     for run in runs.values():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
-        assert len(MlflowClient(uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")) == 15
-    if whole:
-        assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
+        history = MlflowClient(empty_uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")
+        assert len(history) == 15
+    assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
 
 
-def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch, empty_uri: str
-) -> None:
-    monkeypatch.setattr(reference, "reference_runs", small_reference)
+@pytest.mark.usefixtures("small")
+def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(empty_uri: str) -> None:
     import_reference(empty_uri)
     client = MlflowClient(empty_uri)
     number = client.get_experiment_by_name(schema.PAPER).experiment_id
-    other = client.create_run(number).info.run_id
+    other = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: ""}).info.run_id
     for _ in range(2):  # again, it changes nothing
         nest_reference(empty_uri, {"main": SweepText("main", "Main results", "Which?")})
         assert import_reference(empty_uri) == 0
     runs = client.search_runs([number])
     (parent,) = [run for run in runs if run.data.tags.get(schema.TAG_SWEEP_PARENT) == "main"]
-    children = [run for run in runs if schema.TAG_RUN_ID in run.data.tags]
+    children = stored(empty_uri).values()
     assert {run.data.tags[schema.TAG_PARENT] for run in children} == {parent.info.run_id}
     assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
     assert {run.info.run_id for run in runs} == {run.info.run_id for run in (parent, *children)} | {other}

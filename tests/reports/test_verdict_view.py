@@ -1,96 +1,138 @@
-"""What the page says of the paper's claims."""
+"""The first screen and what the page says of claims: of made sweeps whose truth is plain, and of the paper's curves."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.claims import CLAIMS
-from cppo_lab.analysis.statistics.summary import CANNOT
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind
+from cppo_lab.analysis.statistics.summary import CANNOT, sweep_statistics
+from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.analysis.statistics.verdicts import Word, verdicts
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.reports.verdict_view import verdict_view
+from cppo_lab.reports.verdict_view import VerdictView, short_answers, verdict_view
+from tests.analysis.made_sweeps import MadeRun, expect
+from tests.analysis.statistics.made_curves import board_of as board_of_curves
+from tests.analysis.statistics.made_curves import flat
+
+BASE = [0.300, 0.304, 0.297, 0.302]
+WIGGLE, NOISY, WIDE = (0.002, -0.001, -0.002, 0.001), (0.2, -0.1, -0.2, 0.1), (0.012, -0.011, 0.002, 0.011)
+ABOVE = Claim("above", "CPPO is above DPPO", "main", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 
 
-@pytest.fixture
-def demo_board(demo_request: ReportRequest) -> Callable[..., Scoreboard]:
-    def scored(**names: str) -> Scoreboard:
-        expected = tuple(
-            replace(entry, variant=names.get(entry.variant, entry.variant)) for entry in demo_request.expected
-        )
-        return score_sweep(read_sweep(demo_request.uri, demo_request.experiment, "demo"), expected)
+def moved(shift: float, wiggle: tuple[float, ...] = WIGGLE) -> list[float]:
+    return [score + shift + extra for score, extra in zip(BASE, wiggle, strict=True)]
 
-    return scored
+
+def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
+    board = board_of_curves(flat(cells))
+    return short_answers(verdicts({"main": board}, own), (), sweep_statistics(board))
+
+
+@pytest.mark.parametrize("own", [(), (ABOVE,)], ids=["against the baseline", "a hypothesis"])
+@pytest.mark.parametrize(
+    ("ours", "word", "beginning"),
+    [
+        (moved(0.05), Word.BETTER, "CPPO scores higher than DPPO on "),
+        (moved(-0.05), Word.BETTER, "DPPO scores higher than CPPO on "),
+        (moved(0.0), Word.SAME, "CPPO and DPPO are within 1 point on "),
+        (moved(0.005), Word.SAME, "CPPO and DPPO are within 1 point on "),
+        (moved(0.05, NOISY), Word.OPEN, "No difference between CPPO and DPPO on "),
+        (moved(-0.05, NOISY), Word.OPEN, "No difference between CPPO and DPPO on "),
+    ],
+)
+def test_what_a_comparison_shows(
+    ours: list[float], word: Word, beginning: str, own: tuple[Claim, ...]
+) -> None:
+    [(shown, sentence)] = answers({"cppo": ours, "dppo": BASE}, *own)
+    assert shown is word and sentence.startswith(beginning)
+    assert "4 seeds each" in sentence
+    if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
+        assert ": +5.00 points (+4.71 to +5.29), 4 seeds each." in sentence
+
+
+def test_one_run_each_decides_nothing() -> None:
+    [(word, sentence)] = answers({"cppo": [0.9], "dppo": [0.1]})
+    assert word is Word.OPEN
+    assert sentence.startswith("One run each cannot decide between CPPO and DPPO on ")
+    assert "+80.00 points" in sentence and "(" not in sentence
+
+
+def test_a_claim_about_speed_says_so() -> None:
+    [(_, sentence)] = answers({"cppo": moved(0.05), "dppo": BASE}, replace(ABOVE, score=Score.AREA))
+    assert "learns faster" in sentence
+
+
+@pytest.mark.parametrize(("others", "word"), [(1, Word.BETTER), (8, Word.OPEN)])
+def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
+    """A just significant difference among many is none."""
+    crowd = {f"same_{number}": moved(0.02, WIDE) for number in range(others)}
+    assert [shown for shown, _ in answers({**crowd, "dppo": BASE})] == [word] * others
+
+
+def view_of(request: ReportRequest, *more: MadeRun, cppo: str = "cppo") -> VerdictView:
+    """Of the demo sweep with more runs that are declared, and CPPO under this name."""
+    expected = (
+        replace(run, variant=cppo if run.variant == "cppo" else run.variant) for run in request.expected
+    )
+    data = read_sweep(request.uri, request.experiment, "demo")
+    return verdict_view({"demo": score_sweep(data, (*expected, *expect(more)), partial=True)}, "mini")
 
 
 def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
-    view = verdict_view({"main": paper_board}, "paper")
-    mean, each, line, widens, horizon, collapse, prefix = view.lines
-    assert (line.verdict.outcome.value, view.summary) == ("undecided", "7 claims: 7 undecided.")
-    assert [row.cells[1] for row in mean.comparisons.rows] == ["mean over models"]
-    assert "CPPO against DPPO in the mean over the models" in mean.sentence
-    assert "Exploratory" not in mean.sentence
-    before = (
-        "Exploratory: the claim before it is not supported (CPPO is above DPPO in the mean over the models)."
-    )
-    assert each.sentence.endswith(before) and line.sentence.endswith(before)
-    assert view.cannot == CANNOT
-    assert line.observed == "The observed differences agree with the claim in 24 of 24 comparisons."
-    assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
-    # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
-    # budget in the first 30 % of the steps less that in the rest, over the three models that the paper plots.
-    assert widens.estimate.startswith("−0.33 points, ")
-    assert "points for each doubling of the length" in horizon.estimate
-    assert (
-        prefix.estimate.startswith("+34.52 % of the masks, ") and prefix.comparisons.rows[0].cells[2] == "3"
-    )
-    # One run in four: of a probability single runs do say something.
-    assert collapse.estimate.startswith("+25.00 % of the runs, 95 % interval −28.08 to +69.94")
-    assert mean.power.startswith("power at 2 points: none: a single run does not show")
-    assert line.estimate.startswith("+1.05 points, no interval")  # 11.60 and 10.56, as the findings have them
-    for heading in ("95 % interval", "adjusted p", "P(improvement)"):
-        place = line.comparisons.headings.index(heading)
-        assert {row.cells[place] for row in line.comparisons.rows} == {"none"}
-    assert {row.cells[-1] for row in line.comparisons.rows} == {"not decided"}
-    assert {row.pair for row in line.comparisons.rows} == {(model, "cppo") for model in paper_board.models}
-
-
-def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(
-    demo_board: Callable[..., Scoreboard],
-) -> None:
-    view = verdict_view({"demo": demo_board()}, "mini")
-    (line,) = view.lines
-    assert (
-        line.verdict.claim.text
-        == "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
-    )
-    # Both differences are 0.20 * (0.8 + 0.9) / 2 (the steps after 28), the seeds' scatter cancels in the pairs.
-    assert line.estimate.startswith("+17.00 points, ")
-    assert line.outcome == "undecided"
-    assert "core=mini" in view.caution
-    assert "no evidence for or against the paper" in view.caution
-    assert view.cannot == ()
-
-
-def test_a_sweep_without_cppo_has_no_claim(demo_board: Callable[..., Scoreboard]) -> None:
-    view = verdict_view({"demo": demo_board(cppo="other")}, "mini")
-    assert view.lines == ()
-    assert view.summary == "The paper makes no claim about the variants of this sweep."
-
-
-def test_a_study_names_the_claims_that_it_cannot_judge(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper", whole=True)
     assert len(view.lines) + len(view.not_judged) == len(CLAIMS)
     assert "The binary divergence is about Top-K (sweep binary_vs_topk)" in view.not_judged
+    mean, each, best, widens, horizon, collapse, prefix = view.lines
+    assert (best.verdict.outcome.value, view.summary) == ("undecided", "7 claims: 7 undecided.")
+    assert [row.cells[1] for row in mean.comparisons.rows] == ["mean over models"]
+    before = (
+        "Exploratory: the claim before it is not supported (CPPO is above DPPO in the mean over the models)."
+    )
+    assert each.sentence.endswith(before) and best.sentence.endswith(before)
+    assert "CPPO against DPPO in the mean over the models" in mean.sentence
+    assert "Exploratory" not in mean.sentence
+    assert view.cannot == CANNOT
+    assert best.observed == "The observed differences agree with the claim in 24 of 24 comparisons."
+    assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in best.sentence
+    # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
+    # budget in the first 30 % of the steps less that in the rest, over the three models that the paper plots.
+    # Of a probability (one run in four collapsed) single runs do say something.
+    for line, estimate in (
+        (best, "+1.05 points, no interval"),  # 11.60 and 10.56, as the findings have them
+        (widens, "−0.33 points, "),
+        (prefix, "+34.52 % of the masks, "),
+        (collapse, "+25.00 % of the runs, 95 % interval −28.08 to +69.94"),
+    ):
+        assert line.estimate.startswith(estimate)
+    assert "points for each doubling of the length" in horizon.estimate
+    assert prefix.comparisons.rows[0].cells[2] == "3"
+    assert mean.power.startswith("power at 2 points: none: a single run does not show")
+    table = best.comparisons
+    for heading in ("95 % interval", "adjusted p", "P(improvement)"):
+        assert {row.cells[table.headings.index(heading)] for row in table.rows} == {"none"}
+    assert {row.cells[-1] for row in table.rows} == {"not decided"}
+    assert {row.pair for row in table.rows} == {(model, "cppo") for model in paper_board.models}
+
+
+def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(demo_request: ReportRequest) -> None:
+    view = view_of(demo_request)
+    (line,) = view.lines
+    assert line.verdict.claim.text == (
+        "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
+    )
+    # Both differences are 0.20 * (0.8 + 0.9) / 2 (the steps after 28), the seeds' scatter cancels in the pairs.
+    assert line.estimate.startswith("+17.00 points, ")
+    assert (line.outcome, view.cannot) == ("undecided", ())
+    assert "core=mini" in view.caution and "no evidence for or against the paper" in view.caution
+    without = view_of(demo_request, cppo="other")
+    assert without.lines == ()
+    assert without.summary == "The paper makes no claim about the variants of this sweep."
 
 
 def test_missing_runs_are_said(demo_request: ReportRequest) -> None:
-    more = (*demo_request.expected, ExpectedRun("gone", "mini_base", "dppo", 0))
-    data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
-    view = verdict_view({"demo": score_sweep(data, more, partial=True)}, "mini")
-    assert "no finished run" in view.lines[0].sentence
-    assert "may change" in view.lines[0].sentence
-    place = view.lines[0].comparisons.headings.index("difference")
-    assert [row.cells[place] for row in view.lines[0].comparisons.rows] == ["+17.00", "–"]
+    (line,) = view_of(demo_request, MadeRun("dppo", "mini_base", run_id="gone")).lines
+    assert "no finished run" in line.sentence and "may change" in line.sentence
+    place = line.comparisons.headings.index("difference")
+    assert [row.cells[place] for row in line.comparisons.rows] == ["+17.00", "–"]
