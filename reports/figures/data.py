@@ -1,6 +1,6 @@
 """Exports everything that a figure shows, numbers and labels, as CSV.
 
-An info is a tree of frozen dataclasses, or models of what runs wrote: panels hold lines, lines hold equally long tuples
+An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples
 of numbers. Every such group of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...)
 come first in each row. A part without tuples is a row by itself. So one function serves all figures, and the columns
 follow from the info.
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType, NoneType
 from typing import Any
-
-from pydantic import BaseModel
 
 from cppo_lab.reports.escapes import csv_text
 
@@ -80,32 +78,26 @@ def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iter
 def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
     """The lines of a dataclass: the texts about it, its own values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
-    if isinstance(node, BaseModel):  # of a run's file
-        described = dict.fromkeys(type(node).model_fields)
-    else:
-        described = {each.name: each.metadata.get(_KIND) for each in fields(node)}
-    for field_name, kind in described.items():
-        value = getattr(node, field_name)
+    for each in fields(node):
+        value, kind = getattr(node, each.name), each.metadata.get(_KIND)
         if kind == "appearance" or value is None or value == ():
             continue
         if kind == "heading":
-            yield DrawnLine(".".join((*path, field_name)), {"text": str(value)}, {})
+            yield DrawnLine(".".join((*path, each.name)), {"text": str(value)}, {})
         elif isinstance(kind, tuple):
             points = value if isinstance(value[0], tuple) else (value,)
-            parts.append((field_name, dict(zip(kind, zip(*points, strict=True), strict=True))))
+            parts.append((each.name, dict(zip(kind, zip(*points, strict=True), strict=True))))
         elif isinstance(value, Scalar):
-            if names.get(field_name, value) != value:
-                raise TypeError(
-                    f"{field_name} of {type(node).__name__} would replace that of a part above it"
-                )
-            named[field_name] = value
+            if names.get(each.name, value) != value:
+                raise TypeError(f"{each.name} of {type(node).__name__} would replace that of a part above it")
+            named[each.name] = value
         elif isinstance(value, tuple) and all(issubclass(kind, _PLAIN) for kind in set(map(type, value))):
-            groups.setdefault(len(value), {})[field_name] = value
-        elif all(map(_is_part, below := value if isinstance(value, tuple) else (value,))):
-            parts += [(field_name, part) for part in below]
+            groups.setdefault(len(value), {})[each.name] = value
+        elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
+            parts += [(each.name, part) for part in below]
         else:
             raise TypeError(
-                f"field {field_name} of {type(node).__name__} cannot be written to the figure's CSV"
+                f"field {each.name} of {type(node).__name__} cannot be written to the figure's CSV"
             )
     for group in groups.values():
         yield DrawnLine(".".join(path), named, group)
@@ -118,10 +110,6 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
         )
     if not groups and not parts and named != names:
         yield DrawnLine(".".join(path), named, {})
-
-
-def _is_part(value: Any) -> bool:
-    return is_dataclass(value) or isinstance(value, BaseModel)
 
 
 def _plain(value: Any) -> Scalar:

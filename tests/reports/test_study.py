@@ -118,8 +118,7 @@ def made_study() -> StudyResults:
         )
     gap = tuple(0.01 + 0.0005 * place for place in range(LENGTH))
     places, counts = tuple(range(1, LENGTH + 1)), tuple(range(4000, 4000 - LENGTH, -1))
-    named = {"position": places, "tokens": counts, "gap_mean": gap, "gap_top10": gap}
-    gaps = PositionGaps.model_validate({**named, "w_min": 0.8, "delta": 0.15})
+    gaps = PositionGaps(places, counts, gap, gap, w_min=0.8, delta=0.15)
     # Of four tokens, one is over the token's threshold, and one over the prefix's.
     times = LENGTH // 2
     window = TokenWindow(
