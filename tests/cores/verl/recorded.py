@@ -97,7 +97,8 @@ def train(
         "old_log_probs": batch.rollout_logp, "advantages": batch.advantages,
         "responses": 100 * torch.arange(len(logp))[:, None] + torch.arange(width),
     }  # fmt: skip
-    if PERMUTATION in RULES[config.policy_loss.rule].needs:
+    rule = RULES.get(config.policy_loss.rule)  # None for a loss of verl and a rule of another package
+    if rule is not None and PERMUTATION in rule.needs:
         columns["weight_permutation"] = random_permutation(batch.valid, 0).int()
     trained = Trained(0.0, logp, [[] for _ in cuts], [[] for _ in cuts])
     loss = 0.0
