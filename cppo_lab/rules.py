@@ -157,11 +157,11 @@ class Rule(Variant):
         function = load(self.function, "rule.path") if isinstance(self.function, str) else self.function
         parameters = list(inspect.signature(function).parameters.values())
         others = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-        positional = [one for one in parameters if one.kind not in others]
+        positional = [parameter for parameter in parameters if parameter.kind not in others]
         if len(positional) != 1 or positional[0].kind is inspect.Parameter.VAR_POSITIONAL:
             raise UserError(
-                f"rule {self.name!r} takes ({', '.join(one.name for one in parameters)}): since cppo-lab 0.2.0 a rule "
-                "takes one record and constants by name, fn(tokens, *, delta, ...), with tokens.logp, .rollout_logp, "
+                f"rule {self.name!r} takes ({', '.join(parameter.name for parameter in parameters)}): since cppo-lab "
+                "0.2.0 a rule takes one record and constants by name, fn(tokens, *, delta, ...), with tokens.logp, .rollout_logp, "
                 ".advantages, .valid and .divergence; change its signature as docs/rules.md shows"
             )
 
@@ -193,9 +193,9 @@ class Rule(Variant):
     def constants(self) -> dict[str, bool]:
         """The constants that the function takes, and whether each must be given."""
         return {
-            name: one.default is one.empty
-            for name, one in inspect.signature(self.load).parameters.items()
-            if one.kind is one.KEYWORD_ONLY and name not in self.fixed
+            name: parameter.default is parameter.empty
+            for name, parameter in inspect.signature(self.load).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in self.fixed
         }
 
 
@@ -542,14 +542,14 @@ VARIABLE = "CPPO_RULES"  # comma-separated import paths
 ENTRY_POINT = "entry point"
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in BUILT_IN})
-NAMED: Mapping[str, Variant] = MappingProxyType({one.name: one for one in (*BUILT_IN, *SETTINGS)})
+NAMED: Mapping[str, Variant] = MappingProxyType({variant.name: variant for variant in (*BUILT_IN, *SETTINGS)})
 # The rows of the paper's main table, in its order.
 METHODS: tuple[Rule, ...] = tuple(
-    sorted((rule for rule in BUILT_IN if rule.place), key=lambda one: one.place)
+    sorted((rule for rule in BUILT_IN if rule.place), key=lambda rule: rule.place)
 )
 # The paper's colours of them.
 METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
-    {one.name: one.stroke.colour for one in METHODS if one.stroke}
+    {rule.name: rule.stroke.colour for rule in METHODS if rule.stroke}
 )
 
 
@@ -634,17 +634,17 @@ OTHERS = tuple(
 )
 
 
-def assigned(own: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
+def assigned(strokes: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
     """A stroke for each variant: its own if it has one, else one of the others that is free, in the order given."""
-    taken = set(own.values())
+    taken = set(strokes.values())
     free = [stroke for stroke in others if stroke not in taken] or list(others)
-    strangers = [name for name, stroke in own.items() if stroke is None]
+    strangers = [name for name, stroke in strokes.items() if stroke is None]
     extra = {name: free[index % len(free)] for index, name in enumerate(strangers)}
-    return {name: stroke or extra[name] for name, stroke in own.items()}
+    return {name: stroke or extra[name] for name, stroke in strokes.items()}
 
 
 def colours(variants: Sequence[str]) -> dict[str, str]:
     """The colour of each variant of a sweep in the paper's palette; `variants`: all of the sweep, as declared."""
     records = {name: known(name) for name in variants}
-    own = {name: None if one is None else one.stroke for name, one in records.items()}
-    return {name: stroke.colour for name, stroke in assigned(own, OTHERS).items()}
+    strokes = {name: None if record is None else record.stroke for name, record in records.items()}
+    return {name: stroke.colour for name, stroke in assigned(strokes, OTHERS).items()}

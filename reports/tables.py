@@ -129,8 +129,11 @@ class FullTable:
         """The table of each model with its headings as they are shown."""
         names = {"avg": "Avg", "step": "Step"}
         return tuple(
-            (one.title, replace(one, headings=tuple(names.get(h) or benchmark_name(h) for h in one.headings)))
-            for one in self.tables
+            (
+                table.title,
+                replace(table, headings=tuple(names.get(h) or benchmark_name(h) for h in table.headings)),
+            )
+            for table in self.tables
         )
 
 

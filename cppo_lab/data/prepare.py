@@ -215,11 +215,11 @@ def _require_ours_or_free(out: Path) -> None:
         raise UserError(f"--out {out} is in use ({what}): name a new folder, or move that away")
 
 
-def _equal(one: Path, other: Path) -> bool:
+def _equal(folder: Path, other: Path) -> bool:
     """Whether two folders hold the same files with the same bytes."""
     if not other.is_dir():
         return False
-    names = sorted(path.name for path in one.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     if names != sorted(path.name for path in other.iterdir()):
         return False
-    return filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
+    return filecmp.cmpfiles(folder, other, names, shallow=False)[0] == names

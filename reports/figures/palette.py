@@ -74,7 +74,7 @@ class Palette:
     hatches.
     """
 
-    own: Callable[[Variant], Stroke | None]
+    stroke_of: Callable[[Variant], Stroke | None]
     others: Sequence[Stroke]
     reasons: Mapping[str, str]
     hatches: Mapping[str, str]
@@ -86,17 +86,19 @@ class Palette:
     @property
     def methods(self) -> dict[str, Stroke]:
         """The strokes of the methods in the main figure."""
-        return {rule.name: stroke for rule in METHODS if (stroke := self.own(rule)) is not None}
+        return {rule.name: stroke for rule in METHODS if (stroke := self.stroke_of(rule)) is not None}
 
     @property
     def variants(self) -> dict[str, Stroke]:
         """The strokes of all built-in variants, including those of the main figure."""
-        return {name: stroke for name, variant in NAMED.items() if (stroke := self.own(variant)) is not None}
+        return {
+            name: stroke for name, variant in NAMED.items() if (stroke := self.stroke_of(variant)) is not None
+        }
 
     def stroke(self, name: str) -> Stroke | None:
         """The stroke of a variant's record; None if it has none."""
         record = known(name)
-        return None if record is None else self.own(record)
+        return None if record is None else self.stroke_of(record)
 
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})
@@ -105,12 +107,12 @@ class Palette:
 
         `aliases`: variant -> the variant that it duplicates under another name.
         """
-        own = {name: self.stroke(aliases.get(name, name)) for name in variants}
-        return assigned(own, self.others)
+        strokes = {name: self.stroke(aliases.get(name, name)) for name in variants}
+        return assigned(strokes, self.others)
 
 
 _PAPER = Palette(
-    own=lambda one: one.stroke,
+    stroke_of=lambda variant: variant.stroke,
     others=OTHERS,
     reasons=MappingProxyType(
         {
@@ -125,7 +127,7 @@ _PAPER = Palette(
 )
 
 _COLORBLIND = Palette(
-    own=lambda one: one.accessible,
+    stroke_of=lambda variant: variant.accessible,
     others=tuple(
         Stroke(
             (GREEN, PURPLE, BLACK, SKY, ORANGE)[index % 5],
