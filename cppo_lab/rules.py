@@ -161,8 +161,8 @@ class Rule(Variant):
         if len(positional) != 1 or positional[0].kind is inspect.Parameter.VAR_POSITIONAL:
             raise UserError(
                 f"rule {self.name!r} takes ({', '.join(parameter.name for parameter in parameters)}): since cppo-lab "
-                "0.2.0 a rule takes one record and constants by name, fn(tokens, *, delta, ...), with tokens.logp, .rollout_logp, "
-                ".advantages, .valid and .divergence; change its signature as docs/rules.md shows"
+                "0.2.0 a rule takes one record and constants by name, fn(tokens, *, delta, ...), with tokens.logp, "
+                ".rollout_logp, .advantages, .valid and .divergence; change its signature as docs/rules.md shows"
             )
 
         @functools.wraps(function)
