@@ -329,6 +329,12 @@ def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
             pass
     plain = {name: json.loads(text) for name, text in sections.items()}
     _check_model(plain)
+    if core in core_names():
+        for name in plain.keys() - run_kind(core).model_fields.keys():
+            if owners := [other for other in BUILT_IN if name in run_kind(other).model_fields]:
+                raise UserError(
+                    f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
+                )
     run = parse_run(plain, "configuration")
     return run, run.run_id
 

@@ -229,6 +229,7 @@ LINES = {
     "plan quickstart variant=cppo rule.clip_low=0.1": "unknown key 'rule.clip_low'",
     "doctor rule=verl_dro": "needs core=verl",
     "doctor +rule.options.x=1": "rule 'cppo' has no option 'x' (valid: none)",
+    "doctor along=dppo": "core='mini' has no along: add core=exact",
     "doctor model=exact_early": "model='exact_early' is a model of core=exact: add core=exact",
     "doctor core=exact": "core='exact' does not train model='mini_base': choose model=exact_early or",
     "doctor core=exact model=qwen3_8b_base data=dapo_math": "cannot train",

@@ -48,6 +48,8 @@ def test_every_shipped_option_composes(override: str) -> None:
         needs = ["core=verl"]
     elif override == "data=dapo_math":
         needs = ["core=verl", "model=qwen3_1_7b"]
+    elif group == "along" and option != "none":
+        needs = ["core=exact", "model=exact_early"]
     elif override == "core=exact":
         needs = ["model=exact_early"]
     elif override.startswith("model=exact_"):
