@@ -223,11 +223,13 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True)
-def _children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def _children_find_the_tests() -> Iterator[None]:
     """A command that a test calls in this process keeps the working folder from its children: not from the next test's,
-    some of which are modules of this checkout.
+    nor from those of a module's fixtures, some of which are modules of this checkout.
     """
-    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = ""
+    yield
+    os.environ["PYTHONSAFEPATH"] = ""
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyarrow.parquet import read_table
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -16,7 +17,6 @@ from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
-from cppo_lab.data.manifest import read_rows
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue
@@ -43,7 +43,9 @@ def rows(run: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ro
     folder = tmp_path_factory.mktemp("data")
     write_task(run, folder / "train.parquet", folder / "validation.parquet")
     return {
-        kind: [row | {"raw_prompt": row["prompt"]} for row in read_rows(folder / f"{kind}.parquet")]
+        kind: [
+            row | {"raw_prompt": row["prompt"]} for row in read_table(folder / f"{kind}.parquet").to_pylist()
+        ]
         for kind in ("train", "validation")
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -15,7 +16,6 @@ from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_task
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
-from cppo_lab.data.manifest import read_rows
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
@@ -105,7 +105,7 @@ def test_the_exported_model_computes_what_ours_does(made: tuple[VerlRun, Files, 
 def test_the_task_of_a_run(made: tuple[VerlRun, Files, Path]) -> None:
     """Training problems are enough, and none is held out; a continued run finds the same."""
     spec, files, shared = made
-    train, validation = list(read_rows(files.train)), list(read_rows(files.validation[0]))
+    train, validation = read_table(files.train).to_pylist(), read_table(files.validation[0]).to_pylist()
     assert len(train) == spec.training.t_stop * spec.batch.prompts  # one epoch is the run
     held_out = {row["reward_model"]["ground_truth"] for row in validation}
     assert len(held_out) == len(validation) == 12

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 pytest.importorskip("verl")
 
@@ -12,7 +13,6 @@ from transformers import AutoTokenizer
 from cppo_lab.cli import main
 from cppo_lab.cores.verl.export import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_model, weights_of
-from cppo_lab.data.manifest import read_rows
 from cppo_lab.data.problem import is_wrapped
 from cppo_lab.doctor.check import OK
 from cppo_lab.doctor.machine import check_data, check_model
@@ -77,7 +77,7 @@ def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert paths == PathsSpec(data=str(tmp_path / "data"), models=str(tmp_path / "models"))
     assert check_model(composed.run, paths).status == OK
     assert check_data(composed.run, paths).status == OK
-    rows = list(read_rows(tmp_path / "data" / "train.parquet"))
+    rows = read_table(tmp_path / "data" / "train.parquet").to_pylist()
     assert len(rows) == 2 * composed.run.batch.prompts
     assert all(is_wrapped(row["prompt"][0]["content"]) for row in rows)
     answers = [row["reward_model"]["ground_truth"] for row in rows]
