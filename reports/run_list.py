@@ -69,8 +69,8 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
             for run in runs[:most]
         )
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
-    rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
-    return (*groups, RunGroup("", (), rest)) if rest else tuple(groups)
+    unlisted = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
+    return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
 
 
 def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:

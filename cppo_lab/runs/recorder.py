@@ -379,25 +379,31 @@ def captured_output(
     """The output of the attempts at a run by path of the artifact, secrets masked: about `most_bytes` in all at most.
 
     It is in the files of launchers in the run's `folder`, and in those of `printed` (`own_output` when an attempt
-    began; earlier bytes are from others); oldest first. What is longer than its share is cut to its head and tail, with
-    a line on how much was omitted.
+    began; earlier bytes are from others); oldest first. Long output is cut to its head and tail, with a line on how
+    much was omitted.
     """
     starts = {
         path: 0 for end in ("out", "err") for path in (folder / "attempts").resolve().glob(f"*_log.{end}")
     }
-    files = []
+    spans = []
     for path, start in ({Path(path): start for path, start in printed.items()} | starts).items():
         with contextlib.suppress(OSError):
             file = path.lstat()  # a link could lead anywhere
             if stat.S_ISREG(file.st_mode) and file.st_size > start:
-                files.append((file.st_mtime, path, start, file.st_size - start))
-    output: dict[str, bytes] = {}
-    for _, path, start, size in sorted(files):
+                spans.append((file.st_size - start, file.st_mtime, path, start))
+    contents = []
+    for number, (size, written, path, start) in enumerate(sorted(spans)):
+        share = min(
+            size, most_bytes // (len(spans) - number)
+        )  # short ones stay whole, long ones share what is left
+        most_bytes -= share
         with contextlib.suppress(OSError):  # gone meanwhile
-            content = _masked_output(path, start, size, most_bytes // len(files))
-            name = f"{path.name}.txt"  # MLflow's page shows files of that ending
-            twice = f"{OUTPUT}/{name}" in output
-            output[f"{OUTPUT}/{len(output)}_{name}" if twice else f"{OUTPUT}/{name}"] = content
+            contents.append((written, path, _masked_output(path, start, size, share)))
+    output: dict[str, bytes] = {}
+    for _, path, content in sorted(contents):
+        name = f"{path.name}.txt"  # MLflow's page shows files of that ending
+        twice = f"{OUTPUT}/{name}" in output
+        output[f"{OUTPUT}/{len(output)}_{name}" if twice else f"{OUTPUT}/{name}"] = content
     return output
 
 

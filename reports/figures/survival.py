@@ -73,9 +73,11 @@ def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
     points += [(point.step, point.share.value, point.at_risk - point.collapses) for point in cell.curve]
     if points[-1][0] < cell.last_step:
         points.append((cell.last_step, *points[-1][1:]))
-    steps, shares, left = zip(*points, strict=True)
+    steps, shares, at_risk = zip(*points, strict=True)
     surviving = tuple(100 * share for share in shares)
-    return SurvivalLine(cell.variant, display_name(cell.variant), stroke, cell.runs, steps, surviving, left)
+    return SurvivalLine(
+        cell.variant, display_name(cell.variant), stroke, cell.runs, steps, surviving, at_risk
+    )
 
 
 def draw_panel(panel: SurvivalPanel, ax: Axes) -> None:

@@ -184,15 +184,16 @@ def test_short_output_is_whole_masked_and_in_order(tmp_path: Path) -> None:
 
 def test_long_output_keeps_head_and_tail(tmp_path: Path) -> None:
     text = "".join(f"line {i:06d}\n" for i in range(50_000))
-    path = printed(tmp_path, "1_0_log.out", text, age=9)
-    printed(tmp_path, "2_0_log.out", "short\n")
-    content, short = captured_output(tmp_path, {}, most_bytes=20_000).values()
+    printed(tmp_path, "0_0_log.out", "short\n", age=9)
+    paths = [printed(tmp_path, f"{job}_0_log.out", text, age=9 - job) for job in (1, 2)]
+    short, *long = captured_output(tmp_path, {}, most_bytes=20_006).values()
     assert short == b"short\n"
-    head, line, tail = re.split(r"\n\[\.\.\. (.*)\n", content.decode())
-    assert text.startswith(head) and text.endswith(tail)
-    assert 4900 < len(head) <= 5000 and 4900 < len(tail) <= 5000
-    left = len(text) - len(head + tail)
-    assert line == f"{left:,} of 600,000 bytes are left out here: see {path} ...]"
+    for content, path in zip(long, paths, strict=True):
+        head, line, tail = re.split(r"\n\[\.\.\. (.*)\n", content.decode())
+        assert text.startswith(head) and text.endswith(tail)
+        assert 4900 < len(head) <= 5000 and 4900 < len(tail) <= 5000
+        left = len(text) - len(head + tail)
+        assert line == f"{left:,} of 600,000 bytes are left out here: see {path} ...]"
 
 
 @pytest.mark.parametrize(

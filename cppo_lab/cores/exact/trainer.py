@@ -42,10 +42,9 @@ def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
 
 
 def _train(runs: Sequence[TogetherRun[ExactRun]], ended: Ended, checkpoint_seconds: float) -> None:
-    def step(learners: Sequence[Learner], number: int) -> list[Metrics | Exception]:
-        return step_together(learners, number)
-
-    train_runs(runs, ended, lambda run: learner_of(run.spec), step, validate_together, checkpoint_seconds)
+    train_runs(
+        runs, ended, lambda run: learner_of(run.spec), step_together, validate_together, checkpoint_seconds
+    )
 
 
 def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int, Metrics]]]]:

@@ -297,8 +297,8 @@ def lab_settings(config: DictConfig) -> LabSettings:
     spec = parse_run(values["spec"], "cppo_lab.spec")
     assert isinstance(spec, VerlRun)
     answers = values["answers"]
-    kept = None if answers is None else AnswersSpec.model_validate(answers)
-    return LabSettings(spec, Path(values["folder"]), kept)
+    recorded = None if answers is None else AnswersSpec.model_validate(answers)
+    return LabSettings(spec, Path(values["folder"]), recorded)
 
 
 def verl_config(

@@ -256,9 +256,9 @@ class CpuServer:
         stop = frozenset() if parameters.pop("ignore_eos", False) else self.end_tokens
         limit, seed = self.limits.max_tokens(len(prompt), parameters), parameters.pop("seed", None)
         # verl always sends some of them; at their neutral value they change nothing, and no other is implemented here.
-        left = {name: value for name, value in parameters.items() if _NEUTRAL.get(name, object()) != value}
-        if left:
-            names = ", ".join(f"{name}={value!r}" for name, value in left.items())
+        foreign = {name: value for name, value in parameters.items() if _NEUTRAL.get(name, object()) != value}
+        if foreign:
+            names = ", ".join(f"{name}={value!r}" for name, value in foreign.items())
             raise UserError(
                 f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
             )
