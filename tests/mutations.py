@@ -225,7 +225,7 @@ LAUNCH = (
     ),
     Fault(
         "cppo cancel --queued ends jobs that have started",
-        "cppo_lab/monitor/cancel.py",
+        "cppo_lab/sweep/cancel.py",
         "if run_id in waiting or not queued_only}",
         "}",
         "tests/launch/test_slurm_answers.py",

@@ -19,7 +19,7 @@ from cppo_lab.data.prepare import prepare
 from cppo_lab.doctor import Check, examine, lines, machine, ready, slurm, verl
 from cppo_lab.doctor import check as doctor_check
 from cppo_lab.doctor.check import Requirement
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import Command

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cppo_lab.errors import UserError
 from cppo_lab.files import (
     RedactedLines,
+    appearing,
     is_shared,
     mask_output,
     masked_errors,
@@ -21,6 +22,7 @@ from cppo_lab.files import (
     open_below,
     open_plain,
     redacted,
+    require_free,
 )
 
 TOO_LONG = "x" * 300  # no file system takes such a name, whoever asks
@@ -183,3 +185,43 @@ def test_an_error_with_a_secret_is_replaced_by_one_without() -> None:
     assert "OSError" in str(caught.value) and "admin:***@host" in str(caught.value)
     with pytest.raises(KeyError, match="plain"), masked_errors():
         raise KeyError("plain")
+
+
+# A folder that appears as a whole.
+
+
+def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "file").write_text("old")
+    rename = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if target == place and (path / "file").read_text() == "new":  # the old folder has been moved away
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="No space"), appearing(place, replace=True) as folder:
+        (folder / "file").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (place / "file").read_text() == "old"
+
+
+def test_only_folders_are_removed_as_leftovers(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("kept")
+    (tmp_path / ".model.export-0123abcd").symlink_to(tmp_path / "mine")
+    (tmp_path / ".model.export-01234567").write_text("a file of somebody")
+    (tmp_path / ".model.export-89abcdef").mkdir()  # of an export that was killed
+    with appearing(require_free(tmp_path / "model")) as folder:
+        (folder / "file").write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".model.export-01234567",
+        ".model.export-0123abcd",
+        "mine",
+        "model",
+    ]
+    assert (tmp_path / "mine" / "file").read_text() == "kept"

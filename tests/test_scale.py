@@ -19,13 +19,13 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.launch.queues import end_dead, look, send
-from cppo_lab.monitor.status import run_statuses
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import look_ahead
 from cppo_lab.sweep.parents import Parents, describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.status import run_statuses
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import upload
 from tests import many_runs

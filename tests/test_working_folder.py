@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
+from tests.cli.test_ui import empty_store
 from tests.conftest import TINY
-from tests.test_cli_ui import empty_store
 
 CPPO = str(Path(sys.executable).with_name("cppo"))
 ROOT = Path(__file__).parents[1]

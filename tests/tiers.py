@@ -35,10 +35,9 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "slurm": (FULL, "Slurm and root"),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
     "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores: 50 s"),
-    "test_cli_ui_server.py": (FULL, "MLflow servers"),
+    "cli/test_ui_server.py": (FULL, "MLflow servers"),
     "test_reaper.py": (FULL, "six sessions of pytest: 110 s"),
     "test_wheel.py": (FULL, "builds and installs the package"),
-    "store/test_create.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
 }
 # What --tier takes -> the tiers that run.
 CHOICES: Final[dict[str, frozenset[str]]] = {

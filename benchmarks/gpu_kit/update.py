@@ -1,4 +1,4 @@
-"""One FSDP2 update of Qwen3-1.7B's shape with CPPO's loss on one GPU, against cppo_lab.estimate for the same tokens.
+"""One FSDP2 update of Qwen3-1.7B's shape with CPPO's loss on one GPU, against `cppo_lab.spec.estimate` for its tokens.
 
 Through torch's `fully_shard` and transformers' Qwen3, not through verl: its Ray alone is larger than what travels with
 the kit. As in the layouts: float32 weights, gradients and AdamW, bfloat16 computation, every layer recomputed in the
@@ -22,7 +22,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_kit.record import Record
-from cppo_lab.estimate import (
+from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import Tokens
+from cppo_lab.spec.estimate import (
     RESERVE,
     TRAINING_MFU,
     ModelShape,
@@ -31,10 +35,6 @@ from cppo_lab.estimate import (
     shape_of,
     update_seconds,
 )
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.from_logits import logp_and_divergence
-from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.tokens import Tokens
 from cppo_lab.sweep.compose import compose
 
 RUN = ["core=verl", "model=qwen3_1_7b_base", "rule=cppo", "layout=one_node"]
@@ -111,7 +111,7 @@ def measure(device: str, record: Record) -> None:
 
 
 def estimated(size: Size, parameters: int) -> tuple[float, float]:
-    """Seconds of an update and bytes at its highest, by cppo_lab.estimate on one device.
+    """Seconds of an update and bytes at its highest, by cppo_lab.spec.estimate on one device.
 
     The estimate knows responses of one length. The five here take as long as responses of the length at which causal
     attention costs as much: the mean over tokens of the length of a token's sequence.

@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> tuple[int, str | None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cppo_lab"):
             raise
-        from cppo_lab.installed import remedy
+        from cppo_lab.plugins import remedy
 
         name = (error.name or "").split(".")[0]
         return Exit.PACKAGE, _refuse(f"package {name!r} is not installed: {remedy(name)}")

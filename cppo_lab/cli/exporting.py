@@ -14,12 +14,12 @@ FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
 
 def model(options: argparse.Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
-    from cppo_lab.export import being_trained
-    from cppo_lab.export import export as write
-    from cppo_lab.export.folder import require_free
-    from cppo_lab.monitor.logs import run_by_beginning
-    from cppo_lab.monitor.status import Label, run_statuses
+    from cppo_lab.files import require_free
+    from cppo_lab.runs.export import being_trained
+    from cppo_lab.runs.export import export as write
+    from cppo_lab.sweep.logs import run_by_beginning
     from cppo_lab.sweep.plan import require_beginning
+    from cppo_lab.sweep.status import Label, run_statuses
 
     require_beginning(options.run)
     require_free(options.out)
@@ -36,7 +36,7 @@ def model(options: argparse.Namespace) -> int:
 
 def metrics(options: argparse.Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV."""
-    from cppo_lab.export.metrics import require_writable, write
+    from cppo_lab.analysis.export import require_writable, write
     from cppo_lab.notebook import load
 
     place = require_writable(options.format, options.out, options.force)

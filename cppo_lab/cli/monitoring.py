@@ -18,13 +18,13 @@ _EVERY_RUN = f"{SWEEP} (default: every known run)"
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
-    from cppo_lab.monitor.status import RunStatus
     from cppo_lab.sweep.plan import Plan
+    from cppo_lab.sweep.status import RunStatus
 
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.monitor import status
+    from cppo_lab.sweep import status
     from cppo_lab.sweep.columns import to_csv
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
@@ -62,7 +62,7 @@ def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
-    from cppo_lab.monitor import status, watch
+    from cppo_lab.sweep import status, watch
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
@@ -81,7 +81,7 @@ def watch(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     """Print what a run has printed."""
-    from cppo_lab.monitor import logs
+    from cppo_lab.sweep import logs
 
     runs = runs_folder()
     run_id = logs.run_by_beginning(runs, options.run)
@@ -103,7 +103,7 @@ def sync(options: argparse.Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     import time
 
-    from cppo_lab.monitor.logs import run_folders
+    from cppo_lab.sweep.logs import run_folders
     from cppo_lab.tracking.sent import unsent
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
@@ -151,7 +151,7 @@ def sync(options: argparse.Namespace) -> int:
 
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
-    from cppo_lab.monitor.cancel import cancel, candidates
+    from cppo_lab.sweep.cancel import cancel, candidates
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
@@ -221,7 +221,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
 
 def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """What looks at the runs of a plan, or at all known runs."""
-    from cppo_lab.monitor.status import Label, run_statuses
+    from cppo_lab.sweep.status import Label, run_statuses
 
     runs, labels = runs_folder(), None
     if plan is not None:
@@ -236,8 +236,8 @@ def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
-    from cppo_lab.monitor.logs import run_by_beginning
-    from cppo_lab.monitor.status import run_statuses
+    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.status import run_statuses
 
     run_ids = {run_by_beginning(runs_folder(), beginning) for beginning in beginnings}
     return [run for run in run_statuses(runs_folder()) if run.run_id in run_ids]

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 
 from cppo_lab.core_records import core_of
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.spec import LayoutSpec, RunSpec
 
 OK, WARNING, MISSING, UNNEEDED = "ok", "warning", "missing", "not needed"

@@ -15,10 +15,10 @@ from packaging.specifiers import SpecifierSet
 from cppo_lab.core_records import core_of
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check, CoreChecks, Requirement, checks_of
 from cppo_lab.errors import UserError
-from cppo_lab.estimate import estimate
-from cppo_lab.installed import install_extra, lacking, snapshot
 from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.plugins import install_extra, lacking, snapshot
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, RunSpec
+from cppo_lab.spec.estimate import estimate
 from cppo_lab.tracking import address
 
 

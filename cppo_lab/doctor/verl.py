@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
-from cppo_lab.estimate import CPU_OPTIMISER
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
+from cppo_lab.spec.estimate import CPU_OPTIMISER
 
 SHARED = Path("/dev/shm")  # Ray's object store
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -33,7 +33,7 @@ from cppo_lab.cores.base import (
 from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
 from cppo_lab.errors import printable
 from cppo_lab.files import redacted
-from cppo_lab.installed import hub_cache
+from cppo_lab.plugins import hub_cache
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     Cause,

@@ -14,9 +14,9 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab.errors import one_line
-from cppo_lab.estimate import UNCERTAINTY, estimate
 from cppo_lab.search.space import Tuning, describe, tidy
 from cppo_lab.search.study import MLFLOW_ID, REASON, RUN_IDS
+from cppo_lab.spec.estimate import UNCERTAINTY, estimate
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.tracking.search_record import OBJECTIVES, filled
 

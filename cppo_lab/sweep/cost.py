@@ -15,12 +15,12 @@ from statistics import median
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.estimate import amounts_of, estimate
 from cppo_lab.files import runs_folder
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
+from cppo_lab.spec.estimate import amounts_of, estimate
 from cppo_lab.spec.job import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.tracking import preflight

@@ -7,10 +7,10 @@ from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError, one_line, say
-from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
-from cppo_lab.preflight import STAND_INS, PreflightJob, make_stand_ins
+from cppo_lab.launch.preflight import STAND_INS, PreflightJob, make_stand_ins
+from cppo_lab.spec.estimate import CostEstimate, estimate
 from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan

@@ -14,9 +14,9 @@ import yaml
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.runs.state import RunState
 from cppo_lab.spec import PathsSpec
+from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun

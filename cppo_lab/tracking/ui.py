@@ -32,7 +32,7 @@ from mlflow.entities import Experiment, Run
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import newest_runs

@@ -19,11 +19,11 @@ from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.trainer import train
 from cppo_lab.launch.training import training_jobs
-from cppo_lab.monitor.cancel import _end_process
 from cppo_lab.runs.attempt import Attempt, groups
 from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs, read_status
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
+from cppo_lab.sweep.cancel import _end_process
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client

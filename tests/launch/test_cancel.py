@@ -21,7 +21,7 @@ from tests.waiting import CEILING_SECONDS
 @pytest.fixture(autouse=True)
 def _patient_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a run takes to end."""
-    monkeypatch.setattr("cppo_lab.monitor.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
+    monkeypatch.setattr("cppo_lab.sweep.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
 
 
 def states(capsys: pytest.CaptureFixture[str], *sweep: str) -> dict[str, tuple[str, str]]:

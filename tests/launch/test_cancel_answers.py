@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.monitor import cancel as cancel_module
-from cppo_lab.monitor.cancel import cancel
-from cppo_lab.monitor.status import Label, RunStatus
+from cppo_lab.sweep import cancel as cancel_module
+from cppo_lab.sweep.cancel import cancel
+from cppo_lab.sweep.status import Label, RunStatus
 
 RUN = "0123456789ab"
 CHOSEN = [RunStatus(RUN, Label("mini", "cppo", "m", 0), schema.RUNNING)]

@@ -36,12 +36,12 @@ from cppo_lab.launch.slurm.queue import (
 )
 from cppo_lab.launch.slurm.submit import launch_slurm, title_of
 from cppo_lab.launch.training import TrainingJob
-from cppo_lab.monitor.cancel import WORD, Cancelled, cancel
-from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.signals import Interrupted
+from cppo_lab.sweep.cancel import WORD, Cancelled, cancel
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.status import Label, RunStatus
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
 SILENT = "exec /bin/sleep 600"

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import cppo_lab
+from cppo_lab.analysis import export as metrics
 from cppo_lab.cli import main
-from cppo_lab.export import metrics
 
 SCORE = "val/mean/avg_at_16"
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cppo_lab.monitor.status import Label, RunStatus, ordered, table
 from cppo_lab.sweep.columns import aligned
+from cppo_lab.sweep.status import Label, RunStatus, ordered, table
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
 

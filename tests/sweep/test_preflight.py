@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab.cores import phases
 from cppo_lab.errors import UserError
-from cppo_lab.preflight import PreflightJob, _Part, shortened
+from cppo_lab.launch.preflight import PreflightJob, _Part, shortened
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.cost import LONGER, PREFLIGHT, SPREAD, Hours, costs, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun

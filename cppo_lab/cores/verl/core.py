@@ -33,7 +33,7 @@ from cppo_lab.cores.verl.files import planned_files, require_files
 from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, RunSpec, VerlRun
 

@@ -20,7 +20,7 @@ from cppo_lab.cores.base import BEST_MODEL, Exported
 from cppo_lab.cores.verl.checkpoints import BEST, MALFORMED, STEP
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import names_below, open_below
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.spec import MiniRun, RunSpec
 
 Say = Callable[[str], None]

@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config,
 from cppo_lab.data.prepare import prepare
 from cppo_lab.data.problem import wrap
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.installed import INDEX, lacking
+from cppo_lab.plugins import INDEX, lacking
 from cppo_lab.spec import HubModel, PathsSpec, RunSpec
 
 HEAD = 128  # width of an attention head in every Qwen3

@@ -7,7 +7,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeRotaryEmbedding
 
-from cppo_lab.estimate import LAYER, LAYER_MOE
+from cppo_lab.spec.estimate import LAYER, LAYER_MOE
 
 pytestmark = pytest.mark.slow
 TOKENS = 64

@@ -22,9 +22,9 @@ from cppo_lab.cores.verl.config import (
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
 from cppo_lab.errors import UserError
-from cppo_lab.estimate import estimate
 from cppo_lab.maths.rules import RULES
 from cppo_lab.spec import HubModel, VerlRun
+from cppo_lab.spec.estimate import estimate
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import groups
@@ -398,7 +398,7 @@ def test_a_minibatch_that_the_ranks_cannot_share_is_refused() -> None:
 
 
 def test_devices_that_share_a_sequence_share_its_tokens() -> None:
-    """With half the tokens per device; composing refuses less (tests/test_spec.py)."""
+    """With half the tokens per device; composing refuses less (tests/spec/test_spec.py)."""
     halves = ["layout.sequence_parallel=2", "layout.tokens_per_device=5120"]
     composition = composed("core=verl", "model=qwen3_8b_base", *halves)
     check(composition, tree(composition))

@@ -25,7 +25,7 @@ from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.cores.verl.checkpoints import BEST
 from cppo_lab.errors import UserError
-from cppo_lab.export.folder import appearing, require_free
+from cppo_lab.files import appearing, require_free
 from cppo_lab.runs.folder import held
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome

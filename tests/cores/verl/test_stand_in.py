@@ -17,7 +17,7 @@ from cppo_lab.data.problem import is_wrapped
 from cppo_lab.doctor.check import OK
 from cppo_lab.doctor.machine import check_data, check_model
 from cppo_lab.errors import UserError
-from cppo_lab.preflight import make_stand_ins
+from cppo_lab.launch.preflight import make_stand_ins
 from cppo_lab.spec import HubModel, PathsSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep

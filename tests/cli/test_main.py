@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import installed, schema
+from cppo_lab import plugins, schema
 from cppo_lab.cli import main, reporting
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs import attempt as execute
@@ -143,19 +143,19 @@ def test_an_extra_is_installed_as_the_package_was(
     folder.mkdir()
     (folder / "pyproject.toml").touch()
     place = Distribution(url.replace("FOLDER", folder.as_uri()), editable)
-    monkeypatch.setattr(installed, "distribution", lambda name: place)
-    assert installed.install_extra("train") == command.replace("FOLDER", str(folder))
-    assert installed.remedy("torch") == installed.install_extra("train")
-    assert installed.remedy("pydantic") == "pip install 'pydantic>=2'"
-    assert installed.remedy("stranger") == "pip install stranger"
+    monkeypatch.setattr(plugins.metadata, "distribution", lambda name: place)
+    assert plugins.install_extra("train") == command.replace("FOLDER", str(folder))
+    assert plugins.remedy("torch") == plugins.install_extra("train")
+    assert plugins.remedy("pydantic") == "pip install 'pydantic>=2'"
+    assert plugins.remedy("stranger") == "pip install stranger"
 
 
 def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> object:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installed, "distribution", none)
-    assert installed.remedy("torch") == "pip install torch"
+    monkeypatch.setattr(plugins.metadata, "distribution", none)
+    assert plugins.remedy("torch") == "pip install torch"
 
 
 def test_plan_launch_report(cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.test_cli_ui import empty_store
+from tests.cli.test_ui import empty_store
 from tests.waiting import CEILING_SECONDS
 
 

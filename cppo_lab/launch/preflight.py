@@ -24,7 +24,7 @@ from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, Resources, load_core, load_stand_ins
 from cppo_lab.errors import UserError
 from cppo_lab.files import mask_output, open_append, replace_file
-from cppo_lab.installed import install_extra
+from cppo_lab.plugins import install_extra
 from cppo_lab.runs.attempt import describe, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec

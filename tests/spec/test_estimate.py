@@ -8,10 +8,10 @@ from statistics import fmean
 
 import pytest
 
-from cppo_lab.estimate import MEAN_RESPONSE, CostEstimate, estimate
+from cppo_lab.spec.estimate import MEAN_RESPONSE, CostEstimate, estimate
 from cppo_lab.sweep.compose import compose
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DENSE = ["core=verl", "model=qwen3_1_7b"]
 MOE = ["core=verl", "model=qwen3_30b_a3b_base"]
 

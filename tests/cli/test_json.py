@@ -120,7 +120,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     """What would take long or listen is replaced."""
     patch.setattr("cppo_lab.tracking.reference.import_reference", lambda uri, say: 0)
     patch.setattr("cppo_lab.tracking.reference.nest_reference", lambda uri, sweeps: None)
-    patch.setattr("cppo_lab.export.export", lambda runs, run_id, out, say: out)
+    patch.setattr("cppo_lab.runs.export.export", lambda runs, run_id, out, say: out)
     patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
     patch.setattr("cppo_lab.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 

@@ -10,9 +10,9 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.monitor import logs
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
+from cppo_lab.sweep import logs
 
 RUN, OTHER = "00000000abcd", "00000000abce"
 METRICS = {"train/reward": 0.5, "rule/masked_fraction": 0.021, "perf/step_seconds": 1.25}

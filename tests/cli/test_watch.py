@@ -10,12 +10,12 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
-from cppo_lab.monitor.status import Label, RunStatus
-from cppo_lab.monitor.watch import watch
 from cppo_lab.runs.folder import write_status
+from cppo_lab.sweep.status import Label, RunStatus
+from cppo_lab.sweep.watch import watch
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
-from tests.test_cli_status import run_id, told
+from tests.cli.test_status import run_id, told
 
 
 class Terminal(io.StringIO):

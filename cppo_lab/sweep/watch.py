@@ -11,8 +11,8 @@ from typing import TextIO
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.monitor.status import RunStatus, table, totals
 from cppo_lab.runs.spool import score_text
+from cppo_lab.sweep.status import RunStatus, table, totals
 
 _URGENCY = (
     *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),

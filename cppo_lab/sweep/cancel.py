@@ -16,9 +16,9 @@ from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, refresh
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
-from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import holder, in_living_batch, is_held
+from cppo_lab.sweep.status import RunStatus
 
 PATIENCE_SECONDS = 60.0  # for runs to record their progress
 POLL_SECONDS = 0.2

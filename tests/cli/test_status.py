@@ -12,13 +12,13 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.monitor import status
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import Cause, Queue, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import WORDS, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
+from cppo_lab.sweep import status
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY, Command
 from tests.launch.test_launch import mlflow_runs

@@ -10,7 +10,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.export.folder import appearing, require_free
+from cppo_lab.files import appearing, require_free
 
 PARQUET, CSV = "parquet", "csv"
 ABOUT = "about.json"

@@ -2,8 +2,7 @@
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Exported
-from cppo_lab.export.card import front_matter, model_card
-from cppo_lab.export.subject import Subject
+from cppo_lab.runs.export import Subject, front_matter, model_card
 from cppo_lab.spec import HubModel
 from cppo_lab.sweep.compose import compose
 

@@ -13,10 +13,10 @@ from cppo_lab.errors import UserError, harmless, printable
 from cppo_lab.files import RedactedLines, open_below
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
-from cppo_lab.monitor.status import known_runs
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
 from cppo_lab.runs.spool import RunRows, score_of
 from cppo_lab.sweep.plan import LENGTH, require_beginning
+from cppo_lab.sweep.status import known_runs
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # interval of the check whether the run is still alive

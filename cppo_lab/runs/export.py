@@ -1,24 +1,131 @@
-"""The model card of an exported run: README.md with the front matter that the Hugging Face hub reads."""
+"""What a run has learned, for other programs: `cppo export`.
+
+A model is a folder that `transformers` loads, with its tokenizer and a model card that names the run. The folder
+appears as a whole or not at all. A run that is being trained is refused: its best checkpoint may change. All is read
+from the run's folder, without the tracking store; the weights are written by the `Exporter` of its core
+(`cppo_lab.cores.base`).
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import Exported
-from cppo_lab.errors import printable
-from cppo_lab.export.subject import Subject
+from cppo_lab.cores.base import Exported, load_exporter
+from cppo_lab.errors import UserError, printable
+from cppo_lab.files import appearing, names_below, open_below, require_free
+from cppo_lab.runs.folder import CONFIG, is_held, read_config
 from cppo_lab.runs.machine import code_version, versions_in
-from cppo_lab.runs.tags import code, resolved_yaml
+from cppo_lab.runs.spool import FOLDER, newest_record
+from cppo_lab.runs.tags import code, resolved_yaml, run_name, variants_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
+from cppo_lab.spec.parse import parse_run
 
+CARD = "README.md"
 PAPER = "arXiv 2606.10968"
 DATASETS = {"dapo_math_17k": "BytedTsinghua-SIA/DAPO-Math-17k"}  # on the hub, by `data.training`
 _PACKAGES = ("torch", "verl", "transformers")
+
+
+def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Path:
+    """Write the model that run `run_id` has kept, its tokenizer and its model card to the folder `out`.
+
+    `runs` is the folder of all runs, `say` takes lines of progress. `out` appears as a whole or not at all. Returns its
+    resolved path. Raises UserError if the run is being trained, has no usable checkpoint, or if `out` exists and is not
+    empty.
+    """
+    place = require_free(out)
+    if is_held(runs / run_id):
+        raise being_trained(run_id)
+    subject = read_subject(runs, run_id)
+    with appearing(place) as folder:
+        exported = load_exporter(subject.spec.core)(subject.spec, runs, folder, say)
+        (folder / CARD).write_text(model_card(subject, exported), encoding="utf-8")
+    return place
+
+
+def being_trained(run_id: str) -> UserError:
+    """The error for a run that is still training, so that its checkpoints may change."""
+    return UserError(
+        f"run {run_id} is being trained, and its best checkpoint may change: wait for its end (`cppo watch`), or end "
+        f"it with `cppo cancel --run {run_id}`"
+    )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run as recorded in its folder, without the tracking store.
+
+    `tags` are those of its newest record, `metrics` the recorded ones by training step, `ended` the end of that record
+    in ms since the epoch (None: it has not ended). `status` is one of schema.STATUSES, or empty.
+    """
+
+    spec: RunSpec
+    tags: Mapping[str, str]
+    metrics: Mapping[int, Mapping[str, float]]
+    status: str = ""
+    ended: int | None = None
+
+    @property
+    def sweeps(self) -> dict[str, str]:
+        """The name of the run's variant in each sweep that its tags name."""
+        return variants_in(self.tags)
+
+    @property
+    def name(self) -> str:
+        """The run's name as in MLflow: variant, model and seed."""
+        return run_name(self.spec, self.sweeps)
+
+    @property
+    def score_name(self) -> str:
+        """The metric by which its checkpoints are compared."""
+        return schema.validation_metric(schema.MEAN, self.spec.validation.samples)
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The score of each recorded validation, by training step."""
+        rows = sorted(self.metrics.items())
+        return {step: row[self.score_name] for step, row in rows if self.score_name in row}
+
+
+def read_subject(runs: Path, run_id: str) -> Subject:
+    """Read the records in the folder of run `run_id` in `runs`.
+
+    Raises UserError if it has no configuration of that run, or a link among the files that are read.
+    """
+    files = [(run_id, CONFIG), *((run_id, FOLDER, name) for name in names_below(runs, run_id, FOLDER))]
+    for names in files:
+        if names[-1].endswith((".json", ".jsonl")) and (file := open_below(runs, *names)) is not None:
+            file.close()
+    folder = runs / run_id
+    config = read_config(folder / CONFIG)
+    if config is None:
+        raise UserError(
+            f"run {run_id} has kept no checkpoint: {folder} has no {CONFIG}, so the run has not started, or its "
+            "folder is damaged"
+        )
+    spec = parse_run(config, str(folder / CONFIG))
+    if spec.run_id != run_id:
+        raise UserError(
+            f"{folder / CONFIG} is of run {spec.run_id}: the folder was copied, or the file was changed"
+        )
+    record = newest_record(folder)
+    if record is None or record.begin.tags.get(schema.TAG_RUN_ID) != run_id:
+        return Subject(spec, {}, {})
+    metrics = {step: row.metrics for step, row in record.rows.items()}
+    end = record.end
+    if end is None:
+        return Subject(spec, record.begin.tags, metrics)
+    return Subject(spec, record.begin.tags, metrics, end.status, end.time_ms)
+
+
+# The model card: README.md with the front matter that the Hugging Face hub reads.
 
 
 def model_card(subject: Subject, exported: Exported) -> str:
