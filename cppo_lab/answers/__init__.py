@@ -11,7 +11,7 @@ The files are in the folder ANSWERS of a run's folder, and in MLflow as artifact
 
 Files are replaced atomically, never appended to, and equal contents give equal bytes, so a killed and resumed run has
 the same files as an uninterrupted run. Readers validate everything and raise UserError for invalid files. This package
-depends on neither MLflow nor a trainer core; only `replay` needs torch.
+depends on neither MLflow, nor torch, nor a trainer core. What a rule would decide on them: `analysis/replay.py`.
 """
 
 ANSWERS = "answers"  # in a run's folder, and among the artifacts of an MLflow run

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
@@ -12,7 +13,9 @@ from cppo_lab.answers.texts import Sample, Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.errors import UserError
 from cppo_lab.files import names_below
-from cppo_lab.spec import AnswersSpec
+
+if TYPE_CHECKING:
+    from cppo_lab.spec import AnswersSpec
 
 TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
 
@@ -39,7 +42,7 @@ class Recording:
 
     def __init__(
         self,
-        settings: AnswersSpec | None,
+        settings: "AnswersSpec | None",
         folder: Path,
         validations: int,
         save: Callable[[str, bytes], bool | None],

@@ -67,9 +67,9 @@ def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[s
 
 def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
+    from cppo_lab.analysis.replay import as_lines, as_values, compare
+    from cppo_lab.analysis.replay import replay as replayed
     from cppo_lab.answers.reading import read_tokens
-    from cppo_lab.answers.replay import as_lines, as_values, compare
-    from cppo_lab.answers.replay import replay as replayed
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "tokens", options.step)

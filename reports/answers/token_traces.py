@@ -19,7 +19,7 @@ from cppo_lab.reports.names import display_name
 from cppo_lab.rules import rule_of
 
 if TYPE_CHECKING:
-    from cppo_lab.answers.replay import Replayed  # torch
+    from cppo_lab.analysis.replay import Replayed  # torch
 
 MOST_BYTES = 3_000_000  # of all responses of a page, as embedded in it
 MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
@@ -47,7 +47,7 @@ def token_responses(
 
 def _why_not(tokens: RecordedTokens) -> str | None:
     try:
-        from cppo_lab.answers.replay import why_not  # torch
+        from cppo_lab.analysis.replay import why_not  # torch
 
         return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
     except ModuleNotFoundError as error:  # the page is complete otherwise
@@ -62,7 +62,7 @@ def _responses(
     """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first ones of a
     longer one) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
     """
-    from cppo_lab.answers.replay import FROM_SAMPLED, own_divergence, replay  # torch
+    from cppo_lab.analysis.replay import FROM_SAMPLED, own_divergence, replay  # torch
 
     replayed = [(display_name(run.variant), True, replay(tokens))]
     others = {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cppo_lab.answers.replay import replay
+from cppo_lab.analysis.replay import replay
 from cppo_lab.reports.build import build_report
 from tests.browser.conftest import WAIT_MS
 from tests.browser.test_report_page import choose_scheme, contrast, watched

@@ -80,7 +80,7 @@ def test_of_a_run_finished_elsewhere_they_come_from_the_store(run: Path, cppo: C
 
 
 def test_a_rule_is_replayed(run: Path, cppo: Command) -> None:
-    """What it drops, by loops: tests/answers/test_replay.py."""
+    """What it drops, by loops: tests/analysis/test_replay.py."""
     line = f"replay {run.name} --rule dppo delta=0.15"
     answer = cppo(f"{line} --json").answer
     named = [answer[key] for key in ("rule", "constants", "divergence")]

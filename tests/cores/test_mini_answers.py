@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cppo_lab import schema
+from cppo_lab.analysis.replay import replay
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
-from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.base import CHECKPOINT, Resources

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.replay import replay
 from cppo_lab.analysis.scoring import RunScore, Scoreboard, score_sweep
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
-from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import Texts, as_text
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.reports.answers import problem_map, samples, token_traces
@@ -149,7 +149,7 @@ def test_a_rule_that_cannot_be_replayed_is_named(rule: str, constants: dict[str,
 
 
 def test_without_torch_the_page_has_all_but_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "cppo_lab.answers.replay")
+    monkeypatch.delitem(sys.modules, "cppo_lab.analysis.replay")
     monkeypatch.setitem(sys.modules, "torch", None)
     view = answers_view(pair(), answers())
     assert view is not None and view["maps"] and view["texts"] and not view["tokens"]

@@ -14,9 +14,9 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import read_positions, read_windows
+from cppo_lab.analysis.replay import replay
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
-from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cppo_lab.answers.replay import FROM_SAMPLED, Replayed, replay, why_not
+from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import Tokens
