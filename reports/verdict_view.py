@@ -176,9 +176,8 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
 def _caution(core: str, judged: bool) -> str:
     if core == schema.PAPER:
         return "The runs are the paper's own, read off its curves: the claims are compared with the paper's own data."
-    if miniature := miniature_of(core):
-        about = "verdicts are" if judged else "everything here is"
-        return f"core={core}: {about} about {miniature}, no evidence for or against the paper."
+    if miniature_of(core):
+        return f"{'Verdicts' if judged else 'Results'} of core={core} are no evidence for or against the paper."
     return ""
 
 
