@@ -20,7 +20,7 @@ FEWEST = 20  # tokens per point at least; with fewer, a point would show the few
 @dataclass(frozen=True)
 class GapCurve:
     """A gap by token position: for each bin of neighbouring positions the mean over the runs and its band (`band` is
-    the kind, see `statistics.bands`).
+    the kind, see `estimate.band`).
     """
 
     positions: tuple[float, ...]

@@ -133,7 +133,7 @@ class CellScore:
 
 def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
     """Apply the rule to one run's curves, indexed by step with the columns `benchmarks` and MEAN
-    (`curves.ValidationCurves`).
+    (`ValidationCurves`).
 
     `t_stop` None leaves the window open. Steps whose MEAN is NaN are not candidates: a benchmark is missing there.
     """
@@ -245,7 +245,7 @@ class ValidationCurves:
 
 
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
-    """The validation curves in the `metrics` and `runs` frames of `reader.SweepData`.
+    """The validation curves in the `metrics` and `runs` frames of `points.SweepData`.
 
     If benchmarks were evaluated with several sample counts (Avg@1 and Avg@16), the largest is used.
     """

@@ -1,5 +1,6 @@
 """The documents: links lead somewhere, commands are such as `cppo` understands, the README is short."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -137,3 +138,36 @@ def test_the_paths_of_the_architecture_exist() -> None:
 def test_a_path_that_leads_nowhere_is_found() -> None:
     text = "| `cores/verl/export.py`, `export_fsdp.py`, `gone.py` |\n`conf/`, `export_fsdp.py`, `schema.py` and `no/`"
     assert missing_paths(text) == {"gone.py", "export_fsdp.py", "no/"}
+
+
+PRODUCT = [path for room in ("cppo_lab", "analysis", "reports") for path in (ROOT / room).rglob("*.py")]
+
+
+def gone_names(text: str, homes: dict[str, set[str]]) -> list[str]:
+    """Names in backticks, `module.Name`, whose `Name` stands at the top of other modules only, not of that one; `homes`
+    are those. What the text calls by the module's name itself, such as a variable, is no module.
+    """
+    named = [match.rpartition(".") for match in re.findall(r"`([a-z_]+\.\w+)`", text)]
+    code = {"cppo_lab", "torch", *re.findall(r"\w+", re.sub(r"`[^`]+`", "", text))}
+    return [
+        f"{module}.{name}" for module, _, name in named if name in homes and module not in homes[name] | code
+    ]
+
+
+def test_names_in_docstrings_and_comments_exist() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in PRODUCT:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = [node] if isinstance(node, ast.Assign | ast.AnnAssign) else []
+            names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+            names += [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+            for name in names:
+                homes.setdefault(name, set()).add(path.stem)
+    gone = {
+        path.name: names for path in PRODUCT if (names := gone_names(path.read_text(encoding="utf-8"), homes))
+    }
+    assert not gone
+    homes = {"Exit": {"answer"}, "metrics": {"export"}}
+    assert gone_names("`exit_codes.Exit`, `answer.Exit`, `data.metrics` of data", homes) == [
+        "exit_codes.Exit"
+    ]

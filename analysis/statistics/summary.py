@@ -154,7 +154,7 @@ class CellStatistics:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A variant over the models of the sweep: one of `aggregates.AGGREGATES`, with its bootstrap interval."""
+    """A variant over the models of the sweep: one of `estimate.AGGREGATES`, with its bootstrap interval."""
 
     variant: str
     score: Score

@@ -37,7 +37,7 @@ INTERRUPTED = "interrupted; run the same command to continue"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code (`exit_codes.Exit`); a mistake in the arguments raises SystemExit."""
+    """Run one command. Returns the exit code (`answer.Exit`); a mistake in the arguments raises SystemExit."""
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )

@@ -156,7 +156,7 @@ def cppo(
         delta_b: prefix-budget rate ("fixed") or its floor ("adaptive"); math.inf switches the budget off.
         w_min: last position weight, in (0, 1]; 1 switches the weighting off.
         delta_b_mode: "fixed" or "adaptive".
-        delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `budget`.
+        delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `effective_delta_b`.
         span: fixed T of the weight equation; None takes each response's own length.
         reverse: gives each response its weights in reverse order, the lightest first.
         random_mask: a control: drops as many of each response's tokens that move away, in the order of

@@ -145,7 +145,7 @@ def _exclusive_sum(terms: Tensor) -> Tensor:
 
 
 MODES = ("fixed", "adaptive")
-# The paper's values; `spec.rule.PAPER` repeats them for code that does not import torch.
+# The paper's values; `spec.run.PAPER` repeats them for code that does not import torch.
 QUANTILE = 0.9
 SCALE = 1.0
 CAP = 2.0

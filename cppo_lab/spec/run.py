@@ -296,7 +296,7 @@ VERL = "verl_"  # prefix of the names of verl's losses
 
 
 # Constants that a recipe sets, with the paper's values. They were added after the first runs: a value listed here
-# becomes None, which keeps it out of run ids (`base.canonical`).
+# becomes None, which keeps it out of run ids (`canonical`).
 PAPER: Mapping[str, str | float] = MappingProxyType(
     {
         "position_span": "own",

@@ -53,7 +53,7 @@ class DrawnLine:
 def figure_csv(info: Any) -> str:
     """Everything that `info`, a dataclass, shows, in its units.
 
-    `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1. Raises TypeError
+    `series` is a row's path in the tree; `place` counts the values of a line from 1. Raises TypeError
     for a field that cannot be written, or whose name one of a part above it has.
     """
     lines = list(_series(info, {}, ()))

@@ -43,7 +43,7 @@ class BenchmarkPanel:
 @dataclass(frozen=True)
 class RewardLine:
     """One variant: the reward of each step, and its moving average with its band (`band` is the kind, see
-    `statistics.bands`); both are means over the runs that logged the step.
+    `estimate.band`); both are means over the runs that logged the step.
     """
 
     variant: str

@@ -44,7 +44,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """One variant: the mean over its runs with its band (`band` is the kind, see `statistics.bands`), at the centre of
+    """One variant: the mean over its runs with its band (`band` is the kind, see `estimate.band`), at the centre of
     each bin of steps. `smooth`: a moving average to draw over it, empty for none.
     """
 

@@ -49,7 +49,7 @@ class SeedLine:
 @dataclass(frozen=True)
 class Line:
     """One variant: its runs, and the mean of the finished ones with its band at their common steps. `band` is the kind
-    of band (see `statistics.bands`).
+    of band (see `estimate.band`).
 
     If no run is finished, the unfinished ones are used. A run that collapsed ends early, and so does the mean: the
     later scores of the others would flatter an unstable method.

@@ -337,7 +337,7 @@ def verl_config(
 def plain_config(spec: VerlRun, layout: LayoutSpec, paths: PathsSpec, runs: Path) -> dict[str, Any]:
     """verl's tree for a run as plain values, with the checks that precede training. Needs no files and no GPU.
 
-    Raises UserError as `verl_config` and `checks.check_config`.
+    Raises UserError as `verl_config` and `check_config`.
     """
     config = verl_config(spec, layout, planned_files(spec, paths, runs, runs / spec.run_id))
     check_config(spec, layout, config)
