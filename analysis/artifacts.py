@@ -82,7 +82,7 @@ class TokenWindow:
         """c_t, the lower of the two thresholds."""
         return tuple(min(self.token_threshold, value) for value in self.prefix_threshold)
 
-    def span(self, width: int) -> "TokenWindow":
+    def cut(self, width: int) -> "TokenWindow":
         """The most instructive `width` consecutive tokens. Preferred, in this order: both kinds of masking; masked
         tokens together with kept ones that also move away; the most masked tokens; the earliest.
         """

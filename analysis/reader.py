@@ -107,7 +107,7 @@ def read_all_outcomes(uri: str, runs: Sequence[StoredRun]) -> Mapping[str, Outco
     return read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)
 
 
-def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
+def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     """The searches of `experiment`: name of the study -> MLflow runs that represent it as a whole, newest first.
 
     Raises UserError as `read_sweep` does for a store or an experiment.

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationEr
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import SEARCH_FILE, read_search_file
 from cppo_lab.analysis.points import SweepData
-from cppo_lab.analysis.reader import read_runs, read_studies
+from cppo_lab.analysis.reader import read_runs, read_searches
 from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, one_line
@@ -166,7 +166,7 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
     Raises UserError if the store or the experiment cannot be read, if there is no such study (the message lists the
     existing ones), if it has no state yet, or if the file is malformed.
     """
-    studies = read_studies(uri, experiment)
+    studies = read_searches(uri, experiment)
     if study not in studies:
         names = ", ".join(studies) or "none"
         raise UserError(

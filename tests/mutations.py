@@ -53,6 +53,13 @@ MATHS = (
         "tests/maths/test_golden.py",
     ),
     Fault(
+        "the mask ignores the prefix budget",
+        "cppo_lab/maths/masks.py",
+        "dropped = token_fails if prefix_fails is None else token_fails | prefix_fails",
+        "dropped = token_fails",
+        "tests/maths/test_golden.py",
+    ),
+    Fault(
         "the prefix sum leaves out tokens above the threshold (accumulates kept tokens only)",
         "cppo_lab/maths/masks.py",
         "excess = prefix_excess(weights, divergence, valid, delta_b)",

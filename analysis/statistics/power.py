@@ -278,23 +278,23 @@ def _interval(
     interval, in every study. Those of a trend are as in `paired.slope`.
     """
     seeds = sides[0][0].shape[1]
-    pairs = np.stack([ours - theirs for ours, theirs in sides])  # [model, study, seed]
+    differences = np.stack([ours - theirs for ours, theirs in sides])  # [model, study, seed]
     factors = np.array(weights)[:, None]
-    value: FloatArray = (factors * pairs.mean(2)).sum(0)
+    value: FloatArray = (factors * differences.mean(2)).sum(0)
     if design.common:
         square, degrees = (
-            np.tensordot(weights, pairs, 1).var(1, ddof=1) / seeds,
+            np.tensordot(weights, differences, 1).var(1, ddof=1) / seeds,
             np.full(len(value), seeds - 1.0),
         )
     else:
-        groups = [pairs] if design.paired else [np.stack(side) for side in zip(*sides, strict=True)]
+        groups = [differences] if design.paired else [np.stack(side) for side in zip(*sides, strict=True)]
         parts = factors**2 * np.stack([group.var(2, ddof=1) / seeds for group in groups])
         square = parts.sum((0, 1))
         degrees = square**2 / (parts**2 / (seeds - 1)).sum((0, 1))  # Satterthwaite's, as Welch's are
     half = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
     if trend:
         squares = (factors**2).sum()
-        residuals = pairs.mean(2) - pairs.mean((0, 2)) - factors * value / squares
+        residuals = differences.mean(2) - differences.mean((0, 2)) - factors * value / squares
         variance = (residuals**2).sum(0) / (len(weights) - 2) * squares
         half = np.maximum(half, stdtrit(len(weights) - 2, 1 - ALPHA) * np.sqrt(variance))
     return value, half

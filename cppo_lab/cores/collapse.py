@@ -15,14 +15,13 @@ MARGIN = 0.05  # a policy that never learned cannot collapse, since its scores a
 
 def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str:
     """Why a run with these validation scores (fractions, oldest first) has collapsed; empty if it has not."""
-    best = low = 0.0
-    below = 0
+    best, below = 0.0, 0
     for score in scores:
-        best, low = max(best, score), score
+        best = max(best, score)
         below = below + 1 if score < share * best and best - score >= MARGIN else 0
         if below >= patience:
             return (
-                f"validation score {100 * low:.1f} % is below {share:g} x its best {100 * best:.1f} % "
+                f"validation score {100 * score:.1f} % is below {share:g} x its best {100 * best:.1f} % "
                 f"at {patience} validations in a row"
             )
     return ""

@@ -176,7 +176,7 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
     runs = [
         run for model in board.models for run in board.runs_of(model, OURS) if run.mlflow_id in study.windows
     ]
-    cuts = [(run, study.windows[run.mlflow_id or ""].span(TOKENS)) for run in runs]
+    cuts = [(run, study.windows[run.mlflow_id or ""].cut(TOKENS)) for run in runs]
     if not cuts:
         return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
     run, window = max(cuts, key=lambda cut: len(set(cut[1].masked_by) - {""}))

@@ -170,7 +170,7 @@ def test_the_window_that_shows_most(letters: str, shown: str) -> None:
         moves_away=away,
         masked_by=reasons,
     )
-    assert "".join(window.span(4).symbols) == shown
+    assert "".join(window.cut(4).symbols) == shown
 
 
 def test_gaps_are_averaged_over_tokens_then_over_runs(store: tuple[str, str]) -> None:

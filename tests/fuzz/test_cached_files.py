@@ -110,7 +110,7 @@ def test_positions(values: Any) -> None:
 def test_window(values: Any) -> None:
     def read() -> None:
         window = parsed(TokenWindow, as_json(values), "window.json")
-        assert len(window.span(4).symbols) <= 4
+        assert len(window.cut(4).symbols) <= 4
         assert len(window.effective()) == len(window.symbols)
 
     refused(read, "window.json")
