@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cppo_lab.data.grader_child import pieces
+from cppo_lab.data.grader_child import in_digits, pieces
 
 WINDOW = 4_000  # characters at the end of a response in which an answer is looked for
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
@@ -51,7 +51,7 @@ _TAILS = (
 )
 # A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
 # behind a comma ("3,\,125") separates two numbers.
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2009\u202f'])(?=\d{3}(?!\d))")
+_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f'])(?=\d{3}(?!\d))")
 _SPACED = re.compile(
     r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)"
 )  # "1 000", and nothing before it
@@ -71,6 +71,10 @@ _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
 _MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
+_BASE = re.compile(
+    r"(?i)(?<=\d)(?:\s*+\((?:in\s++)?+base[-\s]++(\w++)\)|\s++(?:in\s++)?+base[-\s]++(\w++)|"
+    r"_\{\\text\w*+\{\s*+(\w++)\s*+\}\})"
+)
 _MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
 _DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
@@ -79,7 +83,10 @@ _UNITS = re.compile(
     rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
     rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"
 )
-_SUPERSCRIPTS = re.compile("[⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++")
+_SMALL = re.compile("([⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++)|[₀₁₂₃₄₅₆₇₈₉₍₎]++")
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
+)
 _UNICODE = str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"\u3000": " ", "。": ".", "’": "'"}
@@ -94,7 +101,10 @@ _UNICODE = str.maketrans(
         "≠": "\\ne ",
         "∈": "\\in ",
     }
-    | {"½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}"}
+    | {
+        char: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", char).split("⁄"))
+        for char in "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
+    }
     | {
         "×": "\\times ",
         "·": "\\cdot ",
@@ -146,7 +156,7 @@ def answer_of(response: str) -> Answer | None:
         # PAPER: not said. A response cut off while thinking has not answered; numbers in its thoughts are no answer.
         return None
     start = 0 if thought < 0 else thought + len(THINK_END)
-    final = response[max(start, len(response) - WINDOW) :].replace("\0", " ").strip()
+    final = _INVISIBLE.sub("", response[max(start, len(response) - WINDOW) :].replace("\0", " ")).strip()
     if not final:
         return None
     patterns = (_MARK, _TAG) if final.isascii() else (_MARK, _TAG, _CHINESE_MARK)
@@ -245,6 +255,9 @@ def tidy(text: str) -> str:
     if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
         text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
     text = _PERCENT.sub("", _END_TAG.sub("", text)).replace("`", " ")
+    if not re.search("[0-9]", text):
+        text = in_digits(text)
+    text = _BASE.sub(lambda match: f"_{{{in_digits(match[1] or match[2] or match[3])}}}", text)
     text = _POWER.sub(
         lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
     )
@@ -263,7 +276,10 @@ def _ascii(text: str) -> str:
     """The text with LaTeX or ASCII for full-width characters and signs that math-verify does not read."""
     if text.isascii():
         return text
-    text = _SUPERSCRIPTS.sub(lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
+    text = "".join(str(unicodedata.decimal(char, char)) for char in _INVISIBLE.sub("", text))
+    text = _SMALL.sub(
+        lambda match: f"{'^' if match[1] else '_'}{{{unicodedata.normalize('NFKC', match[0])}}}", text
+    )
     text = re.sub(r"—(?=[\d.$\\(])", "-", text).replace("—", " ")  # a minus, or a pause
     text = _ROOT.sub(r"\\sqrt{\1\2\3}", text.translate(_UNICODE))
     return _IDEOGRAPH.sub(" ", text)

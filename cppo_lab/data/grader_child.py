@@ -27,7 +27,11 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
 _LETTERS = r"i\.\s?e\.|e\.\s?g\.|[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
-_JOINT = r"(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])"
+_ALTERNATIVE = r"or|xor|versus|vs|alternatively|maybe|perhaps|possibly|或者?|∨|\\(?:lor|vee)"
+_OR, _JOINT = (
+    re.compile(rf"\\text[a-z]*\s*\{{\s*(?:{words})\s*\}}|(?<![\\A-Za-z])(?:{words})(?![A-Za-z])")
+    for words in (_ALTERNATIVE, f"{_ALTERNATIVE}|and")
+)
 _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
@@ -35,7 +39,7 @@ _TEXT_CONTENT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^
 _NUMBER_IN_TEXT = re.compile(
     r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{((?:[^{}]*[^{}\w^])?[0-9]+(?!\w)[^{}]*)\}"
 )
-_BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT}")
+_BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
 _ASIDE = re.compile(r"\(\s*((?:or|and)\b[^()]*)\)")
 _MOST_PIECES = 8
 _TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
@@ -48,34 +52,49 @@ _APART = re.compile(
 # A truth with one of these may be more than one number, and its formula may have the signs above.
 _LISTING = re.compile(
     r"[,;<>|&]|\\(?:\\|\{|(?:cup|cap|in|pm|mp|[lg]eq?|[lg]t|neq?|to|(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge)"
-    rf"(?![A-Za-z]))|{_JOINT}"
+    rf"(?![A-Za-z]))|{_JOINT.pattern}"
 )
-_UNITS = (
-    *(
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    *(f"{stem}teen" for stem in ("thir", "four", "fif", "six", "seven", "eigh", "nine")),
+_DIGITS = "one|two|three|four|five|six|seven|eight|nine"
+_TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_NUMBERS = dict(
+    zip(f"{_DIGITS}|{_TEENS}|{_TENS}".split("|"), (*range(1, 20), *range(20, 100, 10)), strict=True)
 )
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_PART = "half|halve|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
+_PARTS = dict(zip(_PART.split("|"), (2, *range(2, 5), *range(4, 11)), strict=True))
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "万": 4, "亿": 8}
 _SCALED = re.compile(rf"(?i)(?<=\d)\s*(?:\\text\s*\{{\s*)?({'|'.join(_SCALES)})(?![A-Za-z])\s*\}}?")
-_NOUN = r"(?i)\s+(?!and\b|or\b)[a-z]"
+_SMALL = rf"(?:(?:{_TENS})(?:[-\s](?:{_DIGITS}))?|{_TEENS}|{_DIGITS}|zero)"
+_GROUP = rf"(?:(?:{_SMALL}|an?)\s+)?(?:{'|'.join(_SCALES)})"
+_COUNT = rf"{_GROUP}(?:\s+(?:and\s+)?{_GROUP})*(?:\s+(?:and\s+)?{_SMALL})?|{_SMALL}"
+# "forty-two", "one hundred and five", "three quarters", "7 eighths", "half"
 _NAME = re.compile(
-    rf"(?i)(?<![\\A-Za-z])(?:({'|'.join(_TENS)})(?:[-\s]({'|'.join(_UNITS[1:10])}))?|"
-    rf"((?<=or )one|one(?= or\b)|{'|'.join(_UNITS[2:])}|zero)|(hundred|thousand|million))(?![A-Za-z])"
+    rf"(?i)(?<![\\A-Za-z])(?!one\s+of\b)(?:(?:({_COUNT}|an?|[0-9]+)[-\s]+)?({_PART})s?|({_COUNT}))(?![A-Za-z])"
 )
+_NOUN = re.compile(r"(?i)\s+(?!and\b|or\b)[a-z]")
+# What an answer says that it is not: "not 42", "42 is wrong", "5 (not 6)", "x \\neq 5", "> 5".
+_CHUNK = r"(?:[^\s,;().$]|[.,](?=\d))+"
+_TERM = rf"(?:\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)|(?=\S*[\d\\]|(?-i:[A-Zb-z])\b){_CHUNK})"
+_VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
+_NOT = (
+    rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
+    r"greater|larger|smaller)\s+than|(?:^|any(?:thing)?\s+)(?:but|except|other\s+than))\b|[不非][是等于为]*)"
+)
+_WRONG = rf"(?:{_VERB}\s+(?:{_NOT}|(?:wrong|incorrect|false)\b)|(?:cannot|nor|(?:{_VERB}|ca|wo)n['´]?t)\b)"
+_SIGN = (
+    r"(?:\\neq?(?![A-Za-z])|\\not\s*=|=/=|<>|\\(?:neg|lnot)(?![A-Za-z])|(?<!\S)!=|¬|[≮≯]|"
+    r"^[\s$]*(?:[<>]=?|\\[lg]eq?(?![A-Za-z])))"
+)
+_OBJECT = (
+    rf"(?:\s+(?!but\b)[a-z]+){{0,4}}?\s*(?:\\approx\s*)?{_TERM}"
+    rf"(?:(?:\s*[-+*/=]\s*|,?\s*(?:or|nor|and)\s+){_TERM})*"
+)
+_DENIAL = re.compile(
+    rf"(?i){_TERM}\s+{_WRONG}(?:{_OBJECT})?|{_NOT}{_OBJECT}|(?:{_CHUNK})?\s*{_SIGN}\s*{_TERM}"
+)
+_UNEQUAL = re.compile(rf"(?i){_NOT}|{_SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+# The base in which a number is written: 42_8
+_BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!10\b)(\w+)")
 
 
 def main(limit_seconds: float, memory_bytes: int) -> None:
@@ -129,24 +148,25 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         )
 
     def grade(answer: str, marked: bool, truth: str) -> bool:
-        found = readings(answer, truth) if marked else [[answer]]
-        return any(all(right(text, truth) for text in texts) for texts in found)
+        if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)):
+            return False
+        if not marked:
+            return right(_asserted(answer, truth), truth)
+        return all(
+            any(all(right(text, truth) for text in texts) for texts in readings(part, truth))
+            for part in alternatives(answer, truth)
+        )
 
     for example in ("$\\frac{1}{2}$", "Answer: 0.5"):
         grade(example, True, "1/2")
     return grade
 
 
-def readings(answer: str, truth: str) -> list[list[str]]:
-    """The forms in which a marked answer is put to math-verify; it is right if all texts of one of them are.
-
-    math-verify finds LaTeX only between delimiters. Without delimiters, "\\frac12" is a formula, and "5 cm" either a
-    number with its unit or a product of symbols: the product if the truth has these symbols, too. "12 or 13" counts as
-    a formula (a set of two numbers). Every number between words has to be right ("12 cm or 13 cm"): offering several
-    answers must not pay. So do numbers with another sign between them ("12 & 13", "12 -> 13") or in words ("12 or
-    thirteen"), if the truth is a single one.
+def alternatives(answer: str, truth: str) -> list[str]:
+    """What a marked answer offers, without what it denies ("12 (not 13)") and with its number words in digits: all of
+    it has to be right, so that offering several answers does not pay. Several, if the truth is a single one and words
+    or signs that belong to no formula join them ("12 or x", "12 & 13", "12 -> 13").
     """
-    single = not _LISTING.search(truth)
     answer = _SCALED.sub(
         lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", _ASIDE.sub(r"\1", answer)
     )
@@ -154,14 +174,30 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         answer = _NAME.sub(_named, _TEXT_CONTENT.sub(r" \1 ", answer))
     elif re.search("[0-9]", _TEXT.sub("", answer)):  # of "42 \\text{ or 43}" both are numbers
         answer = _NUMBER_IN_TEXT.sub(r" \1 ", answer)
+    answer = _asserted(answer, truth)
+    single = not _LISTING.search(truth)
     if single:
         answer = _APART.sub(" or ", answer)
     answer = _BARE_ROOT.sub(r"\\sqrt{\1\2}", _FUNCTION.sub(r"\\\g<0>", answer))
+    joint = _OR if _WORD.search(answer) else _JOINT  # "and" may join words
+    parts = joint.split(re.sub(r"\\[()\[\]]|\$", " ", answer))
+    parts = list(filter(None, (_balanced(_TRIMMED.sub("", part)) for part in parts)))
+    return parts if single and len(parts) > 1 else [answer]
+
+
+def readings(answer: str, truth: str) -> list[list[str]]:
+    """The forms in which an alternative is put to math-verify; it is right if all texts of one of them are.
+
+    math-verify finds LaTeX only between delimiters. Without delimiters, "\\frac12" is a formula, and "5 cm" either a
+    number with its unit or a product of symbols: the product if the truth has these symbols, too. Every number between
+    words has to be right ("12 cm, maybe 13 cm").
+    """
+    single = not _LISTING.search(truth)
     bare = _ENVIRONMENT.sub(" ", answer)
     if answer.count("$") > 2 and not _WORD.search(bare):
         answer = bare = bare.replace("$", " ")
     whole = _delimited(answer)
-    if not _WORD.search(bare) and not (single and re.search(_JOINT, bare)):
+    if not _WORD.search(bare) and not (single and _JOINT.search(bare)):
         return [[whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     found = []
@@ -171,7 +207,16 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         found.append([_delimited(number) for number in numbers])
         if not single:
             found.append([_delimited(", ".join(numbers))])
-    return found + ([[f"Answer: {answer}"]] if len(numbers) == 1 else [])
+    listed = single and re.search(r",\s", " ".join(numbers))  # "12, 13 apples"
+    return found + ([[f"Answer: {answer}"]] if len(numbers) == 1 and not listed else [])
+
+
+def _asserted(answer: str, truth: str) -> str:
+    """An answer without what it denies; as it is if the truth may be a denial, as x \\neq 2 is."""
+    text = _TEXT_CONTENT.sub(r" \1 ", answer)
+    if _UNEQUAL.search(truth) or not _DENIAL.search(text):
+        return answer
+    return re.sub(r"\(\W*\)|\$\s*\$", " ", _DENIAL.sub(" ", text))
 
 
 def _letters(formula: str) -> set[str]:
@@ -192,15 +237,31 @@ def _between_words(text: str) -> list[str]:
 
 
 def _named(match: "re.Match[str]") -> str:
-    """A number word in digits, apart from the numbers beside it; as it is in "two solutions"."""
-    if re.match(_NOUN, match.string[match.end() :]) and not re.search(
+    """A number word in digits, apart from the numbers beside it; as it is in "two solutions" and "this one"."""
+    noun = _NOUN.match(match.string, match.end()) and not re.search(
         r"(?i)\b(?:and|or)\s$", match.string[: match.start()]
-    ):
-        return match[0]
-    tens, digit, unit, scale = (part and part.lower() for part in match.groups())
-    number = 10 * (_TENS.index(tens) + 2) + (_UNITS.index(digit) if digit else 0) if tens else 0
-    number = _UNITS.index(unit) if unit else 10 ** _SCALES[scale] if scale else number
-    return f" and {number} and "
+    )
+    return match[0] if noun or match[0].lower() == "one" else f" and {_digits(match)} and "
+
+
+def in_digits(text: str) -> str:
+    """A text with its number words in digits."""
+    return _NAME.sub(_digits, text)
+
+
+def _digits(match: "re.Match[str]") -> str:
+    above, part, count = match.groups()
+    total = current = 0
+    for word in re.findall("[a-z]+", (above or count or "").lower()):
+        if word == "hundred":
+            current = 100 * max(current, 1)
+        elif word in _SCALES:
+            total, current = total + max(current, 1) * 10 ** _SCALES[word], 0
+        else:
+            current += _NUMBERS.get(word, 0)
+    if part is None:
+        return str(total + current)
+    return f"{above if (above or '').isdigit() else total + current or 1}/{_PARTS[part.lower()]}"
 
 
 def _balanced(piece: str) -> str:

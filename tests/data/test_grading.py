@@ -48,7 +48,6 @@ ANSWERS: Table = {
     "1000": (("1,000", "$1{,}000$", "$1\\,000$"), ()),
     "1,000": (("1000",), ()),
     "1000000": (("1,000,000",), ("1,000,001",)),
-    "4": ((), ("four",)),
     "5": (("x = 5",), ()),
     "6": ((), ("x = 5",)),
     "\\frac{1}{2}": (("1/2", "\\frac12", "\\dfrac{2}{4}"), ("\\frac{1}{3}",)),
@@ -203,6 +202,88 @@ CLEANED: Table = {
     "12,13": (("12 and 13", "12 cm and 13 cm"), ()),
 }
 # fmt: on
+# What a careful grader of competition mathematics decides: who denies an answer does not give it, who offers two gives
+# none, and a number stays one in words, in other digits, or with invisible characters in it. Unclear, and decided so: a
+# strict bound ("more than 42") denies 42, "at least 42" may name a minimum; a remark may deny others (5, not 6); the
+# question of a truth in base 8 may ask for the digits alone, but no other base is right; "two solutions" counts, "one
+# of them" does not.
+# fmt: off
+CAREFUL: Table = {
+    "42": (
+        (
+            *("4\u200b2", "\u206042", "42\ufeff", "4\u00ad2", "\u202a42\u202c", "\u200e42\u200f", "\u206642\u2069"),
+            *("4\u200d2", "4\ufe0f2\ufe0f", "\u200942\u2009", "𝟒𝟐", "٤٢", "４２"),
+            *("forty-two", "Forty two", "FORTY-TWO.", "\\text{forty-two}", "**forty-two**", "forty\u2011two"),
+            *("forty-two apples", "the answer is forty-two", "42 (forty-two)"),
+            *("42 (not 43)", "42, not 43", "42 rather than 43", "42 instead of 41", "not 43 but 42", "42 (≠ 43)"),
+            *("42 (not 43 or 44)", "42 (not counting repeats)", "42, since x cannot be negative", "n \\neq 0, n = 42"),
+            *("42 (no other solutions)", "There is no solution other than 42", "42 because n is not prime"),
+            *("42_{10}", "42 (base 10)", "42 in base ten", "42_{\\text{ten}}", "at least 42", "approximately 42"),
+            *("42.", "{42}", "$42$ dollars", "42 apples and oranges", "42 or 42"),
+        ),
+        (
+            *("not 42", "isn't 42", "It isn’t 42", "isnt 42", "NOT 42", "Not 42.", "not (42)", "never 42"),
+            *("\\text{not } 42", "\\text{not 42}", "$\\text{NOT }42$", "42 is wrong", "42 isn't right"),
+            *("cannot be 42", "can't be 42", "42 is not the answer", "not equal to 42", "unequal to 42", "不是42"),
+            *("neither 42", "neither 42 nor 43", "42 nor 43", "anything but 42", "other than 42", "not 42 but 43"),
+            *("≠ 42", "≠42", "\\neq 42", "\\ne 42", "\\ne42", "$\\neq 42$", "x \\neq 42", "\\not= 42", "\\not = 42"),
+            *("!= 42", "=/= 42", "<> 42", "¬42", "\\lnot 42", "> 42", "\\ge 42", "≥42", "more than 42", "less than 42"),
+            *("42_8", "42_{8}", "$42_8$", "42₈", "42₍₈₎", "42_{(8)}", "(42)_8", "42_{\\text{hex}}"),
+            *("42_{\\text{eight}}", "42 base 8", "42 (base 8)", "042_8", "not $42$", "not forty-two"),
+            *("42 or x", "x or 42", "42 or \\pi", "\\pi or 42", "42 or none", "42 or \\infty", "42 and \\pi"),
+            *("42 \\text{ or } \\pi", "42 ∨ x", "42 xor x", "42, maybe \\pi", "42 versus \\pi", "42 或 \\pi"),
+            *("42 or more", "42, 43 apples", "one of 42, 43", "forty-two or forty-three", "forty"),
+            *("one hundred forty-two", "forty-two hundred"),
+        ),
+    ),
+    "x": (("x", "x or x"), ("x or y", "y or x", "$x$ or $y$", "\\text{x or y}", "x and y", "not x", "x ∨ y")),
+    "\\sqrt{2}": (
+        ("√2", "\\sqrt2 or \\sqrt{2}"),
+        (
+            "\\sqrt2 or \\pi", "\\pi or \\sqrt2", "$\\sqrt2$ or $\\pi$", "√2 or π", "\\sqrt2 & \\pi", "not \\sqrt2",
+            "\\sqrt{2} \\text{ or } \\pi", "\\sqrt{2} and \\sqrt{3}", "\\neq \\sqrt2",
+        ),
+    ),
+    "\\pi": (("pi",), ("\\sqrt2 or \\pi", "\\pi or e", "pi or e", "not \\pi", "\\pi & \\sqrt2")),
+    "3.14": ((), ("\\pi or 3.14", "pi or 3.14")),
+    "2n": (("2n",), ("n or 2n", "2n or n", "n and 2n")),
+    "n^2": ((), ("n^2 or n",)),
+    "A": (
+        ("A", "(A)", "\\text{A}", "\\textbf{(A)}"),
+        ("A or B", "B or A", "either A or B", "(A) or (B)", "A and B", "A nor B", "not A", "≠ A", "A/B", "A | B"),
+    ),
+    "1": (("one", "One"), ("either 1 or 2", "one or two", "neither 1 nor 2", "one of them", "1 or more", "neither")),
+    "2": (("two", "two solutions"), ("2_3", "one or two", "two halves", "twenty-two")),
+    "4": (("four", "4 (not five)"), ("fourteen", "not four")),
+    "5": (
+        ("5 (not 6)", "5, not 6", "5 not 6", "not 6 but 5", "five (not six)", "5 (instead of 6)"),
+        ("6 (not 5)", "not 5 but 6", "5 is not 6"),
+    ),
+    "6": ((), ("5 (not 6)", "5, not 6", "5 (≠ 6)", "five, not six")),
+    "-5": (("−5", "minus five", "negative five", "-five"), ("five",)),
+    "7": (("seven", "Seven."), ("seven or eight", "seven hundred", "seventy", "seven eighths", "7 eighths", "seventh")),
+    "0": (("zero", "↉"), ("not zero",)),
+    "105": (("one hundred and five", "one hundred five"), ("one hundred", "five")),
+    "1200": (("twelve hundred", "one thousand two hundred"), ()),
+    "1000000": (("a million", "one million"), ()),
+    "1000": (("1\u2006000", "1\u202f000", "one thousand"), ()),
+    "100": (("10²", "one hundred"), ("10₂",)),
+    "1/3": (("⅓", "$⅓$", "one third", "one-third"), ("⅔", "1⅓", "not ⅓")),
+    "1/2": (("half", "one half", "a half", "1/2 (not 1/3)"), ("\\neq \\frac{1}{2}", "½ or ⅓", "not half")),
+    "3/4": (("three quarters", "three fourths", "¾"), ("three",)),
+    "2/5": (("⅖",), ()),
+    "7/8": (("⅞", "seven eighths"), ()),
+    "5/2": (("2½", "2 ½", "$2½$"), ("½",)),
+    "-\\frac{5}{2}": (("−2½", "-2 ½"), ()),
+    "42_8": (("42_8", "42_{8}", "42₈", "42 (base 8)", "42_{\\text{eight}}", "42"), ("42_9", "34")),
+    "x_2": (("x₂", "x_2"), ("x",)),
+    "x \\neq 2": (("x ≠ 2", "x \\ne 2"), ("x = 2",)),
+    "(1,2)": (("(1, 2) (not (2, 1))",), ("not (1,2)", "(1,2) or (2,1)")),
+    "12, 13": (("12 and 13", "12, 13 (not 14)"), ("not 12 and 13",)),
+    "\\text{not prime}": (("not prime",), ("prime",)),
+    "4\u200b2": (("42",), ("4",)),
+}
+# fmt: on
 # fmt: off
 RESPONSES: Table = {
     "42": (
@@ -215,12 +296,14 @@ RESPONSES: Table = {
             "<answer>42</answer> took 7 steps", "<Answer>\n$$42$$\n</Answer> 7",
             "<answer>41</answer><answer>42</answer> 7", "<final_answer>Answer: 42</final_answer>",
             "Answer: <answer>42</answer>", "<answer></answer> so it is 42", "等于42", "等于４２。",
-            "The final answer is 42. It took 7 steps.",
+            "The final answer is 42. It took 7 steps.", "The final answer is forty-two.", "An\u200bswer:\u200b 42",
+            "so n is not 6 but 42.",
         ),
         (
             "First \\boxed{42}, no: \\boxed{41}", "Answer: 42\nAnswer: 41", "so the result is 43.",
             "I do not know", "", "<think>Answer: 42</think> Answer: 41", "<think>It is 42. Answer: 42",
             "<think>a</think>b<think>c Answer: 42", "<think>a</think>Answer: 42<think>", "答案：41\n等于42",
+            "so the answer is not 42.", "so it isn't 42", "so it is 42_8",
         ),
     ),
     "41": ((), ("<answer>42</answer>",)),
@@ -256,7 +339,8 @@ def rows(table: Table, before: str = "") -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize(
     ("response", "truth", "verdict"),
-    [row for table in (ANSWERS, CLEANED) for row in rows(table, "Some work.\nAnswer: ")] + rows(RESPONSES),
+    [row for table in (ANSWERS, CLEANED, CAREFUL) for row in rows(table, "Some work.\nAnswer: ")]
+    + rows(RESPONSES),
 )
 def test_the_table_of_answers(response: str, truth: str, verdict: float) -> None:
     result = grade(response, truth)
