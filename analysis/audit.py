@@ -65,7 +65,7 @@ class AuditRun:
     """One run of the paper: its selected step, and how robust that selection is.
 
     `points`: evaluations inside the window; `half_grid`: how many of its single-benchmark values are an odd multiple of
-    1/960 rather than k/480, i.e. the mean of two evaluations; `noise`: see `scoring.step_noise`, in points. `late`: mean
+    1/960 rather than k/480, i.e. the mean of two evaluations; `noise`: `scoring.step_noise`, in points. `late`: mean
     of the last 30 % of the window in percent; `printed_rank` and `late_rank` are ranks within the model.
     """
 

@@ -177,7 +177,9 @@ def _caution(core: str, judged: bool) -> str:
     if core == schema.PAPER:
         return "The runs are the paper's own, read off its curves: the claims are compared with the paper's own data."
     if miniature_of(core):
-        return f"{'Verdicts' if judged else 'Results'} of core={core} are no evidence for or against the paper."
+        return (
+            f"{'Verdicts' if judged else 'Results'} of core={core} are no evidence for or against the paper."
+        )
     return ""
 
 

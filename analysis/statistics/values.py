@@ -97,8 +97,8 @@ class Quantity(StrEnum):
 class RunValues:
     """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
 
-    `step_noise`: scatter of one evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in the
-    window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
+    `step_noise`: scatter of one evaluation (`scoring.step_noise`); None for fewer than 3 late ones. `evaluations` in
+    the window, `late` of them in its last part. `ended`: the last validation of a collapsed run, else the end of
     the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`: the
     quantity of a claim that is not about a score (`verdicts.with_quantity`).
     """

@@ -428,9 +428,9 @@ def plan_arguments(command: CommandParser) -> None:
     )
     command.add_argument(
         "--effect",
-        metavar="POINTS",
-        help="with --power: the true lead to assume (default: the paper's final means; for the sweep's own hypotheses "
-        "twice the smallest lead that counts)",
+        metavar="POINTS|table1",
+        help="with --power: the true lead to assume (default: the paper's final means, or with table1 its Table 1; for "
+        "the sweep's own hypotheses twice the smallest lead that counts)",
     )
 
 

@@ -42,21 +42,23 @@ Costs = Mapping[str, Cost | None]
 DEVIATIONS = (1.0, 2.0)
 # Percent, of the log ratio of errors of one seed; docs/statistics.md has those of the exact study.
 ERROR_DEVIATIONS = (30.0, 60.0)
+TABLE_1 = "table1"  # as --effect
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 
 
 @dataclass(frozen=True)
 class PowerQuestion:
     """Standard `deviations` of runs over seeds (empty: the usual ones), and the lead `effect` of each claim's methods
-    over the next tier, in points. None: the paper's final means; for a sweep's hypotheses, twice the smallest
-    advantage that counts. `correlation`: of runs of the same seed. `error_deviations`: of the log ratio of errors, in
-    percent.
+    over the next tier, in points. None: the paper's final means (with `best_steps` the scores of its Table 1); for a
+    sweep's hypotheses, twice the smallest advantage that counts. `correlation`: of runs of the same seed.
+    `error_deviations`: of the log ratio of errors, in percent.
     """
 
     deviations: tuple[float, ...]
     effect: float | None
     correlation: float
     error_deviations: tuple[float, ...]
+    best_steps: bool = False
 
     def deviations_of(self, core: str, by_core: bool) -> tuple[float, ...]:
         """The deviations to assume: those of the paper's models, or (`by_core`) those of a core's runs."""
@@ -75,7 +77,8 @@ def parse_question(
         raise UserError(f"--correlation={correlation}: must be a number of at least 0 and below 1")
     return PowerQuestion(
         deviations=_deviations("--deviation", deviation),
-        effect=None if effect is None else _points("--effect", effect),
+        effect=None if effect is None or effect == TABLE_1 else _points("--effect", effect),
+        best_steps=effect == TABLE_1,
         correlation=coefficient,
         error_deviations=_deviations("--error-deviation", error_deviation) or ERROR_DEVIATIONS,
     )
@@ -94,7 +97,8 @@ def _points(option: str, text: str) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) <= 100:
-        raise UserError(f"{option}={text}: must be a number of points between -100 and 100")
+        other = f", or {TABLE_1}" if option == "--effect" else ""
+        raise UserError(f"{option}={text}: must be a number of points between -100 and 100{other}")
     return value
 
 
@@ -123,7 +127,7 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
             lead = claim.lead if question.effect is None else question.effect / 100
             means = _means_with(claim, planned, lead, lengths)
         elif question.effect is None:
-            means = _paper_means(plan, claim.sweep)
+            means = _paper_means(plan, claim.sweep, question.best_steps)
         elif claim.kind is Kind.TREND:
             continue  # one lead for all lengths implies no growth
         else:
@@ -231,8 +235,10 @@ def _means_with(
     }
 
 
-def _paper_means(plan: Plan, sweep: str) -> Means:
-    """The paper's final means for the models of the plan: each stands for the published model at its place."""
+def _paper_means(plan: Plan, sweep: str, best_steps: bool) -> Means:
+    """The paper's final means, or best steps, for the models of the plan: each stands for the published model at its
+    place.
+    """
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [candidate for candidate in plan.sweeps if candidate.name == sweep]
     originals = [
@@ -245,9 +251,12 @@ def _paper_means(plan: Plan, sweep: str) -> Means:
     for run in reference_runs():
         if sweep not in run.sweeps:
             continue
-        late = [value for step, value in run.points[metric].items() if step > schema.late_after(run.t_stop)]
+        curve = run.points[metric]
+        late = [value for step, value in curve.items() if step > schema.late_after(run.t_stop)]
         # A run that the paper ended early is at its last score.
-        score = fmean(late) if late else run.points[metric][max(run.points[metric])]
+        score = fmean(late) if late else curve[max(curve)]
+        if best_steps:
+            score = max(value for step, value in curve.items() if step <= run.t_stop)
         slug = run.model.lower().replace("-", "_").replace(".", "_")
         for model, original in stands_for.items():
             if original == slug:
@@ -296,7 +305,7 @@ def power_text(
         effect = (
             f"a lead of {question.effect:g} points"
             if question.effect is not None
-            else _default_effects(scores)
+            else _default_effects(scores, question.best_steps)
         )
         note += (
             f" For claims about scores, if the truth is {effect} (none for an equivalence) and runs of one method "
@@ -323,13 +332,15 @@ def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
     return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
 
 
-def _default_effects(powers: Sequence[PlannedPower]) -> str:
+def _default_effects(powers: Sequence[PlannedPower], best_steps: bool) -> str:
     """What is assumed without `--effect`. Only the hypotheses of a sweep file name the seeds that test them."""
     hypotheses = [planned for planned in powers if planned.claim.seeds is not None]
     lead = "a lead of twice the smallest advantage that counts"
     if len(hypotheses) == len(powers):
         return lead
     paper = "the paper's final means, which are not the best steps of its Table 1"
+    if best_steps:
+        paper = "the paper's Table 1, whose best steps are taken as if they were final means"
     return paper + (f" (for the sweep's own hypotheses {lead})" if hypotheses else "")
 
 
@@ -408,7 +419,7 @@ def power_values(
 
 def _lead(planned: PlannedPower, question: PowerQuestion) -> float | str:
     """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
-    the paper's final means.
+    the paper's final means, TABLE_1 for its best steps.
     """
     if planned.claim.of_errors:
         return round(math.exp(-planned.claim.lead), 4)
@@ -416,7 +427,9 @@ def _lead(planned: PlannedPower, question: PowerQuestion) -> float | str:
         return 0.0
     if question.effect is not None:
         return question.effect
-    return "paper" if planned.claim.seeds is None else round(100 * planned.claim.lead, 6)
+    if planned.claim.seeds is not None:
+        return round(100 * planned.claim.lead, 6)
+    return TABLE_1 if question.best_steps else "paper"
 
 
 # A sweep that claims nothing
