@@ -13,13 +13,13 @@ from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.answers.view import answers_view
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import Headline
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses, Standing, standing
 from cppo_lab.reports.run_list import anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import Table

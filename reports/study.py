@@ -11,6 +11,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import describe_gap
+from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.reports.answers.view import kept_answers
 from cppo_lab.reports.build import Contents
@@ -22,7 +23,6 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.reports.sections import (
     Scored,
     Section,

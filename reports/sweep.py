@@ -11,6 +11,7 @@ from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.exact_study import READ
+from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.statistics.verdicts import verdicts
 from cppo_lab.reports.answers.view import kept_answers
 from cppo_lab.reports.audit import audit_section
@@ -25,7 +26,6 @@ from cppo_lab.reports.mismatch import SHOWN, mismatch_section
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.reports.sections import (
     Scored,
     Section,

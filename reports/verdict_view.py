@@ -9,6 +9,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, claims_about
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
+from cppo_lab.analysis.statistics.registration import Standing, is_exploratory
 from cppo_lab.analysis.statistics.summary import CANNOT, Statistics
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import (
@@ -31,7 +32,6 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
-from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.tables import TextRow, TextTable
 
 OVER_MODELS = "mean over models"

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,12 @@ from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.file import Search, Sweep
-    from cppo_lab.sweep.plan import Plan
+    from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.parents import SweepText
 
     Request = ReportRequest | StudyRequest
@@ -191,7 +188,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
-    from cppo_lab.sweep.claims import axes_of, grids_of
+    from cppo_lab.sweep.claims import axes_of, grids_of, stated_in
     from cppo_lab.tracking.parents import SweepText
 
     plan, uri = planned(options)
@@ -207,7 +204,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "palette": options.palette,
         **options.about_figures,
     }
-    stated = _stated(plan, uri, experiment)
+    stated = stated_in(plan, uri, experiment)
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)
         return StudyRequest(plan.name, uri, experiment, grids, out, stated=stated, **about), text
@@ -221,59 +218,6 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "pairing": grids[0].pairing,
     }
     return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
-
-
-def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
-    """The hypotheses of the plan's sweeps, by sweep, and what is registered for each.
-
-    Raises UserError if the store cannot be read.
-    """
-    from cppo_lab.tracking.parents import deleted_starts
-    from cppo_lab.tracking.read import reading
-
-    with reading(uri) as client:
-        deleted = deleted_starts(client, experiment) if any(sweep.hypotheses for sweep in plan.sweeps) else {}
-        return {sweep.name: _hypotheses(plan, sweep, client, experiment, deleted) for sweep in plan.sweeps}
-
-
-def _hypotheses(
-    plan: "Plan", sweep: "Sweep", client: Any, experiment: str, deleted: "Mapping[str, int]"
-) -> "Hypotheses":
-    """The hypotheses of a sweep as claims, with what MLflow's `client` has of their registrations. `deleted`: when
-    deleted runs began.
-    """
-    from cppo_lab.reports.registration import Hypotheses, Registered
-    from cppo_lab.runs.machine import code_version
-    from cppo_lab.sweep.claims import claims_of, registered_pairing
-    from cppo_lab.sweep.file import differences
-    from cppo_lab.tracking.parents import find_registrations, read_statement
-
-    registrations = find_registrations(client, experiment, sweep.name)
-    registered = [
-        Registered(registration.digest, registration.time_ms, registration.code)
-        for registration in registrations
-    ]
-    if not sweep.hypotheses:
-        return Hypotheses(registered=tuple(registered))
-    declared = plan.declared[sweep.name]
-    text, digest = plan.statement(sweep)
-    in_force = [
-        registration for registration in registrations if registration.covers(digest, declared.settings)
-    ]
-    for i, registration in enumerate(registrations):
-        if registration.digest == digest:
-            registered[i] = replace(registered[i], settings_differ=registration not in in_force)
-        elif (before := read_statement(client, registration)) is not None:
-            registered[i] = replace(registered[i], changes=differences(before, text))
-    pairing = registered_pairing(plan, sweep, in_force)
-    claims = claims_of(sweep, plan.is_study, declared.places)
-    return Hypotheses(
-        claims=tuple(claim if claim.of_errors else replace(claim, pairing=pairing) for claim in claims),
-        digest=digest,
-        registered=tuple(registered),
-        code=code_version(),
-        deleted=deleted,
-    )
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:

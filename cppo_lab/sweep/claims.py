@@ -3,17 +3,22 @@ simulates, and its grids with their axes and baselines.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
 from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
+from cppo_lab.analysis.statistics.registration import Hypotheses, Registered
 from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.core_records import core_of
+from cppo_lab.runs.machine import code_version
 from cppo_lab.sweep.enumerate import RunPlace, axis_values
-from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep
+from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep, differences
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.parents import Registration
+
+if TYPE_CHECKING:
+    from cppo_lab.tracking.parents import Registration
 
 
 def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
@@ -63,7 +68,7 @@ def _key(sweep: Sweep, key: str, in_study: bool) -> str:
     return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
 
 
-def registered_pairing(plan: Plan, sweep: Sweep, registrations: Sequence[Registration]) -> bool | None:
+def _registered_pairing(plan: Plan, sweep: Sweep, registrations: "Sequence[Registration]") -> bool | None:
     """Whether the hypotheses were registered (those in force, the oldest first) as comparisons seed by seed; None
     if that is how their runs are compared now.
     """
@@ -126,3 +131,48 @@ def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
         return None
 
     return Baseline(baseline, {variant: base for variant in at if (base := counterpart(variant)) is not None})
+
+
+def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
+    """The hypotheses of the plan's sweeps, by sweep, and what the store at `uri` has registered for each.
+
+    Raises UserError if the store cannot be read.
+    """
+    from cppo_lab.tracking.parents import deleted_starts
+    from cppo_lab.tracking.read import reading
+
+    with reading(uri) as client:
+        deleted = deleted_starts(client, experiment) if any(sweep.hypotheses for sweep in plan.sweeps) else {}
+        return {sweep.name: _stated(plan, sweep, client, experiment, deleted) for sweep in plan.sweeps}
+
+
+def _stated(plan: Plan, sweep: Sweep, client: Any, experiment: str, deleted: Mapping[str, int]) -> Hypotheses:
+    """`client`: MLflow's. `deleted`: when deleted runs began."""
+    from cppo_lab.tracking.parents import find_registrations, read_statement
+
+    registrations = find_registrations(client, experiment, sweep.name)
+    registered = [
+        Registered(registration.digest, registration.time_ms, registration.code)
+        for registration in registrations
+    ]
+    if not sweep.hypotheses:
+        return Hypotheses(registered=tuple(registered))
+    declared = plan.declared[sweep.name]
+    text, digest = plan.statement(sweep)
+    in_force = [
+        registration for registration in registrations if registration.covers(digest, declared.settings)
+    ]
+    for i, registration in enumerate(registrations):
+        if registration.digest == digest:
+            registered[i] = replace(registered[i], settings_differ=registration not in in_force)
+        elif (before := read_statement(client, registration)) is not None:
+            registered[i] = replace(registered[i], changes=differences(before, text))
+    pairing = _registered_pairing(plan, sweep, in_force)
+    claims = claims_of(sweep, plan.is_study, declared.places)
+    return Hypotheses(
+        claims=tuple(claim if claim.of_errors else replace(claim, pairing=pairing) for claim in claims),
+        digest=digest,
+        registered=tuple(registered),
+        code=code_version(),
+        deleted=deleted,
+    )

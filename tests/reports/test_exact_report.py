@@ -12,10 +12,10 @@ import pytest
 
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, log_size
+from cppo_lab.analysis.statistics.registration import Hypotheses
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.reports import exact_view
-from cppo_lab.reports.registration import Hypotheses
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan

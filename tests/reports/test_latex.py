@@ -8,10 +8,10 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.registration import Standing
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import comparison_table
-from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import latex, latex_wrapper
