@@ -15,7 +15,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import (
     LateMean,
     Scoreboard,
-    ends_early,
+    late_curve,
     late_means,
     rank_descending,
     step_noise,
@@ -64,13 +64,12 @@ class AuditCell:
 class AuditRun:
     """One run of the paper: its selected step, and how robust that selection is.
 
-    `points`: evaluations inside the window; `half_grid`: how many of its single-benchmark values are an odd multiple of
-    1/960 rather than k/480, i.e. the mean of two evaluations; `noise`: `scoring.step_noise`, in points. `late`: mean
-    of the last 30 % of the window in percent; `printed_rank` and `late_rank` are ranks within the model.
+    `half_grid`: how many of its single-benchmark `values` are an odd multiple of 1/960 rather than k/480, i.e. the mean
+    of two evaluations; `noise`: see `scoring.step_noise`, in points. `late`: mean of the last 30 % of the window;
+    `printed_rank`: its rank within the model. `ends_early`: whether its last evaluation lies before its T_stop.
     """
 
     score: RunScore
-    points: int
     values: int
     half_grid: int
     noise: float | None
@@ -142,16 +141,16 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
         curve = board.curves.of(score.mlflow_id or "")
         window = curve if score.t_stop is None else curve[curve.index <= score.t_stop]
         parts = window[list(board.benchmarks)]
+        noise, last = step_noise(late_curve(curve, score.t_stop)), score.choice.last_step
         runs.append(
             AuditRun(
                 score=score,
-                points=len(window),
                 values=int(parts.notna().to_numpy().sum()),
                 half_grid=half_grid_values(parts),
-                noise=None if (noise := step_noise(curve, score.t_stop)) is None else 100 * noise,
+                noise=None if noise is None else 100 * noise,
                 late=late[pair],
                 printed_rank=printed_ranks.get(pair),
-                ends_early=ends_early(score),
+                ends_early=score.t_stop is not None and last is not None and last < score.t_stop,
             )
         )
     return Audit(tuple(cells), tuple(runs))

@@ -122,21 +122,6 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     )
 
 
-class PointsByMetric:
-    """Looks up the points of single runs and metrics in a frame of `points_frame`: filtering the whole frame would take
-    longer the more points it has.
-    """
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self._frame = frame
-        self._rows = frame.groupby(["metric", "mlflow_id"], observed=True).indices
-
-    def of(self, metric: str, mlflow_ids: Iterable[str | None]) -> pd.DataFrame:
-        """The points of a metric in these runs, in the order of the frame."""
-        rows = [self._rows.get((metric, mlflow_id), ()) for mlflow_id in mlflow_ids]
-        return self._frame.take(np.sort(np.concatenate([np.empty(0, np.int64), *rows])).astype(np.int64))
-
-
 def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[np.int64]) -> pd.Categorical:
     kind = np.min_scalar_type(-max(1, len(names)))
     categories = pd.Index(names, dtype=object)

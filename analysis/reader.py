@@ -5,7 +5,6 @@ run more than once (a retry) appears once: the newest run that is a result, or t
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -20,36 +19,23 @@ from cppo_lab.analysis.points import (
     run_id_of,
 )
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.core_records import seed_fixes_start
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import experiment_id, histories, newest_runs, reading, search_runs, stored_run
 
 
-@dataclass(frozen=True, eq=False)
-class StoreListing:
-    """A snapshot of the runs of `experiment` in the store at `uri`, without their histories."""
-
-    uri: str
-    experiment: str
-    runs: tuple[StoredRun, ...]
-
-    def of_sweep(self, sweep: str, run_ids: Collection[str]) -> list[StoredRun]:
-        """The runs that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`."""
-        tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
-        return [run for run in self.runs if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in wanted]
-
-
-def list_runs(uri: str, experiment: str, tag: str | None = None) -> StoreListing:
-    """The runs of an experiment that have `tag` (None: all).
+def list_runs(uri: str, experiment: str, tag: str | None = None) -> list[StoredRun]:
+    """The runs of an experiment that have `tag` (None: all), without their histories.
 
     Raises UserError if the store or the experiment does not exist, or if the experiment was deleted.
     """
     address.require_store(uri)
     with reading(uri) as client:
-        runs = search_runs(client, experiment_id(client, experiment, uri), tag=tag)
-        return StoreListing(uri, experiment, tuple(map(stored_run, runs)))
+        return [
+            stored_run(run) for run in search_runs(client, experiment_id(client, experiment, uri), tag=tag)
+        ]
 
 
 def read_sweep(
@@ -58,7 +44,7 @@ def read_sweep(
     sweep: str,
     metrics: Callable[[str], bool] | None = None,
     run_ids: Collection[str] = (),
-    listing: StoreListing | None = None,
+    listing: Sequence[StoredRun] | None = None,
 ) -> SweepData:
     """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
     `run_ids` (a run may have been trained by another sweep). `metrics` decides by name which metrics to read (None:
@@ -67,10 +53,11 @@ def read_sweep(
     Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
     it belongs to the sweep.
     """
-    listed = listing or list_runs(uri, experiment)
-    runs = listed.of_sweep(sweep, run_ids)
+    listed = list_runs(uri, experiment) if listing is None else listing
+    tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
+    runs = [run for run in listed if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in wanted]
     if not runs:
-        raise UserError(_nothing_found(experiment, sweep, listed.runs))
+        raise UserError(_nothing_found(experiment, sweep, listed))
     return _sweep_data(uri, experiment, sweep, runs, metrics)
 
 
@@ -80,7 +67,7 @@ def read_runs(
     """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, of any sweep; missing ones are left out. Raises
     UserError as `read_sweep` does for a store or an experiment.
     """
-    runs = [run for run in list_runs(uri, experiment).runs if run.tags.get(schema.TAG_RUN_ID) in run_ids]
+    runs = [run for run in list_runs(uri, experiment) if run.tags.get(schema.TAG_RUN_ID) in run_ids]
     return _sweep_data(uri, experiment, "", runs, metrics)
 
 
@@ -112,7 +99,7 @@ def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
 
     Raises UserError as `read_sweep` does for a store or an experiment.
     """
-    of_searches = list_runs(uri, experiment, schema.TAG_SEARCH).runs
+    of_searches = list_runs(uri, experiment, schema.TAG_SEARCH)
     whole = [run for run in of_searches if schema.TAG_PARENT not in run.tags]
     whole.sort(key=lambda run: (run.start_ms or 0, run.mlflow_id), reverse=True)
     studies: dict[str, tuple[str, ...]] = {}
@@ -136,16 +123,16 @@ def _sweep_data(
         {run.mlflow_id: run.params for run in runs},
         {run.mlflow_id: result_version(run) for run in runs},
         read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}),
-        frozenset(run.mlflow_id for run in runs if _draws_start(run)),
+        frozenset(
+            run.mlflow_id
+            for run in runs
+            # A run without the tag is older than it, or another core's: then the record of its core says it.
+            if run.tags.get(schema.TAG_SEED_FIXES_START) == "true"
+            or core_if_installed(run.tags.get(schema.TAG_CORE, "")).seed_fixes_start
+        ),
         attempts[0].experiment_id if attempts else "",
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
     )
-
-
-def _draws_start(run: StoredRun) -> bool:
-    """A run without the tag is older than it, or another core's: then the record of its core says it."""
-    core = run.tags.get(schema.TAG_CORE, "")
-    return run.tags.get(schema.TAG_SEED_FIXES_START) == "true" or seed_fixes_start(core)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[StoredRun]) -> str:

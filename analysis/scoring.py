@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import PointsByMetric, SweepData
+from cppo_lab.analysis.points import SweepData
 from cppo_lab.analysis.selection import (
     GAPS,
     CellScore,
@@ -72,15 +73,24 @@ class Scoreboard:
 
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
         """The points of a metric that the runs of one cell have, as in `data.metrics`."""
-        return self._logged.of(metric, (run.mlflow_id for run in self.runs_of(model, variant)))
+        return self._points(metric, self.runs_of(model, variant))
 
     def points_of(self, run: RunScore, metric: str) -> pd.DataFrame:
         """The points of a metric of one run, as in `data.metrics`."""
-        return self._logged.of(metric, [run.mlflow_id])
+        return self._points(metric, [run])
+
+    def _points(self, metric: str, runs: Sequence[RunScore]) -> pd.DataFrame:
+        rows = [self._rows.get((metric, run.mlflow_id), ()) for run in runs]
+        places = np.sort(np.concatenate([np.empty(0, np.int64), *rows]))
+        return self.data.metrics.take(places.astype(np.int64))
 
     @cached_property
-    def _logged(self) -> PointsByMetric:
-        return PointsByMetric(self.data.metrics)
+    def _rows(self) -> Mapping[Any, NDArray[np.int64]]:
+        """(metric, run) -> its rows in `data.metrics`, grouped once: filtering takes longer the more points it has."""
+        rows: Mapping[Any, NDArray[np.int64]] = self.data.metrics.groupby(
+            ["metric", "mlflow_id"], observed=True
+        ).indices
+        return rows
 
     @cached_property
     def results(self) -> frozenset[tuple[str, str, int]]:
@@ -226,12 +236,10 @@ def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunSco
 
 @dataclass(frozen=True)
 class LateMean:
-    """One (model, variant): its mean over the late window (None: nothing was evaluated there) and its rank
-    among the variants of the model, 1 being the highest.
+    """The mean of a cell over the late window (None: nothing was evaluated there) and its rank among the variants of
+    the model, 1 being the highest.
     """
 
-    model: str
-    variant: str
     stat: Stat | None
     rank: int | None
 
@@ -243,16 +251,11 @@ def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
     return means[(steps > schema.late_after(end)) & (steps <= end) & means.notna().to_numpy()]
 
 
-def step_noise(curve: pd.DataFrame, t_stop: int | None) -> float | None:
-    """Standard deviation of one evaluation around the run's trend, in the late window; None for fewer than 3 points.
+def step_noise(late: pd.Series) -> float | None:
+    """Standard deviation of one evaluation around the run's trend, in a `late_curve`; None for fewer than 3 points.
 
     Estimated from differences of neighbouring evaluations (divided by sqrt 2), which a slow trend hardly affects.
     """
-    return noise(late_curve(curve, t_stop))
-
-
-def noise(late: pd.Series) -> float | None:
-    """`step_noise` for the result of `late_curve`."""
     steps = np.diff(late.to_numpy(dtype=np.float64))
     if len(steps) < 2:
         return None
@@ -263,7 +266,7 @@ def late_means(board: Scoreboard) -> dict[tuple[str, str], LateMean]:
     """The late mean of every cell of the board, over its finished runs, with ranks inside each model."""
     stats = {pair: Stat.of(_late_values(board, pair)) for pair in board.cells}
     ranks = rank_descending({pair: stat.mean for pair, stat in stats.items() if stat is not None})
-    return {pair: LateMean(*pair, stats[pair], ranks.get(pair)) for pair in board.cells}
+    return {pair: LateMean(stats[pair], ranks.get(pair)) for pair in board.cells}
 
 
 def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
@@ -281,9 +284,3 @@ def rank_descending(values: dict[tuple[str, str], float]) -> dict[tuple[str, str
     series = pd.Series(list(values.values()), dtype=float)
     ranks = series.groupby([model for model, _ in values]).rank(method="min", ascending=False)
     return dict(zip(values, ranks.astype(int).tolist(), strict=True))
-
-
-def ends_early(run: RunScore) -> bool:
-    """Whether the run's last evaluation lies before its T_stop."""
-    last = run.choice.last_step
-    return run.t_stop is not None and last is not None and last < run.t_stop

@@ -1,13 +1,13 @@
 """Reads and scores several sweeps together, and assigns models their roles in the paper's figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
 from cppo_lab.analysis.points import is_result
-from cppo_lab.analysis.reader import StoreListing, list_runs, read_sweep
+from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.errors import UserError
 
@@ -33,11 +33,9 @@ class StudyResults:
     figures need them and the runs have them.
     """
 
-    name: str
-    experiment: str
     sweeps: tuple[StudySweep, ...]
-    positions: Mapping[str, PositionGaps]
-    windows: Mapping[str, TokenWindow]
+    positions: Mapping[str, PositionGaps] = field(default_factory=dict)
+    windows: Mapping[str, TokenWindow] = field(default_factory=dict)
 
     def sweep(self, name: str) -> StudySweep | None:
         """The sweep called `name`; None if the study does not have it."""
@@ -45,8 +43,7 @@ class StudyResults:
 
     def board(self, name: str) -> Scoreboard | None:
         """The scores of a sweep; None if the study does not have it, or if nothing of it can be scored."""
-        sweep = self.sweep(name)
-        return None if sweep is None else sweep.board
+        return self.boards.get(name)
 
     def why_absent(self, name: str) -> str:
         """Why `board(name)` is None."""
@@ -77,40 +74,33 @@ def read_study(
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
     sweep has any score.
     """
-    listed = list_runs(uri, experiment)
-    scored = tuple(_sweep(listed, grid, partial) for grid in sweeps)
+    listing, scored = list_runs(uri, experiment), list[StudySweep]()
+    for grid in sweeps:
+        run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
+        # The ablations show scores only; training metrics are read for the main sweep alone.
+        wanted = is_result if grid.name == MAIN else _is_validation
+        try:
+            data = read_sweep(uri, experiment, grid.name, wanted, run_ids, listing)
+            board = score_sweep(data, grid.expected, partial, grid.pairing)
+            scored.append(StudySweep(grid, board))
+        except UserError as error:
+            if not partial:
+                raise
+            scored.append(StudySweep(grid, None, str(error)))
     if not scored:
         raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
     if all(sweep.board is None for sweep in scored):
         raise UserError(f"study {name!r} has nothing to report: {scored[0].absent}")
-    main = next((sweep.board for sweep in scored if sweep.grid.name == MAIN), None)
-    if main is None:
-        return StudyResults(name, experiment, scored, {}, {})
-    pair = [
-        *main.runs_of(main.models[0], OURS),
-        *main.runs_of(main.models[0], COMPARED),
-    ]
+    study = StudyResults(tuple(scored))
+    if (main := study.board(MAIN)) is None:
+        return study
+    pair = [run for variant in (OURS, COMPARED) for run in main.runs_of(main.models[0], variant)]
     ours = [run for model in main.models for run in main.runs_of(model, OURS)]
-    return StudyResults(
-        name,
-        experiment,
-        scored,
-        read_positions(uri, [run.mlflow_id for run in pair if run.mlflow_id]),
-        read_windows(uri, [run.mlflow_id for run in ours if run.mlflow_id]),
+    return replace(
+        study,
+        positions=read_positions(uri, [run.mlflow_id for run in pair if run.mlflow_id]),
+        windows=read_windows(uri, [run.mlflow_id for run in ours if run.mlflow_id]),
     )
-
-
-def _sweep(listing: StoreListing, grid: SweepGrid, partial: bool) -> StudySweep:
-    run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
-    # The ablations show scores only; training metrics are read for the main sweep alone.
-    wanted = is_result if grid.name == MAIN else _is_validation
-    try:
-        data = read_sweep(listing.uri, listing.experiment, grid.name, wanted, run_ids, listing)
-        return StudySweep(grid, score_sweep(data, grid.expected, partial, grid.pairing))
-    except UserError as error:
-        if not partial:
-            raise
-        return StudySweep(grid, None, str(error))
 
 
 def _is_validation(metric: str) -> bool:

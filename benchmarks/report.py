@@ -44,7 +44,7 @@ from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.schema import TAG_MODEL, TAG_RUN_ID, TAG_SEED, sweep_tag
 start = time.perf_counter()
 listing = list_runs(sys.argv[1], "cppo-mini")
-tags = [run.tags for run in listing.runs]
+tags = [run.tags for run in listing]
 expected = [
     ExpectedRun(one[TAG_RUN_ID], one[TAG_MODEL], one[sweep_tag("demo")], int(one[TAG_SEED])) for one in tags
 ]

@@ -39,7 +39,7 @@ from cppo_lab.tracking import address, uploader
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import ship
-from cppo_lab.tracking.uploader import EVERY_SECONDS, Uploader
+from cppo_lab.tracking.uploader import EVERY_SECONDS, uploading
 from dev.servers import postgres
 from dev.servers.mlflow_server import MlflowServer
 
@@ -114,7 +114,7 @@ class Block:
 def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
     """`log` through our recorder, beside the process that uploads."""
     recorder = Recorder(SPEC, {}, folder, continues=False)
-    with Uploader([folder], uri):
+    with uploading([folder], uri):
         while unsent(folder, uri):
             time.sleep(0.1)  # until that has begun
         for step in range(WAITING):

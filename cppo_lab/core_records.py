@@ -132,29 +132,12 @@ def core_of(name: str) -> CoreRecord:
     return CoreRecord.at(path, name)
 
 
-def miniature_of(name: str) -> str:
-    """`miniature` of the core called `name`; empty if its package is not installed, since reports do without it."""
+def core_if_installed(name: str) -> CoreRecord:
+    """The record of the core called `name`; if its package is not installed, an empty one, which reports do with."""
     try:
-        return core_of(name).miniature
+        return core_of(name)
     except UserError:
-        return ""
-
-
-def score_of(name: str) -> str:
-    """`score` of the core called `name`; empty if it is Avg@k, and if its package is not installed."""
-    try:
-        return core_of(name).score
-    except UserError:
-        return ""
-
-
-@cache
-def seed_fixes_start(name: str) -> bool:
-    """`seed_fixes_start` of the core called `name`; False if its package is not installed."""
-    try:
-        return core_of(name).seed_fixes_start
-    except UserError:
-        return False
+        return CoreRecord(name, title="", note="", settings="", train="", datasets="")
 
 
 def cores_that(part: str) -> list[str]:

@@ -77,6 +77,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def counted(number: int, what: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def nearest(value: object, names: Iterable[str]) -> list[str]:
     """The names that `value` may have meant, those that are equally near together; none if no name is near.
 

@@ -278,7 +278,6 @@ class RedactedLines:
     """
 
     _LONGEST = 1 << 16
-    _END = re.compile(r"[\n\r]")
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.errors import counted
 from cppo_lab.reports.escapes import escape_latex
-from cppo_lab.reports.figures.drawing import Picture, Style, dark_style, render
+from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style, dark_style, render
+from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.paper_text import METHODS
 from cppo_lab.reports.record import About, record
@@ -169,19 +171,34 @@ class Contents:
         return (*self.pictures, *(picture for section in self.sections for picture in section.pictures))
 
 
-class BuildRequest(Protocol):
-    """What to report, and into which folder. Implemented by frozen dataclasses."""
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What to report: of `experiment` of the store at `uri`, into folder `out`. `command` rebuilds the report. `style`:
+    width and font of its figures.
+    """
 
-    @property
-    def out(self) -> Path:
-        """The folder of the report."""
-
-    @property
-    def style(self) -> Style:
-        """How its figures are set."""
+    uri: str
+    experiment: str
+    out: Path
+    command: str = ""
+    style: Style = USUAL_STYLE
 
     def contents(self) -> Contents:
         """Raises UserError if the runs cannot be read or scored."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRequest(BuildRequest):
+    """The report of the sweep or study `name`. `title` and `question` head the page. `partial` allows a grid with gaps,
+    which are marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
+    """
+
+    name: str
+    title: str
+    question: str
+    partial: bool = False
+    palette: str = PAPER
 
 
 def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda text: None) -> Path:
@@ -194,15 +211,11 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     require_ours(out)
     contents = request.contents()
     runs, figures = sum(len(board.runs) for board in contents.boards.values()), len(contents.figures)
-    tell((f"scored {_count(runs, 'run')}; " if runs else "") + f"drawing {_count(figures, 'figure')}")
+    tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(figures, 'figure')}")
     files = _files(contents, request.style)
     tell("writing the page")
     swap_in(out, files, f"{contents.about.name}; {origin(contents.about.core)}")
     return request.out / PAGE
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _files(contents: Contents, style: Style) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from cppo_lab.analysis.statistics.collapse import CellCollapse, LogRank, cell_collapses
 from cppo_lab.analysis.statistics.estimate import Share
-from cppo_lab.analysis.statistics.summary import baseline_of
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.survival import draw, survival_info
@@ -14,7 +13,7 @@ from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 def collapse_section(scored: Scored) -> Section | None:
     """The collapses of a scored sweep; None if no run is finished."""
     board, title = scored.board, scored.title
-    baseline = baseline_of(board.variants, scored.baseline)
+    baseline = scored.statistics.baseline
     cells = cell_collapses(board, run_values(board), baseline)
     if not cells:
         return None

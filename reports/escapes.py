@@ -107,18 +107,14 @@ def escape_json(content: object) -> str:
 
 
 @lru_cache(maxsize=1000)
-def _csv_text(text: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
-
-
-def csv_cell(cell: object) -> object:
-    """A cell that no spreadsheet interprets as a formula: text that begins like one is prefixed with an apostrophe.
+def csv_cell(text: str) -> str:
+    """A text that no spreadsheet interprets as a formula: one that begins like it is prefixed with an apostrophe.
 
     Numbers stay numbers, including negative ones. Line ends become `\\n`, since csv would leave a bare carriage return
     unquoted.
     """
-    return _csv_text(cell) if isinstance(cell, str) else cell
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
 def _one_line(text: str) -> str:
@@ -143,7 +139,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """CSV with \n line ends on every platform; no cell is a formula (`escapes.csv_cell`)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([csv_cell(cell) for cell in header])
-    # Most of a million cells are numbers, which the call would return as they are.
+    writer.writerow(map(csv_cell, header))
     writer.writerows([csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return out.getvalue()

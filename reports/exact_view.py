@@ -262,17 +262,17 @@ def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTabl
         )
         rows.append(TextRow(display_name(condition.variant), condition.variant == OURS, cells))
     headings = (
-        *(
-            "process",
-            "T",
-            "runs",
-            "mean |Δ|",
-            "movement",
-            "over DPPO's",
-            "of it before the update",
-            "mean return",
-        ),
-        *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
+        "process",
+        "T",
+        "runs",
+        "mean |Δ|",
+        "movement",
+        "over DPPO's",
+        "of it before the update",
+        "mean return",
+        "steps on which it falls",
+        "bound / |Δ|",
+        "product bound / |Δ|",
     )
     notes = ("Means over steps and runs; medians for the bounds.",)
     return TextTable("Conditions", "", "rule", headings, tuple(rows), notes)

@@ -7,7 +7,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.statistics.estimate import Estimate, Share, score_limits
-from cppo_lab.core_records import miniature_of, score_of
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.rules import METHODS, known
 
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
@@ -54,13 +54,13 @@ def origin(core: str) -> str:
     """One line on the origin of numbers. Numbers of different origins never share a table without a mark."""
     if core == schema.PAPER:
         return "the paper's own curves (arXiv 2606.10968), not trained here"
-    miniature = miniature_of(core)
+    miniature = core_if_installed(core).miniature
     return f"core={core}" + (f": {miniature}, not comparable with the paper's numbers" if miniature else "")
 
 
 def score_name(core: str, samples: int) -> str:
     """What the scores of a core are: `Avg@16`, or its own name for them."""
-    return score_of(core) or f"Avg@{samples}"
+    return core_if_installed(core).score or f"Avg@{samples}"
 
 
 def objective_name(objective: str) -> str:

@@ -22,6 +22,7 @@ from cppo_lab.analysis.statistics.paired import Difference, with_holm
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import word_of
+from cppo_lab.errors import counted
 from cppo_lab.reports.escapes import escape_latex, escape_markdown
 from cppo_lab.reports.names import (
     ABSENT,
@@ -104,8 +105,6 @@ _Number = tuple[tuple[str, ...], str, str, str]
 
 
 def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_Number]:
-    of_cells = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
-    differences = {(each.model, each.variant): (each, p) for each, p in with_holm(of_cells)}
     for cell in summary.cells:
         pair, place = (cell.model, cell.variant), (sweep, cell.model, cell.variant)
         about = f"{display_name(cell.variant)} on {cell.model}"
@@ -118,8 +117,8 @@ def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_N
         yield place, "FinalLow", _number(low), "lower end of its 95 % interval"
         yield place, "FinalHigh", _number(high), "upper end of it"
         yield place, "Seeds", str(cell.runs), "runs with a result"
-        if pair in differences:
-            yield from _of_difference(place, about, *differences[pair])
+        if (difference := cell.differences.get(Score.FINAL)) is not None:
+            yield from _of_difference(place, about, difference, summary.adjusted.get((*pair, Score.FINAL)))
     overall = [each for each in summary.overall if each.score is Score.FINAL and len(board.models) > 1]
     for each, p in with_holm(overall):
         about = f"{display_name(each.variant)}, mean over the models"
@@ -152,9 +151,9 @@ def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
     results = [run for run in board.runs if run.state not in GAPS]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
     sentences = [
-        f"Sweep {name} has {_counted(len(methods), 'method')} ({_listed(methods)}) on "
-        f"{_counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
-        f"{_counted(len(board.runs), 'run')} {'has' if len(board.runs) == 1 else 'have'} a result"
+        f"Sweep {name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
+        f"{counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
+        f"{counted(len(board.runs), 'run')} {'has' if len(board.runs) == 1 else 'have'} a result"
         + (f", and {collapsed} of them collapsed." if collapsed else "."),
     ]
     if board.gaps:
@@ -202,7 +201,7 @@ def _seeds(board: Scoreboard) -> str:
     cells = {tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells}
     seeds = next(iter(cells))
     if len(cells) == 1 and None not in seeds:
-        return f"with {_counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}) of each method and model"
+        return f"with {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}) of each method and model"
     counts = sorted(set(map(len, cells)))
     few = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return f"with {few} run{'s' * (counts[-1] > 1)} of each method and model"
@@ -255,10 +254,6 @@ def _code(boards: Iterable[Scoreboard]) -> list[str]:
         if run.mlflow_id and run.state not in GAPS
     }
     counts = Counter(version for version in used.values() if version)
-    listed = ", ".join(f"{version} ({_counted(count, 'run')})" for version, count in sorted(counts.items()))
+    listed = ", ".join(f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))
     made = [f"Runs were made with CPPO Lab {listed}."] if listed else []
     return [*made, f"The runs were analysed with CPPO Lab {__version__}."]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

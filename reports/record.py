@@ -67,18 +67,14 @@ def record(
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
         "verdicts": [_verdict(line) for line in lines],
         "figures": {
-            name.removesuffix(".svg"): _drawing(data)
+            # Without a drawing's metadata, which name the command.
+            name.removesuffix(".svg"): _digest(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data))
             for name, data in sorted(files.items())
             if name.endswith(".svg")
         },
         "files": {name: _digest(data) for name, data in sorted(files.items())},
     }
     return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _drawing(svg: bytes) -> str:
-    """The digest of a drawing, without its metadata, which name the command."""
-    return _digest(re.sub(rb"<metadata>.*?</metadata>", b"", svg, flags=re.DOTALL))
 
 
 def _digest(data: bytes) -> str:

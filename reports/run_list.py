@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.names import ABSENT, display_name
+from cppo_lab.reports.names import ABSENT, display_name, points
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
 MOST_SETTINGS = 8  # of one run; MLflow has all
@@ -103,7 +102,7 @@ def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "") ->
     """The row of a run in the list."""
     choice = run.choice
     path = "" if run.mlflow_id is None else mlflow_path(experiment_id, run.mlflow_id)
-    score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
+    score = ABSENT if choice.score is None else points(choice.score)
     return RunLine(
         label=display_name(run.variant),
         model=run.model,

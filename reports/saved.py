@@ -7,7 +7,6 @@ The content of `report.json` is not trusted: every field is validated, and error
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -66,7 +65,7 @@ REMEDY = "make the report again with `cppo report`"
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
 
 
-class _Stat(BaseModel, strict=True):
+class _Stat(BaseModel, strict=True):  # of a score, a fraction
     mean: Number | None = None
     n: Count
 
@@ -108,7 +107,12 @@ class _Verdict(BaseModel, strict=True):
     high: Number | None = None
 
 
-class _Record(BaseModel, strict=True):
+class SavedReport(BaseModel, strict=True):
+    """A report's record. `cells` and `runs` are keyed by sweep and their names in it, `claims` by sweep and claim;
+    `figures` and `files` have names and digests. Scores, estimates and `components` are fractions; the `runs` of a cell
+    are those with a score.
+    """
+
     format: Literal["cppo-report-1"]
     kind: str
     name: str
@@ -121,28 +125,38 @@ class _Record(BaseModel, strict=True):
     figures: dict[str, str]
     files: dict[str, str]
 
+    @property
+    def cells(self) -> dict[tuple[str, ...], Values]:
+        """(sweep, model, variant) -> the cell."""
+        cells: dict[tuple[str, ...], Values] = {}
+        for sweep in self.sweeps:
+            for cell in sweep.cells:
+                score, stats = cell.score, cell.components.items()
+                cells[sweep.name, cell.model, cell.variant] = {
+                    **cell.model_dump(include={"state", "provisional", "expected"}),
+                    "runs": 0 if score is None or score.mean is None else score.n,
+                    "score": None if score is None else score.mean,
+                    "components": {name: stat.mean for name, stat in stats if stat and stat.mean is not None},
+                }
+        return cells
+
+    @property
+    def runs(self) -> dict[tuple[str, ...], Values]:
+        """(sweep; variant, model and seed in words) -> the run."""
+        return {
+            (sweep.name, run.key): run.model_dump(exclude={"key"})
+            for sweep in self.sweeps
+            for run in sweep.runs
+        }
+
+    @property
+    def claims(self) -> dict[tuple[str, ...], Values]:
+        """(sweep, claim) -> the verdict."""
+        return {(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in self.verdicts}
+
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True)
-class SavedReport:
-    """The content of a report's record. Cells and runs are keyed by sweep and their names in it; figures and files by
-    name. Scores, estimates and `components` are fractions; the `runs` of a cell are those with a score.
-    """
-
-    kind: str
-    name: str
-    title: str
-    experiment: str
-    core: str
-    command: str
-    cells: Mapping[tuple[str, ...], Values]  # sweep, model, variant
-    runs: Mapping[tuple[str, ...], Values]  # sweep; variant, model and seed in words
-    verdicts: Mapping[tuple[str, ...], Values]  # sweep, claim
-    figures: Mapping[str, str]
-    files: Mapping[str, str]
 
 
 def read_record(folder: Path) -> SavedReport:
@@ -156,25 +170,7 @@ def read_record(folder: Path) -> SavedReport:
         raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
         raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
-    record = parsed(_Record, data, str(path), REMEDY)
-    cells: dict[tuple[str, ...], Values] = {}
-    runs: dict[tuple[str, ...], Values] = {}
-    for sweep in record.sweeps:
-        for cell in sweep.cells:
-            score, stats = cell.score, cell.components.items()
-            cells[sweep.name, cell.model, cell.variant] = {
-                **cell.model_dump(include={"state", "provisional", "expected"}),
-                "runs": 0 if score is None or score.mean is None else score.n,
-                "score": None if score is None else score.mean,
-                "components": {name: stat.mean for name, stat in stats if stat and stat.mean is not None},
-            }
-        runs.update({(sweep.name, run.key): run.model_dump(exclude={"key"}) for run in sweep.runs})
-    return SavedReport(
-        **record.model_dump(exclude={"format", "sweeps", "verdicts"}),
-        cells=cells,
-        runs=runs,
-        verdicts={(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in record.verdicts},
-    )
+    return parsed(SavedReport, data, str(path), REMEDY)
 
 
 # The differences between two reports, from their records, and as lines for a terminal.
@@ -264,7 +260,7 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
 
 
 def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
-    for (sweep, claim), old, new in _both(before.verdicts, after.verdicts, {}):
+    for (sweep, claim), old, new in _both(before.claims, after.claims, {}):
         if any(old.get(key) != new.get(key) for key in ("outcome", "provisional")):
             yield {
                 "sweep": sweep,

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,9 +24,9 @@ from cppo_lab.analysis.search import (
     separation,
 )
 from cppo_lab.core_records import DEFAULT_CORE
-from cppo_lab.reports.build import Contents
+from cppo_lab.errors import counted
+from cppo_lab.reports.build import BuildRequest, Contents
 from cppo_lab.reports.escapes import csv_text
-from cppo_lab.reports.figures.drawing import USUAL_STYLE, Style
 from cppo_lab.reports.figures.search import search_figures
 from cppo_lab.reports.names import ABSENT, objective_name, origin, value_text
 from cppo_lab.reports.record import About
@@ -62,7 +61,7 @@ def states_text(result: SearchResult) -> str:
     """`24 trials: 18 complete, 5 pruned, 1 failed`."""
     counts = {name: sum(trial.state is state for trial in result.trials) for name, state in STATES.items()}
     listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-    return f"{_counted(len(result.trials), 'trial')}: {listed}" if listed else "no trial yet"
+    return f"{counted(len(result.trials), 'trial')}: {listed}" if listed else "no trial yet"
 
 
 def finding(result: SearchResult) -> tuple[str, ...]:
@@ -70,7 +69,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
     ranked = result.ranking
     if not ranked:
         return ("No trial is complete: there is no best one yet.",)
-    total = _counted(len(result.trials), "trial")
+    total = counted(len(result.trials), "trial")
     if len(result.objectives) == 1:
         best = ranked[0]
         ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
@@ -138,7 +137,7 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     unknown = len(result.complete) - (len(seeds[0].values) if seeds else 0)
     if unknown:
         sentences.append(
-            f"The training runs of {_counted(unknown, 'complete trial')} are not all in the store: their scatter over "
+            f"The training runs of {counted(unknown, 'complete trial')} are not all in the store: their scatter over "
             "seeds is unknown."
         )
     apart = separation(result, seeds)
@@ -160,7 +159,7 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     )
     sentences.append(
         f"Over {len(result.seeds)} seeds {compared} by {100 * apart.scatter:.1f} points (standard deviation, "
-        f"pooled over {_counted(apart.trials, 'trial')}), which makes the standard error of a difference {points}; "
+        f"pooled over {counted(apart.trials, 'trial')}), which makes the standard error of a difference {points}; "
         f"{ahead}, and {verdict}"
     )
     return sentences
@@ -209,10 +208,6 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def in_order(result: SearchResult) -> list[FrozenTrial]:
     """The complete trials by rank, then the running, the pruned and the failed ones by number."""
     others = [trial for state in [*STATES.values()][1:] for trial in result.trials if trial.state is state]
@@ -224,20 +219,20 @@ def trials_frame(result: SearchResult, seeds: Sequence[SeedValues]) -> pd.DataFr
     several = [each for each in seeds if each.values]
     rows = [
         (
-            *(trial.number, NAMES[trial.state]),
+            trial.number,
+            NAMES[trial.state],
             *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
             *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
             *(
                 " ".join(str(percent(value)) for value in each.values.get(trial.number, ()))
                 for each in several
             ),
-            *(trial.user_attrs["seconds"], max(trial.intermediate_values, default="")),
-            *(
-                " ".join(trial.user_attrs["run_ids"]),
-                trial.user_attrs["mlflow_id"],
-                trial.user_attrs["reason"],
-                result.core,
-            ),
+            trial.user_attrs["seconds"],
+            max(trial.intermediate_values, default=""),
+            " ".join(trial.user_attrs["run_ids"]),
+            trial.user_attrs["mlflow_id"],
+            trial.user_attrs["reason"],
+            result.core,
         )
         for trial in in_order(result)
     ]
@@ -329,21 +324,14 @@ def _exact(value: Value) -> str:
     return value_text(value) if value is None or isinstance(value, (bool, str)) else repr(value)
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """What to report: `study` in `experiment` of the store at `uri`, into folder `out`.
-
-    `command` is what rebuilds the report, `tune` what continues the search.
-    `shipped`: the default settings of the configuration, by key. `chosen`: see `launch_commands`.
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(BuildRequest):
+    """The report of a `study`. `tune` is the command that continues the search. `shipped`: the default settings of the
+    configuration, by key. `chosen`: see `launch_commands`.
     """
 
-    uri: str
-    experiment: str
     study: str
-    out: Path
-    command: str
     tune: str
-    style: Style = USUAL_STYLE
     shipped: Mapping[str, Value] = field(default_factory=dict)
     chosen: tuple[str, ...] | None = ()
 

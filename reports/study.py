@@ -14,11 +14,10 @@ from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.reports.answers.view import kept_answers
-from cppo_lab.reports.build import Contents
+from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.collapses import collapse_section
-from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
-from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
@@ -41,7 +40,6 @@ class StudyReport:
     """A study and its scored sweeps. `pictures`: its figures, which several sections show."""
 
     study: StudyResults
-    request: "StudyRequest"
     scored: Mapping[str, Scored]
     pictures: tuple[Picture, ...]
 
@@ -180,28 +178,15 @@ STUDY: tuple[Callable[[StudyReport], Section | None], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class StudyRequest:
-    """What to report: the `sweeps` of study `name`, whose runs are in `experiment` of the store at `uri`, into folder
-    `out`.
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(GridRequest):
+    """The report of the `sweeps` of a study. `stated`: their own hypotheses, by sweep.
 
     The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
-    size. `title` and `question` head the page; `command` rebuilds it. `partial` allows a study with gaps, which are
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`; `style`: their width and font.
-    `stated`: the sweeps' own hypotheses, by sweep.
+    size.
     """
 
-    name: str
-    uri: str
-    experiment: str
     sweeps: tuple[SweepGrid, ...]
-    out: Path
-    title: str
-    question: str
-    partial: bool = False
-    command: str = ""
-    palette: str = PAPER
-    style: Style = USUAL_STYLE
     stated: Mapping[str, Hypotheses] = field(default_factory=dict)
 
     def contents(self) -> Contents:
@@ -250,7 +235,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         for number, sweep in enumerate(each for each in study.sweeps if each.board is not None)
         if sweep.board is not None
     }
-    report = StudyReport(study, request, scored, gallery(study, request.palette))
+    report = StudyReport(study, scored, gallery(study, request.palette))
     gone = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
     about = About.of("study", request, report.core, tuple(gone))
     sections = tuple(section for make in STUDY if (section := make(report)) is not None)

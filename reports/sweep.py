@@ -12,15 +12,13 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
-from cppo_lab.analysis.statistics.verdicts import verdicts
 from cppo_lab.reports.answers.view import kept_answers
 from cppo_lab.reports.audit import audit_section
-from cppo_lab.reports.build import Contents
+from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.collapses import collapse_section
 from cppo_lab.reports.exact_view import exact_section
 from cppo_lab.reports.figures import axes, training, validation
-from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style
-from cppo_lab.reports.figures.palette import PAPER
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.mismatch import SHOWN, mismatch_section
 from cppo_lab.reports.paper_text import paper_texts
@@ -43,29 +41,16 @@ MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
-@dataclass(frozen=True)
-class ReportRequest:
-    """What to report: the runs `expected` of sweep `name` in `experiment` of the store at `uri`, into folder
-    `out`.
+@dataclass(frozen=True, kw_only=True)
+class ReportRequest(GridRequest):
+    """The report of the runs `expected` of a sweep.
 
-    `title` and `question` head the page; `command` rebuilds it. `partial` allows a grid with gaps, which are
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`; `style`: their width and font.
     `stated`: the sweep's own hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
     `summary.baseline_of`. `beside`: sweeps whose pages are linked. `pairing`: whether its file requests
     comparison seed by seed.
     """
 
-    name: str
-    uri: str
-    experiment: str
     expected: tuple[ExpectedRun, ...]
-    out: Path
-    title: str
-    question: str
-    partial: bool = False
-    command: str = ""
-    palette: str = PAPER
-    style: Style = USUAL_STYLE
     stated: Hypotheses = NONE_STATED
     axes: Axes = NO_AXES
     baseline: Baseline = USUAL
@@ -243,8 +228,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     gone = withdrawn(request.name, request.stated)
     about = About.of("sweep", request, report.core, gone, beside=request.beside)
     sections = tuple(section for make in SWEEP if (section := make(report)) is not None)
-    of_scores = tuple(claim for claim in report.own if not claim.of_errors)
-    judged = verdicts({request.name: board}, of_scores)
+    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.own]
     of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
     gaps = describe_gaps(board.gaps)
     missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""

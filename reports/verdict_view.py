@@ -30,7 +30,7 @@ from cppo_lab.analysis.statistics.verdicts import (
     word_of,
     word_of_comparison,
 )
-from cppo_lab.core_records import miniature_of
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
 from cppo_lab.reports.tables import TextRow, TextTable
 
@@ -176,7 +176,7 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
 def _caution(core: str, judged: bool) -> str:
     if core == schema.PAPER:
         return "The runs are the paper's own, read off its curves: the claims are compared with the paper's own data."
-    if miniature_of(core):
+    if core_if_installed(core).miniature:
         return (
             f"{'Verdicts' if judged else 'Results'} of core={core} are no evidence for or against the paper."
         )

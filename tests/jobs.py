@@ -12,4 +12,4 @@ def job(
     spec: RunSpec, runs: Path, uri: str, tags: dict[str, str] | None = None, **values: Any
 ) -> TrainingJob:
     """The job of one attempt at a run; `values` are further fields of the attempt."""
-    return TrainingJob((Attempt(spec, runs, tags or {}, **values),), uri)
+    return TrainingJob((Attempt(spec, runs, tags=tags or {}, **values),), uri)

@@ -97,8 +97,9 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
 
     def scored() -> None:
         listing = list_runs(uri, experiment)
-        assert len(listing.of_sweep(plan.name, run_ids)) == len(plan.runs)
-        score_sweep(read_sweep(uri, experiment, plan.name, None, run_ids, listing), expected)
+        data = read_sweep(uri, experiment, plan.name, None, run_ids, listing)
+        assert len(data.runs) == len(plan.runs)
+        score_sweep(data, expected)
 
     return {
         "plan": lambda: (states(runs, run_ids, look(runs)), past_costs(plan.runs)),

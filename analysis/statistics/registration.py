@@ -8,6 +8,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome
+from cppo_lab.errors import counted
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     if not starts:
         text = f"Pre-registered {begun}; none of the runs that test it is in this report."
         return Standing(text + _versions(others), False)
+    tests = f"the {counted(len(starts), 'run')} that test it"
     if early := sum(start < now.since for start in starts.values()):
-        text = f"Registered {begun}, when {early} of the {_runs(len(starts))} that test it had begun. Exploratory."
+        text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
         return Standing(text + _versions(others), False)
-    text = f"Pre-registered {begun}, before any of the {_runs(len(starts))} that test it; unchanged."
+    text = f"Pre-registered {begun}, before any of {tests}; unchanged."
     absent = claim.tests - board.results
     if absent:
-        total = _runs(len(claim.tests))
+        total = counted(len(claim.tests), "run")
         text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."
     if now.code not in ("", stated.code):
         text += f" Registered with version {now.code}, analysed with {stated.code}."
@@ -128,10 +130,6 @@ def _versions(others: Sequence[Registered]) -> str:
         for other in others
     )
     return f" Other versions registered for this sweep: {listed}."
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard, rank_descending
-from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.selection import GAPS, SelectionState
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     RESAMPLES,
@@ -130,7 +130,6 @@ def _both(first: float | None, second: float | None) -> float | None:
 # All statistics of one scored sweep, for tables and pages.
 
 
-_RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
 SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
 
 
@@ -138,15 +137,14 @@ SEED = 20260610  # of the bootstrap, so that the same runs give the same interva
 class CellStatistics:
     """One (model, variant) over its seeds. A score that no run has is in neither `scores` nor `differences`.
 
-    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the standard
-    error of one evaluation of one run. The spread between runs contains it, so the intervals include it already.
+    `differences`: minus the baseline. `sampling`: the standard error of one evaluation of one run. The spread between
+    runs contains it, so the intervals include it already.
     """
 
     model: str
     variant: str
     runs: int
     collapsed: int
-    missing: tuple[int | None, ...]
     sampling: SamplingError | None
     scores: dict[Score, Estimate]
     differences: dict[Score, Difference]
@@ -213,14 +211,12 @@ def _cell(
             scores[score] = mean
         if against is not None and (minus := difference(runs, model, variant, against, score)) is not None:
             differences[score] = minus
-    declared = board.runs_of(model, variant)
-    finished = [run for run in declared if run.state in _RESULTS]
+    finished = [run for run in board.runs_of(model, variant) if run.state not in GAPS]
     return CellStatistics(
         model=model,
         variant=variant,
         runs=len(finished),
         collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
-        missing=tuple(run.seed for run in declared if run.state not in _RESULTS),
         sampling=cell_sampling_error(board, finished),
         scores=scores,
         differences=differences,

@@ -27,8 +27,8 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.points import SweepData
-from cppo_lab.analysis.scoring import Scoreboard, late_curve, noise
-from cppo_lab.analysis.selection import TIE, RunScore, SelectionState
+from cppo_lab.analysis.scoring import Scoreboard, late_curve, step_noise
+from cppo_lab.analysis.selection import GAPS, TIE, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import FloatArray
 
 ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bias: that takes two benchmarks"
@@ -97,10 +97,10 @@ class Quantity(StrEnum):
 class RunValues:
     """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
 
-    `step_noise`: scatter of one evaluation (`scoring.step_noise`); None for fewer than 3 late ones. `evaluations` in
-    the window, `late` of them in its last part. `ended`: the last validation of a collapsed run, else the end of
-    the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`: the
-    quantity of a claim that is not about a score (`verdicts.with_quantity`).
+    `step_noise`: scatter of one evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in
+    the window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end
+    of the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`:
+    the quantity of a claim that is not about a score (`verdicts.with_quantity`).
     """
 
     model: str
@@ -149,8 +149,7 @@ def run_values(board: Scoreboard) -> FinishedRuns:
 
 def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
     """The runs that have values, in the board's order."""
-    results = (SelectionState.SCORED, SelectionState.COLLAPSE)
-    return tuple(run for run in board.runs if run.state in results and run.choice.score is not None)
+    return tuple(run for run in board.runs if run.state not in GAPS and run.choice.score is not None)
 
 
 def by_seed(
@@ -201,7 +200,7 @@ def _values(board: Scoreboard, run: RunScore) -> RunValues:
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
         final=math.fsum(final) / len(final),
         area=_area(means),
-        step_noise=noise(late),
+        step_noise=step_noise(late),
         evaluations=len(window),
         late=len(late),
         ended=(run.choice.last_step or 0) if collapsed or run.t_stop is None else run.t_stop,

@@ -85,12 +85,6 @@ class Outcomes:
         """What outcomes of the same problems have in common."""
         return self.samples, self.benchmarks, self.problems, self.benchmark_of.tobytes()
 
-    def averages(self) -> NDArray[np.float64]:
-        """Avg@k [V, number of benchmarks], the share of right answers."""
-        of = np.stack([self.benchmark_of == number for number in range(len(self.benchmarks))], axis=1)
-        averages: NDArray[np.float64] = self.right.astype(np.float64) @ of / (of.sum(axis=0) * self.samples)
-        return averages
-
 
 def no_outcomes(
     samples: int, benchmarks: Sequence[str], problems: Sequence[str], benchmark_of: Sequence[int]

@@ -1,6 +1,5 @@
 """Writing the files of a run's answers, step by step, within their size limit."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.reading import STEP_FILE, FolderFiles, read_outcomes
 from cppo_lab.answers.texts import Sample, Texts, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import names_below
 
 if TYPE_CHECKING:
@@ -99,5 +98,5 @@ class Recording:
         try:
             return read_outcomes(FolderFiles(self.folder))
         except UserError as error:
-            print(f"outcomes of earlier validations are lost: {error}", file=sys.stderr, flush=True)
+            say(f"outcomes of earlier validations are lost: {error}")
             return None

@@ -11,21 +11,19 @@ from cppo_lab.cli.answer import Exit, answer, passing
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.cli.searching import load_any
 from cppo_lab.cli.training import planned
-from cppo_lab.errors import UserError, say
+from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cppo_lab.reports.study import StudyRequest
-    from cppo_lab.reports.sweep import ReportRequest
+    from cppo_lab.reports.build import GridRequest
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.parents import SweepText
 
-    Request = ReportRequest | StudyRequest
-    Asked = tuple[Request, SweepText]
+    Asked = tuple[GridRequest, SweepText]
 
 BUILT = Path("reports/build")  # where reports are written by default
 
@@ -135,7 +133,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     request, text = asked
     sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
     runs = {run for sweep in sweeps for run in sweep.expected}
-    passing(f"scoring {len(runs)} run{'s' * (len(runs) != 1)}")
+    passing(f"scoring {counted(len(runs), 'run')}")
     page = build_report(request, options.tell)
     if not options.log:
         return page
@@ -146,9 +144,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
         sweep=text,
         folder=request.out,
         files=[name for name in saved.files if name == page.name or name.startswith("figure_")],
-        verdicts=[
-            (verdict["outcome"], verdict["text"], verdict["reason"]) for verdict in saved.verdicts.values()
-        ],
+        verdicts=[(verdict.outcome, verdict.text, verdict.reason) for verdict in saved.verdicts],
         origin=origin(saved.core),
         shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",
@@ -197,6 +193,10 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     experiment = schema.experiment_name(plan.core)
     grids = grids_of(plan, options.overrides)
     about = {
+        "name": plan.name,
+        "uri": uri,
+        "experiment": experiment,
+        "out": out,
         "title": plan.title,
         "question": plan.question,
         "partial": options.partial,
@@ -207,7 +207,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     stated = stated_in(plan, uri, experiment)
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)
-        return StudyRequest(plan.name, uri, experiment, grids, out, stated=stated, **about), text
+        return StudyRequest(sweeps=grids, stated=stated, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
     beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
     about |= {
@@ -217,7 +217,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "beside": beside,
         "pairing": grids[0].pairing,
     }
-    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
+    return ReportRequest(expected=grids[0].expected, **about), text
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:

@@ -55,15 +55,15 @@ def plan(options: argparse.Namespace) -> int:
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, _ = planned(options)
     states, costs = plan_states(plan), past_costs(plan.runs)
-    rows = table.make_listing(plan, states, costs, only)
+    values = table.listing(plan, states, costs, only)
     if question is not None:
         return _power(plan, question, costs, options)
     elif options.json:
-        answer(options, table.listing_values(rows))
+        answer(options, values)
     elif options.csv:
-        print(to_csv(list(table.ListingRow.__dataclass_fields__), map(vars, rows.rows)), end="")
+        print(to_csv(list(table.ListingRow.__dataclass_fields__), values["runs"]), end="")
     else:
-        shown = {row.run_id for row in rows.rows}
+        shown = {row["run_id"] for row in values["runs"]}
         stop = "" if plan.title.endswith(("?", "!", ".")) else "."
         print(f"{plan.name}: {plan.title}{stop} {plan.question}".rstrip() + "\n")
         print(
@@ -71,10 +71,10 @@ def plan(options: argparse.Namespace) -> int:
                 [run for run in plan.runs if run.run_id in shown], states, costs, width(), coloured()
             )
         )
-        print("\n" + table.totals_line(rows))
+        print("\n" + table.totals_line(plan, values["totals"]))
         if only:
-            print(table.shown_line(rows, sorted(only)))
-        if cost := table.cost_summary(plan.runs, costs, rows.costs):
+            print(f"{len(shown)} of {len(plan.runs)} runs shown (--state {','.join(sorted(only))})")
+        if cost := table.cost_summary(plan.runs, costs, states):
             print(cost)
         if note := without_folders(plan, options):
             print(note)
@@ -324,9 +324,9 @@ def answer_launch(
 ) -> None:
     """What --json says of a launch, also of one that would be or that has nothing to train."""
     from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.table import listing_values, make_listing
+    from cppo_lab.sweep.table import listing
 
-    values = listing_values(make_listing(plan, states, past_costs(plan.runs)))
+    values = listing(plan, states, past_costs(plan.runs))
     values |= {"dry_run": options.dry_run, "to_train": list(trained), "left": list(left)}
     answer(options, values | {"replaced": replaced or {}, "held": list(held)})
 
@@ -361,7 +361,7 @@ def _dry_run(
     print(f"would train {len(todo)} of {len(plan.runs)} runs{again} with launcher={plan.launcher.name}")
     if failed:
         print(f"{len(failed)} failed with an error: only `cppo retry` retrains them")
-    if cost := cost_summary(todo, {run_id: costs.get(run_id) for run_id in run_ids}, ()):
+    if cost := cost_summary(todo, costs):
         print(cost)
     return code
 

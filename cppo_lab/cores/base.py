@@ -187,54 +187,21 @@ def load_core(name: str) -> Core:
     return core
 
 
-def load_together(name: str) -> Together:
-    """The function that trains several runs of the core called `name` together.
+# Parts of a core's record that not every core has -> what the cores that have it are called.
+_NOT_OF_ALL = {
+    "train_together": "core that trains runs together",
+    "exporter": "core that exports its models",
+    "worker_node": "core that uses several machines",
+    "stand_ins": "core with models of random weights",
+}
 
-    Raises UserError for a core that trains them one by one.
+
+def load_part(name: str, part: str) -> Any:
+    """What the record of the core called `name` names as its `part`, such as `train_together`: a `Together`.
+
+    Raises UserError for a core without it, ModuleNotFoundError if a package is not installed.
     """
-    train: Together | None = core_of(name).load("train_together")
-    if train is None:
-        raise unknown("core that trains runs together", name, cores_that("train_together"))
-    return train
-
-
-def load_datasets(name: str) -> Datasets:
-    """The function that lists the datasets of a run of the core called `name`; no trainer is imported.
-
-    Raises UserError for an unknown name.
-    """
-    read: Datasets = core_of(name).load("datasets")
-    return read
-
-
-def load_exporter(name: str) -> Exporter:
-    """The function that writes the models of the core called `name` in Hugging Face's format.
-
-    Raises UserError for a core that exports none, ModuleNotFoundError if a package is not installed.
-    """
-    exporter: Exporter | None = core_of(name).load("exporter")
-    if exporter is None:
-        raise unknown("core that exports its models", name, cores_that("exporter"))
-    return exporter
-
-
-def load_companion(name: str) -> Companion:
-    """The worker-node function of the core called `name`.
-
-    Raises UserError for a core that uses one machine.
-    """
-    companion: Companion | None = core_of(name).load("worker_node")
-    if companion is None:
-        raise unknown("core that uses several machines", name, cores_that("worker_node"))
-    return companion
-
-
-def load_stand_ins(name: str) -> StandIns:
-    """What makes models with random weights in the place of those of the core called `name`.
-
-    Raises UserError for a core without them, ModuleNotFoundError if a package is not installed.
-    """
-    maker: StandIns | None = core_of(name).load("stand_ins")
-    if maker is None:
-        raise unknown("core with models of random weights", name, cores_that("stand_ins"))
-    return maker
+    function = core_of(name).load(part)
+    if function is None:
+        raise unknown(_NOT_OF_ALL[part], name, cores_that(part))
+    return function

@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import struct
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, TypedDict
 import torch
 from torch import Tensor
 
+from cppo_lab.errors import say
 from cppo_lab.files import replacing
 
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
@@ -26,17 +26,18 @@ Row = tuple[int, dict[str, float]]  # a training step and its metrics
 
 # The errors of zipfile and torch for a file that is damaged or of another origin.
 _UNREADABLE = (
-    *(
-        RuntimeError,
-        ValueError,
-        LookupError,
-        EOFError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        ArithmeticError,
-    ),
-    *(MemoryError, struct.error, zipfile.BadZipFile, zlib.error),
+    RuntimeError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 FORMAT = 1  # increased when the contents change, so that older files are not used
 
@@ -66,7 +67,7 @@ def save_if_possible(path: Path, value: object, what: str) -> None:
     try:
         save_whole(path, value)
     except OSError as error:
-        print(f"{what} could not be written: {error}", file=sys.stderr, flush=True)
+        say(f"{what} could not be written: {error}")
 
 
 def save_whole(path: Path, value: object) -> None:
@@ -89,7 +90,7 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
     try:
         return read_checkpoint(path, run_id, maker)
     except ValueError as error:
-        print(f"checkpoint {path} is ignored, training starts over: {error}", file=sys.stderr, flush=True)
+        say(f"checkpoint {path} is ignored, training starts over: {error}")
         return None
 
 

@@ -21,13 +21,13 @@ from typing import Any
 
 from cppo_lab.core_records import core_of
 from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation, Resources, load_core, load_stand_ins
+from cppo_lab.cores.base import StandIns, load_core, load_part
 from cppo_lab.errors import UserError
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.plugins import install_extra
-from cppo_lab.runs.attempt import describe, lend_machine, prepare_process, read_folders
+from cppo_lab.runs.attempt import Equipped, describe, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
-from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
 
 STAND_INS = "stand_ins"  # models with random weights and synthetic problems, in the folder of preflights
@@ -41,7 +41,7 @@ def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], 
     """
     core = core_of(specs[0].core)
     try:
-        maker = load_stand_ins(core.name)
+        maker: StandIns = load_part(core.name, "stand_ins")
     except ModuleNotFoundError as error:
         remedy = install_extra(core.extra) if core.extra else f"install the packages of core={core.name}"
         raise UserError(
@@ -65,18 +65,11 @@ def shortened(spec: RunSpec, last: int) -> RunSpec:
 
 
 @dataclass(frozen=True)
-class PreflightJob:
-    """The launcher's job: `runs` is the folder of all runs, `folder` that of this preflight."""
+class PreflightJob(Equipped):
+    """The launcher's job: `folder` is that of this preflight."""
 
-    spec: RunSpec
     layout: LayoutSpec
-    paths: PathsSpec
-    resources: ResourcesSpec | None
-    runs: Path
-    folder: Path
-    threads: int = 1
-    visible_devices: str | None = None
-    allocation: Allocation | None = None
+    folder: Path = field(kw_only=True)
 
     @property
     def name(self) -> str:
@@ -93,33 +86,10 @@ class PreflightJob:
         """False, since it trains in child processes."""
         return False
 
-    @property
-    def nodes(self) -> int:
-        """Machines that it takes."""
-        return core_of(self.spec.core).nodes(self.layout)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that it takes on each machine."""
-        return core_of(self.spec.core).gpus(self.layout)
-
-    @property
-    def of_core(self) -> Resources:
-        """The resources that are passed to the core."""
-        return Resources(
-            self.runs,
-            self.folder,
-            threads=self.threads,
-            layout=self.layout,
-            paths=self.paths,
-            memory_gb=(self.resources.memory_gb or None) if self.resources else None,
-            allocation=self.allocation,
-        )
-
     def run(self) -> None:
         """Measure and write the result; on the other machines of an allocation, serve as a worker node."""
         if self.allocation is not None and self.allocation.rank:
-            lend_machine(self.spec.core, self.of_core, self.visible_devices)
+            lend_machine(self.spec.core, self.resources_in(self.folder), self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
@@ -242,7 +212,7 @@ def _train(job: PreflightJob, last: int) -> None:
     began, sink, error = time.time(), _Rows(), ""
     with sampling(job.folder, SYSTEM_SECONDS) as load:
         try:
-            load_core(job.spec.core)(shortened(job.spec, last), sink, job.of_core)
+            load_core(job.spec.core)(shortened(job.spec, last), sink, job.resources_in(job.folder))
         except Exception as raised:  # noqa: BLE001 - any error is the result
             traceback.print_exc()
             error = describe(raised)

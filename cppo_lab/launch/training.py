@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.core_records import CoreRecord, core_of
+from cppo_lab.core_records import core_of
 from cppo_lab.files import redacted
 from cppo_lab.runs.attempt import (
     Attempt,
@@ -24,7 +24,7 @@ from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.tracking import address
-from cppo_lab.tracking.uploader import Uploader, upload_last
+from cppo_lab.tracking.uploader import upload_last, uploading
 
 RUNS = 120  # the maximum per job
 
@@ -82,27 +82,23 @@ class TrainingJob:
         return tuple(dict.fromkeys([first.runs, *beside, *read]))
 
     @property
-    def _core(self) -> CoreRecord:
-        return core_of(self.attempts[0].spec.core)
-
-    @property
     def fresh_process(self) -> bool:
         """Whether it needs a process that has not loaded Ray or verl yet.
 
         Both read the environment on import, and Ray keeps the first run's token, so a second run could not
         authenticate.
         """
-        return self._core.fresh_process
+        return core_of(self.attempts[0].spec.core).fresh_process
 
     @property
     def nodes(self) -> int:
         """Machines that it takes."""
-        return self._core.nodes(self.attempts[0].layout)
+        return self.attempts[0].nodes
 
     @property
     def gpus(self) -> int:
         """GPUs that it takes on each machine."""
-        return self._core.gpus(self.attempts[0].layout)
+        return self.attempts[0].gpus
 
     @property
     def resources(self) -> ResourcesSpec | None:
@@ -129,7 +125,7 @@ class TrainingJob:
             if self.batch:
                 stack.enter_context(held(self.folder))
             if self.uploads:
-                stack.enter_context(Uploader([attempt.folder for attempt in self.attempts], self.uri))
+                stack.enter_context(uploading([attempt.folder for attempt in self.attempts], self.uri))
             train(self.attempts, self._rescue, alone=not self.batch)
 
     def _rescue(self, folder: Path, lines: Sequence[Line], asked: bool) -> None:

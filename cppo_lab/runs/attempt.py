@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,11 @@ from cppo_lab.cores.base import (
     CHECKPOINTS,
     Resources,
     TogetherRun,
-    load_companion,
     load_core,
-    load_datasets,
-    load_together,
+    load_part,
 )
 from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
-from cppo_lab.errors import printable
+from cppo_lab.errors import printable, say
 from cppo_lab.files import redacted
 from cppo_lab.plugins import hub_cache
 from cppo_lab.runs.folder import (
@@ -77,19 +74,47 @@ Rescue = Callable[[Path, Sequence[Line], bool], None]
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at one run: what it trains, and with what."""
+class Equipped:
+    """A run, and with what it is trained."""
 
     spec: RunSpec
-    runs: Path  # the folder of all runs; this run's is runs/<run_id>
-    tags: Mapping[str, str] = field(default_factory=dict)
+    runs: Path  # the folder of all runs
     layout: LayoutSpec | None = None  # None for cores without layouts
     paths: PathsSpec | None = None
     resources: ResourcesSpec | None = None  # None: no time limit
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
-    replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
     allocation: Allocation | None = None  # the machines of the run; None: only this machine
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return core_of(self.spec.core).nodes(self.layout)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes on each machine."""
+        return core_of(self.spec.core).gpus(self.layout)
+
+    def resources_in(self, folder: Path) -> Resources:
+        """The resources that are passed to the core, which keeps its files in `folder`."""
+        return Resources(
+            self.runs,
+            folder,
+            threads=self.threads,
+            layout=self.layout,
+            paths=self.paths,
+            memory_gb=(self.resources.memory_gb or None) if self.resources else None,
+            allocation=self.allocation,
+        )
+
+
+@dataclass(frozen=True)
+class Attempt(Equipped):
+    """One attempt at one run, whose folder is runs/<run_id>."""
+
+    tags: Mapping[str, str] = field(default_factory=dict)
+    replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
     mismatch: bool = True  # whether to log the metrics `mismatch/*`
     answers: AnswersSpec | None = None  # which responses to keep; None: none
     # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
@@ -104,6 +129,10 @@ class Attempt:
     def folder(self) -> Path:
         """The run's folder."""
         return self.runs / self.spec.run_id
+
+    def is_cancelled(self) -> bool:
+        """Whether the run has been cancelled since the attempt was planned."""
+        return is_cancelled(self.folder, self.created)
 
 
 def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> None:
@@ -153,7 +182,7 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool
             raise
         print(error, flush=True)
         return False
-    if is_cancelled(attempt.folder, attempt.created):
+    if attempt.is_cancelled():
         if alone:
             raise Interrupted(None)
         print(f"run {attempt.run_id} was cancelled before it began", flush=True)
@@ -162,24 +191,12 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool
     return True
 
 
-class _CancellableRecorder(Recorder):
-    """The recorder of one of several runs: a cancelled run ends without a signal, since the process trains others."""
-
-    attempt: Attempt | None = None
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a step. Raises Interrupted if the run has been cancelled meanwhile."""
-        if self.attempt is not None and is_cancelled(self.attempt.folder, self.attempt.created):
-            raise Interrupted(None)
-        super().log(step, metrics)
-
-
 @dataclass
 class _OpenRun:
     """A run that is being trained. `ended` once its end is on record."""
 
     attempt: Attempt
-    recorder: _CancellableRecorder
+    recorder: Recorder
     rescue: Rescue
     ended: bool = False
 
@@ -190,7 +207,7 @@ class _OpenRun:
             recorder.finish(how)
         elif not isinstance(how, Interrupted | KeyboardInterrupt):
             recorder.fail(describe(how), "".join(traceback.format_exception(how)))
-        elif is_cancelled(folder, self.attempt.created):
+        elif self.attempt.is_cancelled():
             recorder.interrupt("cancelled", Cause.CANCELLED)
         else:
             recorder.interrupt(str(how) or f"terminated by {signal.SIGINT.name}")
@@ -215,7 +232,7 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
             except Exception as error:  # recorded as far as possible; the other runs continue
                 if alone:
                     raise
-                print(f"run {attempt.run_id} failed: {describe(error)}", file=sys.stderr, flush=True)
+                say(f"run {attempt.run_id} failed: {describe(error)}")
         handle_signals()
         if open_runs:
             _train_runs(open_runs, alone)
@@ -242,17 +259,15 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
             open_runs[place].end(how)
         if isinstance(how, Exception):
             text = "".join(traceback.format_exception(how))
-            print(
-                f"run {open_runs[place].attempt.run_id} failed:\n{text}", file=sys.stderr, end="", flush=True
-            )
+            say(f"run {open_runs[place].attempt.run_id} failed:\n{text.rstrip()}")
 
     core = open_runs[0].attempt.spec.core
     open_runs[0].recorder.doing("importing the trainer")
     if not alone:
         for run in open_runs:
-            run.recorder.attempt = run.attempt
+            run.recorder.is_cancelled = run.attempt.is_cancelled
         runs = [TogetherRun(run.attempt.spec, run.recorder, resources_of(run.attempt)) for run in open_runs]
-        load_together(core)(runs, ended)
+        load_part(core, "train_together")(runs, ended)
         ignore_signals(lambda: None)
         return
     [run] = open_runs
@@ -264,7 +279,7 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
         run.end(outcome)
 
 
-def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> _CancellableRecorder | None:
+def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:
     """Begin the record of an attempt; None if the run is done.
 
     An OSError while writing is recorded as a failure of the run and re-raised.
@@ -278,15 +293,14 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> _Cancel
     if elsewhere and not attempt.replaces:  # seen after the job was submitted
         return None
     continues, tags = _continues(attempt, record), _tags(attempt)
-    core = core_of(spec.core)
     try:
-        return _CancellableRecorder(
+        return Recorder(
             spec,
             tags,
             folder,
             continues,
-            gpus=core.gpus(attempt.layout) * core.nodes(attempt.layout),
-            datasets=load_datasets(spec.core)(spec, resources_of(attempt)),
+            gpus=attempt.gpus * attempt.nodes,
+            datasets=load_part(spec.core, "datasets")(spec, resources_of(attempt)),
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
@@ -315,7 +329,7 @@ def _newest_record(attempt: Attempt) -> Record | None:
     record = newest_record(folder)
     if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
         return record
-    print(f"{folder} was copied from run {other}: its contents are moved aside", file=sys.stderr, flush=True)
+    say(f"{folder} was copied from run {other}: its contents are moved aside")
     set_aside(folder, f"{OF_OTHERS}{other}")
     return None
 
@@ -367,7 +381,7 @@ def lend_machine(core: str, resources: Resources, visible_devices: str | None) -
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # only the training machine handles the warning
     # Exit without an error: otherwise Slurm would kill the training machine before it has recorded the end.
     with contextlib.suppress(Interrupted):
-        load_companion(core)(resources)
+        load_part(core, "worker_node")(resources)
 
 
 def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
@@ -383,17 +397,7 @@ def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
 
 def resources_of(attempt: Attempt) -> Resources:
     """The resources that are passed to the core of an attempt."""
-    return Resources(
-        attempt.runs,
-        attempt.folder,
-        threads=attempt.threads,
-        layout=attempt.layout,
-        paths=attempt.paths,
-        memory_gb=(attempt.resources.memory_gb or None) if attempt.resources else None,
-        allocation=attempt.allocation,
-        mismatch=attempt.mismatch,
-        answers=attempt.answers,
-    )
+    return replace(attempt.resources_in(attempt.folder), mismatch=attempt.mismatch, answers=attempt.answers)
 
 
 def tidy(folder: Path) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import Exported, load_exporter
+from cppo_lab.cores.base import Exported, load_part
 from cppo_lab.errors import UserError, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import CONFIG, is_held, read_config
@@ -45,7 +45,7 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
         raise being_trained(run_id)
     subject = read_subject(runs, run_id)
     with appearing(place) as folder:
-        exported = load_exporter(subject.spec.core)(subject.spec, runs, folder, say)
+        exported = load_part(subject.spec.core, "exporter")(subject.spec, runs, folder, say)
         (folder / CARD).write_text(model_card(subject, exported), encoding="utf-8")
     return place
 

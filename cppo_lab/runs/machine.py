@@ -14,7 +14,6 @@ import re
 import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -25,21 +24,20 @@ from typing import Any, NamedTuple
 
 import cppo_lab
 from cppo_lab import schema
+from cppo_lab.errors import say
 from cppo_lab.files import redacted
 
 PACKAGES = (
-    *(
-        "torch",
-        "verl",
-        "vllm",
-        "ray",
-        "transformers",
-        "mlflow",
-        "mlflow-skinny",
-        "optuna",
-        "numpy",
-        "submitit",
-    ),
+    "torch",
+    "verl",
+    "vllm",
+    "ray",
+    "transformers",
+    "mlflow",
+    "mlflow-skinny",
+    "optuna",
+    "numpy",
+    "submitit",
     "hydra-core",
 )
 _SLURM = {
@@ -77,11 +75,9 @@ def code_version(root: Path | None = None) -> str:
     """
     code, version = code_state(root), cppo_lab.__version__
     if code.unread:
-        print(
+        say(
             f"git cannot read the code version ({code.unread}): results are recorded with a version that equals no "
             "other; try `git status` where the code is",
-            file=sys.stderr,
-            flush=True,
         )
         return f"{version}+unread.{secrets.token_hex(6)}"
     return f"{version}+{code.commit[:12]}{'.dirty' if code.changes else ''}" if code.commit else version

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.errors import say
 from cppo_lab.files import NO_ROOM, redacted, replace_file
 from cppo_lab.runs.folder import (
     CONFIG,
@@ -54,6 +55,7 @@ from cppo_lab.runs.spool import (
     summarise,
 )
 from cppo_lab.runs.tags import flatten, names, run_name, run_tags, variants_in
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
@@ -85,6 +87,8 @@ class Recorder:
         here = here or environment()
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
+        # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
+        self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
         self._first: tuple[int | None, float | None] = (None, None)  # this attempt's first step, and its time
         ensure_folder_tag(folder)
@@ -140,8 +144,11 @@ class Recorder:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
 
         Raises ValueError for a metric name that the schema does not have, AlreadyRunning if the folder's lock is gone:
-        then nothing more is recorded, since another process may go on with the record.
+        then nothing more is recorded, since another process may go on with the record; Interrupted if the run
+        `is_cancelled`.
         """
+        if self.is_cancelled():
+            raise Interrupted(None)
         if is_lost(self.folder, self._lock):
             self._ended = True
             raise AlreadyRunning(
@@ -208,7 +215,7 @@ class Recorder:
                 self._keep(name, self._waiting[name])
             except OSError as error:
                 if not quiet:
-                    print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
+                    say(f"{self.folder / name} could not be written: {error}")
                 return False
             del self._waiting[name]
         return True

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cppo_lab.errors import say
 from cppo_lab.files import NOWHERE, ignoring, open_plain
 from cppo_lab.schema import BEST, BEST_STEP, FINAL_MEAN, MEAN, late_after, parse_validation_metric
 
@@ -87,12 +87,7 @@ class End:
 
 
 Line = StepEvent | Begin | Artifact | Tags | End
-_KINDS: dict[str, type[Begin] | type[Artifact] | type[Tags] | type[End]] = {
-    "begin": Begin,
-    "artifact": Artifact,
-    "tags": Tags,
-    "end": End,
-}
+_KINDS = {kind.__name__.lower(): kind for kind in (Begin, Artifact, Tags, End)}
 
 
 # Writing
@@ -121,7 +116,7 @@ class Spool:
         except OSError as error:
             if not waited:
                 why = f"{self.path} cannot be written ({error.strerror}): metrics are held in memory"
-                print(why, file=sys.stderr, flush=True)
+                say(why)
 
     def _write(self, text: bytes) -> None:
         done = 0
@@ -302,19 +297,6 @@ class RunRows:
     def step(self) -> int | None:
         """The last step; None before the first."""
         return max(self._steps, default=None)
-
-    @property
-    def pace(self) -> float | None:
-        """Wall seconds per step between the first and the last step since `since`, validations included; None before
-        the second step."""
-        if len(self.times) < 2:
-            return None
-        (first, began), (last, ended) = self.times
-        return (ended - began) / (last - first) if last > first else None
-
-    def summary(self, t_stop: int) -> "Scores | None":
-        """The scores so far."""
-        return summarise(self.scores, t_stop)
 
 
 # Scores

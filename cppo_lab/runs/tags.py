@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from cppo_lab import schema
-from cppo_lab.core_records import seed_fixes_start
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.run import digest
 
@@ -49,7 +49,7 @@ def names(spec: RunSpec) -> dict[str, Any]:
 
 def run_tags(spec: RunSpec) -> dict[str, str]:
     """The tags that follow from the configuration."""
-    start = {schema.TAG_SEED_FIXES_START: "true"} if seed_fixes_start(spec.core) else {}
+    start = {schema.TAG_SEED_FIXES_START: "true"} if core_if_installed(spec.core).seed_fixes_start else {}
     return {
         schema.TAG_RUN_ID: spec.run_id,
         schema.TAG_RULE: spec.rule.name,
@@ -102,15 +102,20 @@ def name_part(text: str, foreign: re.Pattern[str], longest: int) -> str:
     return (plain.encode()[: longest - len(end)].decode(errors="ignore") or "_") + end
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as dotted keys; what does not apply (None) is left out."""
-    flat: dict[str, str] = {}
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted keys; what does not apply (None) is left out."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= dotted(value, f"{prefix}{key}.")
         elif value is not None:
-            flat[prefix + key] = str(value)
+            flat[prefix + key] = value
     return flat
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, str]:
+    """The same as text, as the tracking store has them."""
+    return {key: str(value) for key, value in dotted(values).items()}
 
 
 def resolved_yaml(

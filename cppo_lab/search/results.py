@@ -4,7 +4,6 @@ An objective is a number from the validation curve of one run, averaged over the
 score) for each validation, including the one before training; scores are fractions.
 """
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from cppo_lab.errors import one_line
+from cppo_lab.errors import one_line, say
 from cppo_lab.search.space import Tuning, describe, tidy
 from cppo_lab.search.study import MLFLOW_ID, REASON, RUN_IDS
 from cppo_lab.spec.estimate import UNCERTAINTY, estimate
@@ -229,8 +228,3 @@ class Watch:
         elif best:
             text += f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"
         return text + "]"
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from optuna.trial import TrialState
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
@@ -17,7 +17,7 @@ from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.machine import code_version
-from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_text, say
+from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_text
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import VARIABLE, SearchStudy
 from cppo_lab.search.worker import SearchState, Worker

@@ -19,13 +19,14 @@ from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
+from cppo_lab.errors import say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_status
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.search import study as studies
-from cppo_lab.search.results import Watch, is_over, note, numbers_of, say, summarise, values_of
+from cppo_lab.search.results import Watch, is_over, note, numbers_of, summarise, values_of
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import (
     MLFLOW_ID,

@@ -60,9 +60,9 @@ def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
     lines = []
     for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
         if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
-            lines.append(str(_of_no_kind(fault, faults, where)))
+            lines.append(_of_no_kind(fault, faults, where))
         else:
-            lines.append(str(_explain(kind, fault, where)))
+            lines.append(_explain(kind, fault, where))
     return lines
 
 
@@ -87,31 +87,31 @@ def parse_run(values: dict[str, Any], where: str) -> RunSpec:
     return parse(run_kind(core), values, where)
 
 
-def _of_no_kind(fault: Any, faults: list[Any], where: str) -> UserError:
+def _of_no_kind(fault: Any, faults: list[Any], where: str) -> str:
     """A value that may be of several kinds, and is of none."""
     kinds = [other["loc"][-1] for other in faults if other["loc"][:-1] == fault["loc"][:-1]]
     key, names = (
         _dotted([str(part) for part in fault["loc"][:-1]]),
         " or ".join(_KINDS.get(k, k) for k in kinds),
     )
-    return UserError(f"{where}: {key}={fault['input']!r}: must be {names}")
+    return f"{where}: {key}={fault['input']!r}: must be {names}"
 
 
-def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
+def _explain(kind: type[Spec], fault: Any, where: str) -> str:
     """One line from a pydantic fault."""
     path = [str(part) for part in fault["loc"]]
     key = _dotted(path)
     if fault["type"] == "extra_forbidden":
         fields = _spec_at(kind, path[:-1]).model_fields
         siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
-        return UserError(f"{where}: {unknown('key', key, siblings)}")
+        return f"{where}: {unknown('key', key, siblings)}"
     if fault["type"] == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
-        return UserError(f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again")
+        return f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again"
     text = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
-        return UserError(f"{where}: {key} is missing: add it")
+        return f"{where}: {key} is missing: add it"
     if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
-        return UserError(f"{where}: {f'{key}: ' if key else ''}{text}")
+        return f"{where}: {f'{key}: ' if key else ''}{text}"
     if fault["type"] == "string_pattern_mismatch":
         text = f"must match {fault['ctx']['pattern']}"
     elif fault["type"] == "literal_error":
@@ -133,7 +133,7 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
         text += " (infinity is `inf` on the command line, `.inf` in YAML)"
     text = text.replace("Input should be", "must be")
     named = "" if text.startswith((f"{key}=", f"unknown {key} ")) else f"{key}={fault['input']!r}: "
-    return UserError(f"{where}: {named}{text}")
+    return f"{where}: {named}{text}"
 
 
 def _dotted(path: list[str]) -> str:

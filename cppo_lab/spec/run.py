@@ -96,14 +96,7 @@ class MathData(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (
-            not self.benchmarks
-            or len(set(self.benchmarks)) != len(self.benchmarks)
-            or MEAN in self.benchmarks
-        ):
-            raise ValueError(
-                f"benchmarks={list(self.benchmarks)} must be one or more distinct names, {MEAN!r} not among them"
-            )
+        check_benchmarks(self.benchmarks)
         return self
 
 
@@ -126,12 +119,7 @@ class ProcessData(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
-            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
-        if MEAN in self.benchmarks:
-            raise ValueError(
-                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
-            )
+        check_benchmarks(self.benchmarks)
         if len(self.benchmarks) > self.vocabulary - 1:
             raise ValueError(
                 f"benchmarks={list(self.benchmarks)} are more than the {self.vocabulary - 1} ordinary symbols, which "
@@ -249,12 +237,7 @@ class TaskData(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
-            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
-        if MEAN in self.benchmarks:
-            raise ValueError(
-                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
-            )
+        check_benchmarks(self.benchmarks)
         if self.modulus * self.spellings > MAX_NUMBERS:
             raise ValueError(
                 f"modulus={self.modulus} x spellings={self.spellings} makes {self.modulus * self.spellings} symbols, "
@@ -359,7 +342,11 @@ class RuleSpec(Spec):
         """Drop constants that do not change the run: the paper's values, and those of an unused quantile."""
         if not isinstance(values, dict) or values.get("path") is not None:
             return validate(values)  # a rule of another package may require them
-        constants = {key: value for key, value in values.items() if not _is_papers(key, value)}
+        constants = {
+            key: value
+            for key, value in values.items()
+            if isinstance(value, bool) or key not in PAPER or value != PAPER[key]
+        }
         rule = validate(constants)
         if rule.delta_b_mode == "fixed" and not constants.keys().isdisjoint(OF_ADAPTIVE):
             return validate({key: value for key, value in constants.items() if key not in OF_ADAPTIVE})
@@ -396,10 +383,6 @@ class RuleSpec(Spec):
     def needs(self, need: str) -> bool:
         """Whether a built-in rule has a need (`cppo_lab.rules`); False if that is unknown."""
         return self.name in RULES and need in RULES[self.name].needs
-
-
-def _is_papers(key: str, value: object) -> bool:
-    return key in PAPER and value == PAPER[key] and not isinstance(value, bool)
 
 
 class DivergenceSpec(Spec):
@@ -678,6 +661,17 @@ class ExactRun(RunSpec):
             )
         check_top_k(self.divergence, self.data.vocabulary)
         return self
+
+
+def check_benchmarks(names: tuple[str, ...]) -> None:
+    """Check that there are benchmarks, each with a name of its own.
+
+    Raises ValueError.
+    """
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"benchmarks={list(names)} must be one or more distinct names")
+    if MEAN in names:
+        raise ValueError(f"benchmarks={list(names)}: {MEAN!r} names the mean over them; choose another")
 
 
 def check_length(data: TaskData, rollout: SamplingSpec) -> None:

@@ -56,7 +56,8 @@ def aligned(
         ).rstrip()
         for row in table
     ]
-    lines = [_cut(line, width) for line in lines]
+    if width is not None:
+        lines = [line if len(line) <= width else line[: max(width - 1, 1)] + "…" for line in lines]
     if coloured and STATE in names:
         place = names.index(STATE)
         start = sum(widths[:place]) + 2 * place
@@ -100,10 +101,6 @@ def _needed(table: Sequence[Sequence[str]]) -> int:
     widths = _widths(table)
     reason = max(len(row[-1]) for row in table) if table[0][-1] == REASON else 0
     return sum(widths) + 2 * (len(widths) - 1) + min(reason, SHORT_REASON)
-
-
-def _cut(line: str, width: int | None) -> str:
-    return line if width is None or len(line) <= width else line[: max(width - 1, 1)] + "…"
 
 
 def _painted(line: str, start: int, state: str) -> str:

@@ -18,6 +18,7 @@ from cppo_lab.core_records import core_of
 from cppo_lab.files import runs_folder
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.estimate import amounts_of, estimate
@@ -219,14 +220,16 @@ class CostSum:
     measured_runs: int
 
 
-def sum_costs(run_costs: Mapping[str, Cost | None], done: Callable[[str], bool]) -> list[CostSum]:
-    """One sum for each basis that occurs, with the total and the remaining (not `done`) hours."""
+def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunState]) -> list[CostSum]:
+    """One sum for each basis that occurs, with the total hours and those of runs that have not finished."""
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
         all_of_it = {
             run_id: cost for run_id, cost in run_costs.items() if cost and cost.fits and cost.basis == basis
         }
-        remaining = [cost for run_id, cost in all_of_it.items() if not done(run_id)]
+        remaining = [
+            cost for run_id, cost in all_of_it.items() if states[run_id].state not in schema.FINISHED
+        ]
         if any(cost and cost.basis == basis for cost in run_costs.values()):
             sums.append(
                 CostSum(

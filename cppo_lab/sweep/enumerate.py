@@ -161,15 +161,14 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     Raises UserError for a bad override or configuration.
     """
     grid = narrow(sweep, overrides)
-    fitting, names = Fitting(grid), short_names(grid.axes)
+    fitting = Fitting(grid)
     runs: dict[str, PlannedRun] = {}
     places: dict[tuple[str, str, int], str] = {}
     composed = None
     faults: dict[str, str] = {}  # variant -> the error of the first of its runs
-    for place, fit in _places(grid, fitting):
-        if any(meets(place, entry) for entry in sweep.exclude) or place.variant in faults:
+    for place, fit, variant in _labelled(grid, fitting):
+        if place.variant in faults:
             continue
-        variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
         try:
             composed = _composed(grid, place, fit)
         except UserError as error:
@@ -207,14 +206,10 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
 def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
     """What hypotheses are registered about. Composes one run of each model and variant."""
     grid = narrow(sweep, without_selections(sweep, overrides))
-    names = short_names(grid.axes)
     places: set[RunPlace] = set()
     settings: dict[tuple[str, str], str] = {}
     models: dict[str, str] = {}  # file in conf/model -> name of the model
-    for place, fit in _places(grid, Fitting(grid)):
-        if any(meets(place, entry) for entry in sweep.exclude):
-            continue
-        variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
+    for place, fit, variant in _labelled(grid, Fitting(grid)):
         seed = place.values.get("seed")
         cell = place.model, variant
         if seed is None or cell not in settings:
@@ -224,6 +219,15 @@ def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
         places.add((models[place.model], variant, int(seed)))
     lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
     return DeclaredRuns(frozenset(places), digest("\n".join(lines)))
+
+
+def _labelled(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit, str]]:
+    """Every run of a grid that is not excluded, with the name of its variant."""
+    sweep, names = grid.sweep, short_names(grid.axes)
+    for place, fit in _places(grid, fitting):
+        if not any(meets(place, entry) for entry in sweep.exclude):
+            values = {key: place.values[key] for key in fit.axes}
+            yield place, fit, label(place.variant, values, names, sweep.name)
 
 
 def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
@@ -308,13 +312,14 @@ def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, 
 
 def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
     """See `axis_values`."""
-    sweep, names = grid.sweep, short_names(grid.axes)
-    labels: dict[str, tuple[str, dict[str, Scalar]]] = {}
-    for place, fit in _places(grid, Fitting(grid)):
-        values = {key: place.values[key] for key in fit.axes if key in names}
-        if not any(meets(place, entry) for entry in sweep.exclude):
-            labels[label(place.variant, values, names, sweep.name)] = (place.variant or sweep.name, values)
-    return labels
+    names = short_names(grid.axes)
+    return {
+        variant: (
+            place.variant or grid.sweep.name,
+            {key: place.values[key] for key in fit.axes if key in names},
+        )
+        for place, fit, variant in _labelled(grid, Fitting(grid))
+    }
 
 
 def _hypothesis_faults(grid: Grid) -> Iterator[str]:

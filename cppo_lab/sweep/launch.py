@@ -11,7 +11,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, printable, say
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, counted, one_line, printable, say
 from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
@@ -53,7 +53,7 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, unclipped
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
-from cppo_lab.tracking.uploader import Uploader
+from cppo_lab.tracking.uploader import uploading
 
 
 @dataclass(frozen=True)
@@ -365,9 +365,9 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
     words = queued.why_ended(silent) if silent else {}
     failed = [run_id for run_id, word in words.items() if word == "FAILED"]
     if failed:
-        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         say(
-            f"cppo: the last Slurm job of {runs} failed before training began ({queued.place(failed[0]).job}): "
+            f"cppo: the last Slurm job of {counted(len(failed), 'run')} failed before training began "
+            f"({queued.place(failed[0]).job}): "
             f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container"
         )
 
@@ -396,7 +396,7 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
         job.list_runs()
     folders = [attempt.folder for attempt in work]
     with (
-        Uploader(folders, uri) if waits else contextlib.nullcontext(),
+        uploading(folders, uri) if waits else contextlib.nullcontext(),
         Queue(runs_folder(), [attempt.run_id for attempt in work]) as queue,
     ):
 

@@ -15,7 +15,7 @@ from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
 from cppo_lab.runs.spool import RunRows, score_of
-from cppo_lab.sweep.plan import LENGTH, require_beginning
+from cppo_lab.sweep.plan import LENGTH, only, require_beginning
 from cppo_lab.sweep.status import known_runs
 
 POLL_SECONDS = 0.5
@@ -82,11 +82,7 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
         raise UserError(
             f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
         )
-    if len(run_ids) > 1:
-        raise UserError(
-            f"run {beginning!r} is a prefix of {len(run_ids)} ids: {', '.join(run_ids[:10])}: give more digits"
-        )
-    return run_ids[0]
+    return only(beginning, run_ids)
 
 
 def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:

@@ -146,14 +146,9 @@ def _has_resolver(text: str) -> bool:
     return _RESOLVER.search(text) is not None
 
 
+@lru_cache(maxsize=100_000, typed=True)  # 1, 1.0 and True are three values
 def override_text(key: str, value: Scalar) -> str:
     """A key of a sweep file and its value as an override."""
-    return _override_text(key, value, type(value).__name__)
-
-
-@lru_cache(maxsize=100_000)
-def _override_text(key: str, value: Scalar, kind: str) -> str:
-    """`kind` distinguishes values that Python's cache would treat as equal: 1, 1.0 and True."""
     return f"{key}={quote(value)}"
 
 

@@ -120,11 +120,8 @@ def adopt(
     with _warn_on_store_fault("the tags of finished runs"):
         client, alive = open_client(uri), set(parents.by_sweep.values())
         for run in plan.runs:
-            path, status, stored = (
-                folders[run.run_id].path,
-                folders[run.run_id].status,
-                elsewhere.get(run.run_id),
-            )
+            folder, stored = folders[run.run_id], elsewhere.get(run.run_id)
+            path, status = folder.path, folder.status
             if stored is None and (status.get("status") not in schema.FINISHED or "origin" in status):
                 continue
             variants = variants_in(stored.tags) if stored else parse_variants(status.get("variants"))
@@ -177,17 +174,17 @@ def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str,
     with _warn_on_store_fault("the descriptions"):
         for tries_left in reversed(range(TRIES)):
             try:
-                _describe(plan, uri, parents, states)
+                client = open_client(uri)
+                for sweep in plan.sweeps:
+                    text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+                    planned = {
+                        run.run_id: states[run.run_id].state
+                        for run in plan.runs
+                        if sweep.name in run.variants
+                    }
+                    update_parent(client, parents.by_sweep[sweep.name], text, planned)
+                save_view(client, parents.experiment_id)
                 return
             except STORE_FAULTS:
                 if not tries_left:
                     raise
-
-
-def _describe(plan: Plan, uri: str, parents: Parents, states: Mapping[str, RunState]) -> None:
-    client = open_client(uri)
-    for sweep in plan.sweeps:
-        text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
-        planned = {run.run_id: states[run.run_id].state for run in plan.runs if sweep.name in run.variants}
-        update_parent(client, parents.by_sweep[sweep.name], text, planned)
-    save_view(client, parents.experiment_id)

@@ -1,7 +1,7 @@
 """The plan of a sweep or study: every run once, with its id and names; and a run by a prefix of its id."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -59,11 +59,6 @@ class Plan:
     def core(self) -> str:
         """The trainer core of all runs."""
         return self.runs[0].spec.core
-
-    @property
-    def places(self) -> int:
-        """The number of (sweep, run) pairs; a run shared by several sweeps counts in each."""
-        return sum(len(run.variants) for run in self.runs)
 
 
 def load_checked(name: str, overrides: Sequence[str] = ()) -> "Sweep | Study | Search":
@@ -246,13 +241,11 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
     Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
-    sources: list[Callable[[], dict[str, Found]]] = [
-        lambda: _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps),
-        lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),
-    ]
-    for source in sources:
-        if run := _only(beginning, source()):
-            return run
+    declared = _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps)
+    if not declared:
+        declared = _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps])
+    if declared:
+        return declared[only(beginning, declared)]
     raise UserError(
         f"unknown run {beginning!r}: no folder in {runs} and no run of a shipped sweep has such an id: "
         "name the sweep that declares it with --in SWEEP"
@@ -266,21 +259,21 @@ def find_recorded_run(beginning: str, runs: Path) -> Found:
     Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
-    if run := _only(beginning, _in_folders(beginning, runs)):
-        return run
+    if recorded := _in_folders(beginning, runs):
+        return recorded[only(beginning, recorded)]
     raise UserError(
         f"run {beginning!r} has not been started: no folder in {runs} has such an id; if it was finished elsewhere, "
         "`cppo pull SWEEP` gives it one"
     )
 
 
-def _only(beginning: str, runs: Mapping[str, Found]) -> Found | None:
-    """The single run in `runs`, or None. Raises UserError if there are several."""
-    if len(runs) > 1:
-        raise UserError(
-            f"run {beginning!r} is a prefix of {len(runs)} ids: {', '.join(sorted(runs)[:10])}: give more digits"
-        )
-    return next(iter(runs.values()), None)
+def only(beginning: str, run_ids: Iterable[str]) -> str:
+    """The single id of those that begin so. Raises UserError if there are several."""
+    run_id, *others = sorted(run_ids)
+    if others:
+        ids = ", ".join([run_id, *others][:10])
+        raise UserError(f"run {beginning!r} is a prefix of {1 + len(others)} ids: {ids}: give more digits")
+    return run_id
 
 
 def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:

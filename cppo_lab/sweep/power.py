@@ -26,7 +26,7 @@ from cppo_lab.analysis.statistics.power import (
     reached,
     shown,
 )
-from cppo_lab.core_records import core_names, core_of, miniature_of
+from cppo_lab.core_records import core_names, core_of
 from cppo_lab.errors import UserError
 from cppo_lab.files import runs_folder
 from cppo_lab.runs.folder import read_status
@@ -242,7 +242,9 @@ def _paper_means(plan: Plan, sweep: str, best_steps: bool) -> Means:
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [candidate for candidate in plan.sweeps if candidate.name == sweep]
     originals = [
-        models for core, models in declared.models.items() if core in core_names() and not miniature_of(core)
+        models
+        for core, models in declared.models.items()
+        if core in core_names() and not core_of(core).miniature
     ]
     if plan.core not in declared.models or len(originals) != 1:
         return {}
@@ -284,14 +286,13 @@ def power_text(
     ]
     rows += [
         (
-            *(
-                planned.claim.text,
-                str(planned.comparisons),
-                str(planned.seeds),
-                f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
-                f"{planned.power:.2f}",
-            ),
-            *(_needed(planned.needed), _hours_text(_hours(plan, planned, costs))),
+            planned.claim.text,
+            str(planned.comparisons),
+            str(planned.seeds),
+            f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
+            f"{planned.power:.2f}",
+            _needed(planned.needed),
+            _hours_text(_hours(plan, planned, costs)),
         )
         for planned in powers
     ]

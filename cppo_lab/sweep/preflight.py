@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import UserError, one_line, say
+from cppo_lab.errors import UserError, counted, one_line, say
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
 from cppo_lab.launch.preflight import STAND_INS, PreflightJob, make_stand_ins
@@ -84,7 +84,7 @@ def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
     """The short job of a kind."""
     run = kind.example
     return PreflightJob(
-        run.spec, run.layout, plan.paths, run.resources, runs, kind.folder, plan.launcher.threads
+        run.spec, runs, run.layout, plan.paths, run.resources, plan.launcher.threads, folder=kind.folder
     )
 
 
@@ -112,7 +112,7 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
 def report(kind: RunKind) -> str:
     """The measurements of a kind of run as lines of plain text, next to the estimate if there is any."""
     run, result = kind.example, kind.measured
-    count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
+    count = counted(len(kind.runs), "run")
     lines = [f"{run.spec.model.name}, layout {run.layout.name}: {count}"]
     if kind.random_weights:
         lines.append(

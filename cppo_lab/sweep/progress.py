@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
+from cppo_lab.errors import counted
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Cause, is_held, read_status
-from cppo_lab.runs.spool import RunRows, score_of, score_text
+from cppo_lab.runs.spool import RunRows, score_of, score_text, summarise
 from cppo_lab.runs.state import STARTING, WORDS, RunState
 from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
@@ -148,7 +149,9 @@ class Progress:
             if event.kind == "submitted":
                 self.submitted += len(job.attempts)
                 if self.submitted == self.todo:
-                    self.say(f"{_runs(self.todo)} {'is' if self.todo == 1 else 'are'} in Slurm's queue")
+                    self.say(
+                        f"{counted(self.todo, 'run')} {'is' if self.todo == 1 else 'are'} in Slurm's queue"
+                    )
                 return
             for run_id in {*job.run_ids} & {*self.waiting}:
                 self.waiting.remove(run_id)
@@ -223,7 +226,7 @@ class Progress:
                 values = [100 * of_run[step] for of_run in scores]
                 text = f"mean {sum(values) / len(values):.1f} % ({min(values):.1f} to {max(values):.1f} %)"
                 at = f"step {step}/{self.t_stop[run_ids[0]]}"
-                self.say(f"{name} ({_runs(len(run_ids))}): {at}, {text}{self._share_text()}")
+                self.say(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}{self._share_text()}")
 
     def _activity(self, started: StartedJob) -> str:
         """What a job does besides training steps, from the folder of its first run."""
@@ -252,7 +255,9 @@ class Progress:
                 same.setdefault(kind, []).extend([f"{name} {activity}".strip()] * len(started.job.attempts))
         for kind, names in same.items():
             alone = len({*names}) == 1
-            parts.append(names[0] if alone else f"{kind or 'starting'}: {len(names)} of {_runs(self.todo)}")
+            parts.append(
+                names[0] if alone else f"{kind or 'starting'}: {len(names)} of {counted(self.todo, 'run')}"
+            )
         return "; ".join(parts)
 
     def _steps_text(self, started: StartedJob, activity: str) -> str:
@@ -262,7 +267,7 @@ class Progress:
             return f"{steps - started.steps_left:,} of {steps:,} steps"
         [(run_id, rows)] = started.rows.items()
         t_stop, parts = self.t_stop[run_id], [] if activity == STARTING else [activity]
-        if scores := rows.summary(t_stop):
+        if scores := summarise(rows.scores, t_stop):
             parts.insert(0, score_text(scores.last, scores.best))
         return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *parts]))
 
@@ -324,7 +329,7 @@ class Progress:
         if not job.batch:
             return self.name(job.attempts[0])
         first, *others = self._conditions(job)
-        return f"{first}{f' and {len(others)} more' if others else ''} ({_runs(len(job.attempts))})"
+        return f"{first}{f' and {len(others)} more' if others else ''} ({counted(len(job.attempts), 'run')})"
 
     def say(self, text: str) -> None:
         """Print a permanent line on standard error."""
@@ -337,10 +342,6 @@ class Progress:
             room = shutil.get_terminal_size().columns - 1
             shown = text if len(text) <= room else text[: max(room - 1, 1)] + "…"
             print(f"{_CLEAR}{shown}", end="", file=sys.stderr, flush=True)
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _end_text(attempt: Attempt, held: bool, status: Mapping[str, object]) -> str:

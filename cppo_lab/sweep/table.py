@@ -14,7 +14,9 @@ import yaml
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
+from cppo_lab.errors import counted
 from cppo_lab.runs.state import RunState
+from cppo_lab.runs.tags import dotted
 from cppo_lab.spec import PathsSpec
 from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.sweep.columns import RUN_ID, aligned
@@ -99,9 +101,12 @@ def _interval(scores: Sequence[float]) -> str:
 
 
 def cost_summary(
-    runs: Sequence[PlannedRun], costs: Mapping[str, Cost | None], sums: Sequence[CostSum]
+    runs: Sequence[PlannedRun],
+    costs: Mapping[str, Cost | None],
+    states: Mapping[str, RunState] | None = None,
 ) -> str:
-    """The total cost of all runs in sentences; empty if it is unknown."""
+    """The total cost of the runs that `states` has in sentences, and whether runs fit; empty if it is unknown."""
+    sums = sum_costs(costs, states) if states else []
     lines = [_sentence(part) for part in sums]
     if len(sums) > 1 and all(part.gpu_hours is not None for part in sums):
         total = sum(part.gpu_hours or 0.0 for part in sums)
@@ -117,7 +122,7 @@ def cost_summary(
 
 
 def _sentence(cost: CostSum) -> str:
-    runs = f"{cost.runs} run" + ("" if cost.runs == 1 else "s")
+    runs = counted(cost.runs, "run")
     to_come = f"remaining ({cost.runs_left} of them)"
     if cost.basis == ESTIMATE:
         return (
@@ -175,30 +180,26 @@ class ListingRow:
     measured_runs: int
 
 
-@dataclass(frozen=True)
-class SweepListing:
-    """The selected rows, and totals over all runs of the plan."""
-
-    plan: Plan
-    rows: tuple[ListingRow, ...]
-    states: dict[str, int]  # state -> number of runs, in the order of schema.STATES
-    places: int  # a run shared by two sweeps counts twice
-    costs: tuple[CostSum, ...]
-
-
-def make_listing(
+def listing(
     plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
-) -> SweepListing:
-    """The runs of `plan` whose state is in `only` (empty: all)."""
+) -> dict[str, Any]:
+    """For JSON: the runs of `plan` whose state is in `only` (empty: all), and totals over all of its runs.
+
+    A run shared by two sweeps has two `places`.
+    """
     counts = Counter(state.state for state in states.values())
     rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
-    return SweepListing(
-        plan=plan,
-        rows=tuple(row for row in rows if not only or row.state in only),
-        states={state: counts[state] for state in schema.STATES if counts[state]},
-        places=plan.places,
-        costs=tuple(sum_costs(costs, lambda run_id: states[run_id].state in schema.FINISHED)),
-    )
+    return {
+        "sweep": plan.name,
+        "core": plan.core,
+        "runs": [asdict(row) for row in rows if not only or row.state in only],
+        "totals": {
+            "runs": len(states),
+            "places": sum(len(run.variants) for run in plan.runs),
+            "states": {state: counts[state] for state in schema.STATES if counts[state]},
+            "costs": [asdict(cost) for cost in sum_costs(costs, states)],
+        },
+    }
 
 
 def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
@@ -222,36 +223,11 @@ def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
     )
 
 
-def listing_values(listing: SweepListing) -> dict[str, Any]:
-    """For JSON: sweep, core, runs, totals."""
-    totals: dict[str, Any] = {
-        "runs": sum(listing.states.values()),
-        "places": listing.places,
-        "states": listing.states,
-        "costs": [asdict(cost) for cost in listing.costs],
-    }
-    return {
-        "sweep": listing.plan.name,
-        "core": listing.plan.core,
-        "runs": [asdict(row) for row in listing.rows],
-        "totals": totals,
-    }
-
-
-def totals_line(listing: SweepListing) -> str:
-    """`37 runs in 49 places: 30 done, 7 missing`."""
-    runs = sum(listing.states.values())
-    places = f" in {listing.places} places" if listing.plan.is_study else ""
-    return f"{runs} run{'s' * (runs != 1)}{places}: " + ", ".join(
-        f"{n} {state}" for state, n in listing.states.items()
-    )
-
-
-def shown_line(listing: SweepListing, only: Sequence[str]) -> str:
-    """A line on how many of all runs a filter shows; empty without a filter."""
-    if not only:
-        return ""
-    return f"{len(listing.rows)} of {sum(listing.states.values())} runs shown (--state {','.join(only)})"
+def totals_line(plan: Plan, totals: Mapping[str, Any]) -> str:
+    """`37 runs in 49 places: 30 done, 7 missing`, from the totals of a listing."""
+    states = ", ".join(f"{n} {state}" for state, n in totals["states"].items())
+    places = f" in {totals['places']} places" if plan.is_study else ""
+    return f"{counted(totals['runs'], 'run')}{places}: {states}"
 
 
 def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
@@ -332,17 +308,6 @@ def _cost(cost: CostEstimate) -> dict[str, Any]:
 ABSENT = "-"
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys, without values that do not apply (None)."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
-
-
 def differences(left: Found, right: Found) -> dict[str, tuple[Any, Any]]:
     """Dotted keys with different values; None if a run does not have the key."""
     ours, theirs = dotted(left.config), dotted(right.config)
@@ -368,10 +333,11 @@ def difference_text(left: Found, right: Found) -> str:
 
 def difference_values(left: Found, right: Found) -> dict[str, Any]:
     """For JSON: the two runs, and the values of each differing key (None if a run lacks it)."""
+    differing = differences(left, right)
     return {
         "runs": [{"run_id": run.run_id, "source": run.source} for run in (left, right)],
-        "identical": not differences(left, right),
-        "differences": differences(left, right),
+        "identical": not differing,
+        "differences": differing,
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.runs.spool import score_text
 from cppo_lab.sweep.status import RunStatus, table, totals
 
@@ -96,7 +96,7 @@ def notify(command: Sequence[str], sweep: str, runs: Sequence[RunStatus]) -> Non
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as error:
-        print(f"cppo: the command of --notify could not be run: {error}", file=sys.stderr)
+        say(f"cppo: the command of --notify could not be run: {error}")
         return
     if status:
-        print(f"cppo: the command of --notify ended with status {status}", file=sys.stderr)
+        say(f"cppo: the command of --notify ended with status {status}")

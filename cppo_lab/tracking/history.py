@@ -149,9 +149,9 @@ def unpack(data: bytes, what: str) -> History:
 class StoredRun:
     """A run in the store.
 
-    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended). `mlflow_status`
-    is MLflow's own, which says nothing about training. `latest`: metric -> step, time in ms and value of its last
-    point, as MLflow's database has it (infinity as the largest number).
+    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended). `latest`:
+    metric -> step, time in ms and value of its last point, as MLflow's database has it (infinity as the largest
+    number).
     """
 
     mlflow_id: str
@@ -161,7 +161,6 @@ class StoredRun:
     start_ms: int | None = None
     end_ms: int | None = None
     experiment_id: str = ""
-    mlflow_status: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     latest: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 

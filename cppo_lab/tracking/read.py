@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.answers import ANSWERS
-from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.errors import StoreAway, UserError, counted
 from cppo_lab.files import read_plain, redacted
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
@@ -171,7 +171,6 @@ def stored_run(run: Run) -> StoredRun:
         info.start_time,
         info.end_time,
         str(info.experiment_id),
-        info.status,
         data.params,
         {point.key: (point.step, point.timestamp, point.value) for point in data.to_proto().metrics},
     )
@@ -311,8 +310,7 @@ def histories(
         read_all = pool.map(read, runs) if served else map(read, runs)
         yield from zip((run.mlflow_id for run in runs), read_all, strict=True)
     if broken:
-        count = "1 run" if len(broken) == 1 else f"{len(broken)} runs"
-        _log.warning("asked the store point by point for %s: %s", count, min(broken))
+        _log.warning("asked the store point by point for %s: %s", counted(len(broken), "run"), min(broken))
 
 
 def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str, Column]:

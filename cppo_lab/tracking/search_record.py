@@ -4,7 +4,6 @@ Runs of a search have no `cppo.run_id`, so that readers of training runs skip th
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
+from cppo_lab.errors import say
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line
@@ -168,4 +168,4 @@ def _may_fail(what: str) -> Iterator[None]:
     try:
         yield
     except STORE_FAULTS as error:
-        print(f"tracking store did not accept {what}: {fault_line(error)}", file=sys.stderr, flush=True)
+        say(f"tracking store did not accept {what}: {fault_line(error)}")

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from cppo_lab import schema
 from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_lock, redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
@@ -162,7 +161,7 @@ def tell_of_lost(folders: Sequence[Path]) -> None:
     if folders:
         count = "1 finished run was" if len(folders) == 1 else f"{len(folders)} finished runs were"
         named = ", ".join(folder.name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
-        print(f"cppo: {count} not in the tracking store any more: uploaded again ({named})", file=sys.stderr)
+        say(f"cppo: {count} not in the tracking store any more: uploaded again ({named})")
 
 
 def retire(client: MlflowClient, mlflow_id: str) -> bool:
@@ -190,7 +189,7 @@ def retire(client: MlflowClient, mlflow_id: str) -> bool:
         client.delete_tag(mlflow_id, schema.TAG_REPLACES)
     except STORE_FAULTS as error:
         line = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
-        print(line, file=sys.stderr)
+        say(line)
         return False
     return True
 
@@ -362,7 +361,11 @@ class _Shipment:
         """Create the record's MLflow run if needed, and set it to RUNNING."""
         run = self._stored(line)
         is_new = run is None
-        run = self.runs[self.token] = run or self._create(line)
+        if run is None:
+            experiment_id = ensure_experiment(self.client, self.uri, line.experiment)
+            tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
+            run = self.client.create_run(experiment_id, line.time_ms, tags, line.name)
+        self.runs[self.token] = run
         before, mlflow_id = run.data.tags, run.info.run_id
         self.record.mlflow_id = mlflow_id
         self.record.ended = False
@@ -426,11 +429,6 @@ class _Shipment:
             if run.info.run_id != ours.info.run_id:
                 self.client.set_terminated(run.info.run_id, "KILLED")
                 self.client.delete_run(run.info.run_id)
-
-    def _create(self, line: Begin) -> Run:
-        place = ensure_experiment(self.client, self.uri, line.experiment)
-        tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
-        return self.client.create_run(place, start_time=line.time_ms, tags=tags, run_name=line.name)
 
     def _end(self, line: End) -> None:
         if self.token not in self.runs:

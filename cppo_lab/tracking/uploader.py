@@ -14,12 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import Line
 from cppo_lab.signals import deferred
@@ -35,40 +34,31 @@ LOOK_SECONDS = 0.5
 _COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.uploader import main; main()"]
 
 
-class Uploader:
-    """Uploads the runs in `folders` to the store at `uri` from the beginning of the block on, and the rest at its end.
+@contextlib.contextmanager
+def uploading(folders: Sequence[Path], uri: str) -> Iterator["subprocess.Popen[str] | None"]:
+    """Upload the runs in `folders` to the store at `uri` from the beginning of the block on, and the rest at its end.
 
-    If the process that has the block is killed, the uploading process goes on until no run is being trained.
+    Gives the uploading process. If the process that has the block is killed, it goes on until no run is being trained.
     """
-
-    def __init__(self, folders: Sequence[Path], uri: str) -> None:
-        self.folders, self.uri = folders, uri
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> "Uploader":
-        with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
-            self._process = _start(self.folders, self.uri)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Upload the rest from this process."""
-        if self._process is not None:
-            self._process.kill()  # it may hang with its store; its unfinished work is repeated
-            self._process.wait()
-        upload_last(self.folders, self.uri, hurry=error is not None and not isinstance(error, Exception))
-
-
-def _start(folders: Sequence[Path], uri: str) -> "subprocess.Popen[str]":
-    # A new session, since Ctrl-C is for the owner, which then ends this process.
-    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True)
-    # Not on the command line, which all users of the machine can read: the URI may hold a password.
-    task = {"uri": uri, "folders": list(map(str, folders)), "owner": os.getpid(), "first": FIRST_SECONDS}
-    assert process.stdin is not None
-    with process.stdin as stream:
-        stream.write(json.dumps(task))
-    return process
+    process, hurry = None, False
+    with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
+        # A new session, since Ctrl-C is for the owner, which then ends this process.
+        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        # Not on the command line, which all users of the machine can read: the URI may hold a password.
+        task = {"uri": uri, "folders": list(map(str, folders)), "owner": os.getpid(), "first": FIRST_SECONDS}
+        assert process.stdin is not None
+        with process.stdin as stream:
+            stream.write(json.dumps(task))
+    try:
+        yield process
+    except BaseException as error:
+        hurry = not isinstance(error, Exception)
+        raise
+    finally:
+        if process is not None:
+            process.kill()  # it may hang with its store; its unfinished work is repeated
+            process.wait()
+        upload_last(folders, uri, hurry=hurry)
 
 
 def upload_last(
@@ -97,7 +87,7 @@ def upload_last(
             remedy = f"the rest is safe in {folder}, and `cppo sync` uploads it"
             if folder in last.unwritten:
                 remedy = f"the disk of {folder} has no room for the rest: launch it again"
-            _print(f"tracking store did not accept all of run {folder.name}: {remedy}")
+            say(f"tracking store did not accept all of run {folder.name}: {remedy}")
 
 
 class _LastUpload:
@@ -116,9 +106,11 @@ class _LastUpload:
 
     def work(self) -> None:
         """Upload the runs. The ones that the store refuses are tried again after the others."""
-        first = ""  # fault, which is printed
+        told = False
         while fault := upload_once(self.waiting, self.uri, self._sent, self.unwritten):
-            first = first or _print(f"tracking store does not answer: {fault}")
+            if not told:
+                say(f"tracking store does not answer: {fault}")
+                told = True
             if self.over:
                 return
             time.sleep(LOOK_SECONDS)
@@ -153,10 +145,10 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
         fault = upload_once(folders, uri)
         if fault and not away_since:
             away_since = time.monotonic()
-            _print(f"tracking store does not answer, training continues: {fault}")
+            say(f"tracking store does not answer, training continues: {fault}")
         elif away_since and not fault:
             away = time.monotonic() - away_since
-            _print(f"tracking store is back after {away:.0f} s")
+            say(f"tracking store is back after {away:.0f} s")
             away_since = 0.0
         if not trains:
             return
@@ -189,8 +181,3 @@ def upload_once(
     except (*STORE_FAULTS, UserError) as error:
         return fault_line(error)
     return ""
-
-
-def _print(text: str) -> str:
-    print(text, file=sys.stderr, flush=True)
-    return text

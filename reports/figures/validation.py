@@ -12,14 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import above, fill, panel_grid, sized, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
-from cppo_lab.reports.names import display_name, in_order, origin, score_name
+from cppo_lab.reports.names import display_name, in_order, origin, points, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
@@ -265,7 +264,7 @@ def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
     entries = []
     for line in panel.lines:
         cell = board.cells[panel.model, line.variant]
-        score = "" if cell.score is None else str(round_half_up(percent(cell.score.mean)))
+        score = "" if cell.score is None else points(cell.score.mean)
         text = SelectionState.COLLAPSE.value if cell.state is SelectionState.COLLAPSE else score
         entries.append(Key(f"{line.label}: {text}{'†' if cell.provisional else ''}", line.stroke))
     return tuple(entries)
@@ -281,7 +280,7 @@ def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
         return None
     mean, line = max(competing, key=lambda entry: entry[0])
     score, step = max((seed.best, -(seed.best_step or 0)) for seed in line.seeds if seed.best is not None)
-    number = str(round_half_up(percent(mean)))  # the same number as in the table
+    number = points(mean)  # the same number as in the table
     return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
 
 

@@ -6,7 +6,6 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.scoring import (
-    ends_early,
     late_curve,
     late_means,
     rank_descending,
@@ -167,8 +166,8 @@ def test_the_late_window_is_the_last_thirty_percent_up_to_t_stop() -> None:
 
 def test_noise_of_an_alternating_curve() -> None:
     """Differences are +-0.02 throughout, so the scatter of one evaluation is 0.02 / sqrt 2."""
-    assert step_noise(frame({80: 0.3, 90: 0.32, 100: 0.3}), 100) == pytest.approx(0.02 / 2**0.5)
-    assert step_noise(frame({90: 0.3, 100: 0.3}), 100) is None
+    assert step_noise(late_curve(frame({80: 0.3, 90: 0.32, 100: 0.3}), 100)) == pytest.approx(0.02 / 2**0.5)
+    assert step_noise(late_curve(frame({90: 0.3, 100: 0.3}), 100)) is None
 
 
 def test_ranks_share_a_place_and_stay_inside_a_model() -> None:
@@ -186,4 +185,3 @@ def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
     board = scored(runs)
     ranks = {variant: late.rank for (_, variant), late in late_means(board).items()}
     assert ranks == {"lucky": 2, "steady": 1, "fallen": None, "short": None}
-    assert [run.variant for run in board.runs if ends_early(run)] == ["short"]

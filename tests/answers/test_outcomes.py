@@ -1,4 +1,4 @@
-"""Outcomes of problems: averages, ids, the file, and what is refused of it."""
+"""Outcomes of problems: ids, the file, and what is refused of it."""
 
 import io
 from dataclasses import replace
@@ -21,15 +21,6 @@ def test_a_file_holds_what_was_written_and_equal_outcomes_are_equal_bytes() -> N
         assert getattr(getattr(found, name), "dtype", None) == getattr(value, "dtype", None)
     assert write(found) == write(made.outcomes()) == write(written)
     assert len(write(made.outcomes(problems=90, validations=112))) <= 2**20  # the paper's validations
-
-
-def test_averages_are_those_of_a_loop() -> None:
-    outcomes = made.outcomes()
-    expected = [
-        [np.mean(row[outcomes.benchmark_of == benchmark]) / 16 for benchmark in range(2)]
-        for row in outcomes.right
-    ]
-    assert outcomes.averages().tolist() == [pytest.approx(row, rel=1e-15) for row in expected]
 
 
 def test_rows_behind_a_checkpoint_go() -> None:

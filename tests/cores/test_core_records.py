@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab import PARTS_FOLDER, core_records
 from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
-from cppo_lab.cores.base import Resources, load_companion, load_exporter, load_stand_ins
+from cppo_lab.cores.base import Resources, load_part
 from cppo_lab.cores.mini import MINI
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP
@@ -210,8 +210,8 @@ def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = CoreRecord("bare", "a bare core", "Nothing.", "a:b", "a:b", "a:b")
     monkeypatch.setattr("cppo_lab.cores.base.core_of", lambda name: bare)
     with pytest.raises(UserError, match=r"unknown core that exports its models 'bare'.*mini, verl"):
-        load_exporter("bare")
+        load_part("bare", "exporter")
     with pytest.raises(UserError, match=r"unknown core that uses several machines 'bare'.*verl"):
-        load_companion("bare")
+        load_part("bare", "worker_node")
     with pytest.raises(UserError, match=r"unknown core with models of random weights 'bare'.*verl"):
-        load_stand_ins("bare")
+        load_part("bare", "stand_ins")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources, load_datasets
+from cppo_lab.cores.base import Resources, load_part
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Dataset
@@ -21,7 +21,7 @@ def told(folder: Path, *overrides: str, data: Path | None = None) -> dict[str, D
     """The datasets of a run by name."""
     spec = compose(list(overrides)).run
     paths = None if data is None else PathsSpec(data=str(data), models=None)
-    found = load_datasets(spec.core)(spec, Resources(folder, folder, paths=paths))
+    found = load_part(spec.core, "datasets")(spec, Resources(folder, folder, paths=paths))
     assert all(len(one.digest) <= 36 for one in found)
     contexts = [one.context for one in found]
     assert contexts == ([schema.TRAINING] + [schema.VALIDATION] * len(found))[: len(found)]
@@ -120,7 +120,8 @@ def test_files_of_another_making(tmp_path: Path, prepared: Path) -> None:
 
 def test_no_trainer_is_loaded() -> None:
     script = (
-        "import sys; from cppo_lab.cores.base import load_datasets; load_datasets('mini'); load_datasets('verl');"
+        "import sys; from cppo_lab.cores.base import load_part\n"
+        "for core in ('mini', 'verl'): load_part(core, 'datasets')\n"
         "print(sorted({'torch', 'verl', 'ray', 'transformers', 'pyarrow'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -129,4 +130,4 @@ def test_no_trainer_is_loaded() -> None:
 
 def test_an_unknown_core_is_named() -> None:
     with pytest.raises(UserError, match="unknown core 'minni': did you mean 'mini'"):
-        load_datasets("minni")
+        load_part("minni", "datasets")

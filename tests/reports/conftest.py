@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,15 @@ def write_runs(
 
 def request_of(runs: Sequence[MadeRun], uri: str, out: Path, sweep: str = "main") -> ReportRequest:
     """The report of the runs."""
-    experiment = schema.experiment_name(runs[0].core)
     return ReportRequest(
-        sweep, uri, experiment, expect(runs), out, "Demo", "Does it work?", command="cppo report demo"
+        name=sweep,
+        uri=uri,
+        experiment=schema.experiment_name(runs[0].core),
+        expected=expect(runs),
+        out=out,
+        title="Demo",
+        question="Does it work?",
+        command="cppo report demo",
     )
 
 
@@ -134,7 +141,7 @@ def demo_board(demo_store: Path) -> Scoreboard:
 
 def page_of(board: Scoreboard) -> tuple[Contents, str]:
     """The report of a board and its page, without any figure drawn."""
-    request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
+    request = replace(request_of(DEMO_RUNS, "sqlite://", Path(), "demo"), title="Title", command="")
     contents = sweep_contents(request, board)
     figures = {
         picture.name: PageFigure(picture.heading, "", "not drawn here") for picture in contents.figures

@@ -57,7 +57,7 @@ def test_a_record_gives_back_what_was_scored(made: Path) -> None:
     assert (cell["runs"], cell["expected"], cell["state"], cell["provisional"]) == (2, 2, "scored", False)
     run = saved.runs["main", "cppo on mini_base, seed 0"]
     assert (run["run_id"], run["step"], run["score"]) == ("cppo-0", 40, pytest.approx(0.6))
-    best = next(verdict for verdict in saved.verdicts.values() if verdict["claim"] == "cppo_best")
+    best = next(verdict for verdict in saved.claims.values() if verdict["claim"] == "cppo_best")
     assert best["outcome"] == "undecided" and best["low"] < best["estimate"]
     # Of the last part of the window: CPPO's changed seed and the other, less those of GRPO.
     cppo, grpo = (0.5 * 0.8 + 0.6) / 2 + 0.52 * 0.85, (0.30 + 0.32) * 0.85

@@ -48,12 +48,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def request_of(uri: str, folder: Path) -> SearchRequest:
     return SearchRequest(
-        uri,
-        "cppo-mini",
-        STUDY,
-        folder / "report",
-        "cppo report tune_made",
-        "cppo tune tune_made",
+        uri=uri,
+        experiment="cppo-mini",
+        study=STUDY,
+        out=folder / "report",
+        command="cppo report tune_made",
+        tune="cppo tune tune_made",
         shipped=SHIPPED,
     )
 

@@ -132,7 +132,7 @@ def made_study() -> StudyResults:
     )
     pair = [f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)]
     windows = {ids[f"{model}-cppo-0"]: window for model in MODELS}
-    return StudyResults("study", "cppo-mini", tuple(sweeps), {ids[run]: gaps for run in pair}, windows)
+    return StudyResults(tuple(sweeps), {ids[run]: gaps for run in pair}, windows)
 
 
 def main_board(study: StudyResults) -> Scoreboard:
@@ -200,7 +200,15 @@ def test_figures_7_to_11() -> None:
 def test_the_report(tmp_path: Path) -> None:
     study, out = made_study(), tmp_path / "report"
     grids = tuple(sweep.grid for sweep in study.sweeps)
-    request = StudyRequest("study", "sqlite://", "cppo-mini", grids, out, "A study", "Does it hold?")
+    request = StudyRequest(
+        name="study",
+        uri="sqlite://",
+        experiment="cppo-mini",
+        sweeps=grids,
+        out=out,
+        title="A study",
+        question="Does it hold?",
+    )
     page = build_report(
         SimpleNamespace(out=out, style=request.style, contents=lambda: study_contents(request, study))
     )

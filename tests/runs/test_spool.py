@@ -171,7 +171,7 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
     assert (news(), news()) == ([0, 1], [])
     spool.add(row(3, 0.5, second=30))
     assert news() == [3]
-    assert (rows.scores, rows.step, rows.pace) == ({0: 0.25, 3: 0.5}, 3, 5.0)  # 10 s for the steps 2 and 3
+    assert (rows.scores, rows.step, rows.times) == ({0: 0.25, 3: 0.5}, 3, [(1, 20.0), (3, 30.0)])
     path = written(
         tmp_path, BEGIN, row(3, 0.9, second=40), row(4, 0.75, second=50)
     ).path  # 3 was recorded already
@@ -184,7 +184,7 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
     assert news() == [5]
     written(tmp_path, OTHER)
     assert news() == []
-    assert (rows.scores, rows.step, rows.pace) == ({}, None, None)
+    assert (rows.scores, rows.step, rows.times) == ({}, None, [])
 
 
 def test_the_three_scores_by_hand() -> None:

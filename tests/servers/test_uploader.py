@@ -40,13 +40,13 @@ def test_it_may_die_and_is_not_waited_for_when_its_store_hangs(
     recorder, hang = attempt(0, 1), Fault(hold=True)
 
     def launch() -> psutil.Process:
-        process = psutil.Process(beside._process.pid)
+        process = psutil.Process(beside.pid)
         until("the steps are sent", lambda: not unsent(folder, proxy.uri))
         assert not [word for word in process.cmdline() if proxy.uri in word]
         return process
 
     with held(folder):
-        with pytest.raises(KeyboardInterrupt), uploader.Uploader([folder], proxy.uri) as beside:
+        with pytest.raises(KeyboardInterrupt), uploader.uploading([folder], proxy.uri) as beside:
             process = launch()
             proxy.answer(hang)
             log(recorder, 2, 3)
@@ -55,7 +55,7 @@ def test_it_may_die_and_is_not_waited_for_when_its_store_hangs(
         wait_for_end(process)
         assert "`cppo sync` uploads it" in capfd.readouterr().err
         proxy.answer(None)
-        with uploader.Uploader([folder], proxy.uri) as beside:
+        with uploader.uploading([folder], proxy.uri) as beside:
             launch().kill()
             log(recorder, 4)
             recorder.finish(FINISHED)
@@ -75,8 +75,8 @@ uploader._COMMAND[-1] = (
     "upload.ship = lambda *arguments: print('View run', flush=True) or ship(*arguments)\\n"
     "uploader.main()"
 )
-with uploader.Uploader([Path(sys.argv[1])], sys.argv[2]) as beside:
-    print(beside._process.pid, flush=True)
+with uploader.uploading([Path(sys.argv[1])], sys.argv[2]) as beside:
+    print(beside.pid, flush=True)
     time.sleep(1000)
 """
 

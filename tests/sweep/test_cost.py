@@ -8,6 +8,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.state import RunState
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.estimate import TimeEstimate, estimate
 from cppo_lab.spec.job import layout_tag
@@ -22,7 +23,6 @@ from cppo_lab.sweep.cost import (
     cost_of,
     costs,
     past_costs,
-    sum_costs,
 )
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
@@ -132,7 +132,7 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
 def test_what_is_left_out_of_measured_costs_is_said() -> None:
     small = planned(compose(TINY))
     by_id = costs([small], lambda *_: [[3600.0]])
-    text = cost_summary([small], by_id, sum_costs(by_id, lambda _: False))
+    text = cost_summary([small], by_id, dict.fromkeys(by_id, RunState(schema.MISSING)))
     assert "4 hours of one process for 1 run" in text
     assert "without validations, warm start and start-up" in text
 
@@ -144,7 +144,8 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
         "c": Cost(3.0, 24.0, PREFLIGHT),
         "d": Cost(4.0, 32.0, MEASURED, measured_runs=2),
     }
-    lines = cost_summary([], found, sum_costs(found, lambda run_id: run_id in "bd")).splitlines()
+    states = {run_id: RunState(schema.DONE if run_id in "bd" else schema.MISSING) for run_id in found}
+    lines = cost_summary([], found, states).splitlines()
     assert lines == [
         "Estimated cost: 80 GPU-hours of an H100 80 GB for 1 run, good to a factor of 2 either way; 80 remaining "
         "(1 of them).",
@@ -155,7 +156,7 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
         "Together: 152 GPU-hours; 104 remaining.",
     ]
     found = {"a": Cost(2.0, None, PREFLIGHT), "b": Cost(3.0, None, MEASURED, measured_runs=1), "c": None}
-    text = cost_summary([], found, sum_costs(found, lambda _: False))
+    text = cost_summary([], found, dict.fromkeys(found, RunState(schema.PARTIAL)))
     assert "Cost by preflight: 2 hours of one process for 1 run; 2 remaining" in text
     assert "Measured cost: 3 hours of one process for 1 run" in text
     assert "Together" not in text

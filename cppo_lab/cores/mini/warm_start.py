@@ -6,7 +6,6 @@ that needs it creates it, under a lock.
 
 import fcntl
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import Task, Tokenizer, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.trainer import AdamW
+from cppo_lab.errors import say
 from cppo_lab.files import open_lock
 from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
 from cppo_lab.spec.run import ANNEAL_STEPS
@@ -94,7 +94,7 @@ def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
         if not same_form(weights, dict(model.state_dict())):
             raise ValueError("it contains the weights of another model")
     except ValueError as error:
-        print(f"warm start {path} is ignored and trained again: {error}", file=sys.stderr, flush=True)
+        say(f"warm start {path} is ignored and trained again: {error}")
         return None
     return weights
 

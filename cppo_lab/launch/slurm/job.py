@@ -143,15 +143,13 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "allocation": allocation,
     }
-    version = code_version() if OUTSIDE in os.environ else ""  # the project in the image does the training
     if isinstance(job, TrainingJob):
-        tags = {schema.TAG_CODE_VERSION: version} if version else {}
+        # The project in the image does the training.
+        tags = {schema.TAG_CODE_VERSION: code_version()} if OUTSIDE in os.environ else {}
         attempts = (
             dataclasses.replace(attempt, **here, tags={**attempt.tags, **tags}) for attempt in job.attempts
         )
         return dataclasses.replace(job, attempts=tuple(attempts))
-    if version:
-        here |= {"code_version": version}
     fields = {name: value for name, value in here.items() if hasattr(job, name)}
     if not fields:
         return job

@@ -11,13 +11,12 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.launch.environment import agreed
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 from cppo_lab.runs.state import Place
@@ -355,7 +354,7 @@ def view(runs: Path, warn: bool = False) -> SlurmView:
         jobs = _query(unended) if unended else []
     except UserError as error:
         if warn:
-            print(f"cppo: the state of Slurm's queue is unknown: {error}", file=sys.stderr)
+            say(f"cppo: the state of Slurm's queue is unknown: {error}")
         elif not tasks:
             raise
         return SlurmView(tasks, silent=str(error))

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import replace_file
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.launch.environment import AGREED, agreed, variables
@@ -239,7 +238,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
 
 
 def _say(line: str) -> None:
-    print(f"cppo: {line}", file=sys.stderr, flush=True)
+    say(f"cppo: {line}")
 
 
 def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, sent: int) -> str:
