@@ -396,11 +396,23 @@ class PrunerSpec(Spec):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
 
 
+TUNED = (
+    "a parameter is KEY: {low: ..., high: ...} or KEY: {choices: [...]}, or either for each core, KEY: {CORE: {low: "
+    "..., high: ...}}, with a KEY such as rule.delta and a CORE such as exact"
+)
+
+
+def _tuned(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(TUNED)
+    return value
+
+
 class SearchSpec(Spec):
     """What is tuned. `parameters`: configuration key -> an interval or choices, or either for each core."""
 
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
-    parameters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    parameters: Annotated[dict[str, Any], Field(min_length=1), BeforeValidator(_tuned)]
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
     sampler: SamplerSpec = Field(default_factory=SamplerSpec)
     pruner: PrunerSpec = Field(default_factory=PrunerSpec)
@@ -469,12 +481,12 @@ class Search(Declared):
         Raises UserError for a parameter that is neither, or has no bounds for the core.
         """
         place, values = f"search {self.source}: search.parameters.{key}", self.search.parameters[key]
-        if values and values.keys() <= set(core_names()):
-            for name, inner in values.items():
-                if not isinstance(inner, dict):
-                    raise UserError(
-                        f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}"
-                    )
+        of_cores = isinstance(values, dict) and values and values.keys() <= set(core_names())
+        for bounds in values.values() if of_cores else [values]:
+            plain = isinstance(bounds, dict) and not any(isinstance(part, dict) for part in bounds.values())
+            if not (plain and bounds.keys() & (Interval.model_fields.keys() | Choices.model_fields.keys())):
+                raise UserError(f"{place}={values!r}: {TUNED}")
+        if of_cores:
             if core not in values:
                 raise UserError(
                     f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}"
@@ -811,17 +823,11 @@ def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | 
             if isinstance(claim, dict)
         }
     elif kind is Search and isinstance(values["search"], dict):
-        parameters = values["search"].get("parameters")
-        tuned = (
-            {key: each for key, each in parameters.items() if isinstance(each, dict)}
-            if isinstance(parameters, dict)
-            else {}
-        )
         remaining["search"] = {
             "trials": 1,
             "objectives": ["final_score"],
+            "parameters": values["search"].get("parameters"),
             **remaining.get("search", {}),
-            "parameters": tuned,
         }
     try:
         declared = kind.model_validate_json(json.dumps({"title": "", "name": "sweep", **remaining}))

@@ -395,6 +395,19 @@ SEARCH_HEAD = "title: T\nquestion: Q?\nmodels: [mini_small_base]\nsettings: {rul
 BOUNDS = "{low: 0.4, high: 1.0}"
 PARAMETER = f"rule.w_min: {BOUNDS}"
 SEARCH = f"{SEARCH_HEAD}search:\n  trials: 4\n  parameters:\n    {PARAMETER}\n  objectives: [final_score]\n"
+A_PARAMETER = (
+    "a parameter is KEY: {low: ..., high: ...} or KEY: {choices: [...]}, …for each core, KEY: {CORE: …}"
+)
+# A core's parameters, where a parameter has cores.
+TURNED = {
+    f"mini: {{{PARAMETER}}}": f"mini={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
+    f"exact: {{{PARAMETER}}}": f"exact={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
+    f"mni: {{{PARAMETER}}}": f"mni={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
+    "mini: [rule.w_min]": f"mini=['rule.w_min']: {A_PARAMETER}",
+    "mini: 0.4": f"mini=0.4: {A_PARAMETER}",
+    f"mini: {{{PARAMETER}}}\n    rule.delta: 5": f"mini=…: {A_PARAMETER}…; also: …rule.delta=5: a parameter is",
+    "[rule.w_min]": f"search.parameters=['rule.w_min']: {A_PARAMETER}",
+}
 BOUNDED = {
     "{low: 1.0, high: 0.4}": ": low=1.0 must be less than high=0.4: exchange them",
     "{low: 0.4}": ": high is missing: add it",
@@ -410,13 +423,30 @@ BOUNDED = {
     "{low: 0.4, high: 1.0, log: true, step: 0.1}": ": log=True with step=0.1: …remove one of the two",
     "{low: '0.4', high: 1.0}": ": low='0.4': must be a whole number or a number",
     "{lo: 0.4, high: 1.0}": ": unknown key 'lo': did you mean 'log' or 'low'? valid: high, log, low, step",
-    "[0.4, 1.0]": "=[0.4, 1.0]: must be a mapping: KEY: VALUE",
     "{choices: []}": ": choices=[]: must have 2 items or more",
     "{choices: [0.5]}": ": choices=[0.5]: must have 2 items or more",
     "{choices: [0.5, 0.5]}": ": choices=[0.5, 0.5]: a value appears twice; remove one",
     "{choices: [0.5, a]}": " at 'a': configuration: rule.w_min='a': must be a number in (0, 1]",
     "{choices: [[1], 2]}": ": choices.0=[1]: must be text or a whole number or a number or true or false",
-    "{mini: 5}": ".mini=5 must be {low: ..., high: ...} or {choices: [...]}",
+    **{
+        text: f"={value}: {A_PARAMETER}"
+        for text, value in {
+            "[0.4, 1.0]": "[0.4, 1.0]",
+            "0.4": "0.4",
+            "0.4..1.0": "'0.4..1.0'",
+            "null": "None",
+            "{}": "{}",
+            "{mini: 5}": "{'mini': 5}",
+            "{mini: [0.4, 1.0]}": "{'mini': [0.4, 1.0]}",
+            "{mni: {low: 0.4, high: 1.0}}": "{'mni': {'low': 0.4, 'high': 1.0}}",
+            "{any: {low: 0.4, high: 1.0}}": "{'any': {'low': 0.4, 'high': 1.0}}",
+            "{mini: {low: 0.4, high: 1.0}, exat: {low: 0.4, high: 1.0}}": "{'mini': …'exat': {'low': 0.4, …}}",
+            "{mini: {low: 0.4, high: 1.0}, low: 0.4}": "{'mini': {'low': 0.4, 'high': 1.0}, 'low': 0.4}",
+            "{values: [0.4, 1.0]}": "{'values': [0.4, 1.0]}",
+            "{min: 0.4, max: 1.0}": "{'min': 0.4, 'max': 1.0}",
+        }.items()
+    },
+    "{mini: {low: 0.4}}": ".mini: high is missing: add it",
     "{verl: {low: 0.4, high: 1.0}}": " has no bounds for core=mini (valid: verl): add mini: {...}",
 }  # fmt: skip
 
@@ -499,6 +529,7 @@ CASES = [
         read(SEARCH.replace(BOUNDS, text), f"search ./{NAME}: search.parameters.rule.w_min{says}")
         for text, says in BOUNDED.items()
     ),
+    *(read(SEARCH.replace(PARAMETER, text), says) for text, says in TURNED.items()),
     *(read(SEARCH.replace(old, new), says) for old, new, says in IN_A_SEARCH),
     *(read(SEARCH + text, f"search ./{NAME}: {says}") for text, says in AFTER_A_SEARCH.items()),
 ]
