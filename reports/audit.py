@@ -314,4 +314,4 @@ def _cells(audit: Audit) -> TextTable:
         for cell in audit.cells
     )
     headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
-    return TextTable("Every printed number next to the curve's", "", "Model", headings, rows, ())
+    return TextTable("Every printed number next to the curve's", "Model", headings, rows)

@@ -61,7 +61,7 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
         "assign the runs to the two methods; over all models it is stratified by model. None if no run collapsed.",
     )
-    return TextTable("Collapses", "", "method", headings, tuple(rows), notes)
+    return TextTable("Collapses", "method", headings, rows, notes)
 
 
 def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
@@ -76,7 +76,7 @@ def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
         "end of the window.",
     )
     headings = ("step", "runs before it", "collapses", "share that lasts")
-    return TextTable("Steps of the collapses", "", "method", headings, rows, notes)
+    return TextTable("Steps of the collapses", "method", headings, rows, notes)
 
 
 def _share(share: Share) -> str:

@@ -229,7 +229,7 @@ def ratio_table(
         "At equal movement each step counts the same. With nothing equal it is the ratio of the plain means over all "
         "steps, in which steps with large errors dominate.",
     )
-    return TextTable("Ratio of errors", "", "rules", headings, tuple(rows), notes)
+    return TextTable("Ratio of errors", "rules", headings, rows, notes)
 
 
 def shown_ratio(log_ratio: Estimate | None) -> str:
@@ -275,4 +275,4 @@ def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTabl
         "product bound / |Δ|",
     )
     notes = ("Means over steps and runs; medians for the bounds.",)
-    return TextTable("Conditions", "", "rule", headings, tuple(rows), notes)
+    return TextTable("Conditions", "rule", headings, rows, notes)

@@ -143,7 +143,7 @@ def _table(board: Scoreboard, heading: str, metrics: dict[str, str]) -> TextTabl
                     cell_row(model, variant, (_cell(name, logged) for name, logged in values.items()))
                 )
     notes = ("Median over steps and runs (worst step in brackets).",)
-    return TextTable(heading, "", "method", tuple(metrics.values()), tuple(rows), notes)
+    return TextTable(heading, "method", tuple(metrics.values()), rows, notes)
 
 
 def _cell(metric: str, values: "pd.Series[float]") -> str:

@@ -90,7 +90,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         }
         headings = tuple(heading for heading, _ in COLUMNS[: len(_PRINTED)])
         rows = [TextRow(model, False, printed[model]) for model in models if model in printed]
-        return TextTable(title, core, "Model", headings, tuple(rows), ("As printed in the paper's Table 3.",))
+        return TextTable(title, "Model", headings, rows, ("As printed in the paper's Table 3.",), core)
     rows = []
     for model in models:
         runs = board.runs_of(model, OURS)
@@ -101,7 +101,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
         "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
     )
-    return TextTable(title, core, "Model", tuple(heading for heading, _ in COLUMNS), tuple(rows), notes)
+    return TextTable(title, "Model", [heading for heading, _ in COLUMNS], rows, notes, core)
 
 
 def _value(read: Callable[[Params], str | None], logged: Sequence[Params]) -> str:
@@ -125,7 +125,7 @@ def comparison_table(title: str, used: Collection[str]) -> TextTable:
         "Beyond it: masked, no objective; clipped, no gradient; capped, the coefficient stops growing and the "
         "token keeps its gradient; weighed less, the weight falls below 1.",
     )
-    return TextTable(title, "", "Rule", HEADINGS, rows, notes)
+    return TextTable(title, "Rule", HEADINGS, rows, notes)
 
 
 def _properties(name: str) -> tuple[str, ...]:

@@ -275,7 +275,7 @@ def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable
     if any(trial.state is STATES["pruned"] for trial in result.trials):
         notes.append("pruned: ended early because others did better at the same step.")
     headings = ("state", *result.spaces, *map(objective_name, result.objectives), "minutes")
-    return TextTable(f"Trials of {result.study}", result.core, "trial", headings, tuple(rows), tuple(notes))
+    return TextTable(f"Trials of {result.study}", "trial", headings, rows, notes, result.core)
 
 
 def _state(result: SearchResult, trial: FrozenTrial) -> str:
@@ -308,7 +308,7 @@ def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable
         notes.append(
             "at the edge: the best value lies at an end of the interval; a better one may lie beyond it."
         )
-    return TextTable("Space searched", result.core, "parameter", headings, tuple(rows), tuple(notes))
+    return TextTable("Space searched", "parameter", headings, rows, notes, result.core)
 
 
 def space_text(space: Space) -> str:

@@ -105,7 +105,7 @@ def _scores(summary: Statistics) -> TextTable:
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
         f"or if all runs have the same score.{range_note(summary.cells)}",
     )
-    return TextTable("Scores of the runs", "", "method", headings, tuple(rows), notes)
+    return TextTable("Scores of the runs", "method", headings, rows, notes)
 
 
 def _differences(summary: Statistics) -> TextTable:
@@ -129,7 +129,7 @@ def _differences(summary: Statistics) -> TextTable:
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
         f"P(improvement): that a run of the method has a higher final mean than one of {base}, with its 95 % interval.",
     )
-    return TextTable("Differences", "", f"minus {base}", headings, tuple(rows), notes)
+    return TextTable("Differences", f"minus {base}", headings, rows, notes)
 
 
 def _over_models(summary: Statistics, models: int) -> TextTable:
@@ -151,7 +151,7 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
         "Final mean in percent, with the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "
         f"half of all runs. P(improvement): against {base}, averaged over models.",
     )
-    return TextTable(f"Over all {models} models", "", "method", headings, tuple(rows), notes)
+    return TextTable(f"Over all {models} models", "method", headings, rows, notes)
 
 
 def _order(summary: Statistics) -> TextTable:
@@ -183,7 +183,7 @@ def _order(summary: Statistics) -> TextTable:
         f"Agreement of the order by best step with that by final mean (Kendall's tau-b; 1 is the same): "
         f"{', '.join(alike) or 'not known'}.",
     )
-    return TextTable("Order and margins", "", "method", headings, tuple(rows), notes)
+    return TextTable("Order and margins", "method", headings, rows, notes)
 
 
 def _place(place: Rank | None) -> tuple[str, str, str]:
@@ -302,7 +302,7 @@ def _methods(
         *([f"other answers, one evaluation: {EDGE}"] if edges else []),
         *([REPEATED.format(repeated)] if repeated else []),
     )
-    return TextTable("By problem", "", "method", headings, tuple(rows), notes)
+    return TextTable("By problem", "method", headings, rows, notes)
 
 
 def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[float, str]:
@@ -369,7 +369,7 @@ def _problem_differences(
         f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its "
         f"answers or more, and that no run of {base} (of the method) ever answered right.",
     )
-    return TextTable("Differences by problem", "", f"minus {base}", headings, tuple(rows), notes)
+    return TextTable("Differences by problem", f"minus {base}", headings, rows, notes)
 
 
 def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) -> TextTable:
@@ -394,7 +394,7 @@ def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) 
         "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for "
         "equal methods with three seeds each, in one problem of ten.",
     )
-    return TextTable("Separating problems", "", "problem", headings, tuple(rows), notes)
+    return TextTable("Separating problems", "problem", headings, rows, notes)
 
 
 def _half(estimate: Estimate) -> str:

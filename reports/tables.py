@@ -93,11 +93,11 @@ class TextTable:
     """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
 
     title: str
-    core: str
     lead: str
-    headings: tuple[str, ...]
-    rows: tuple[TextRow, ...]
-    notes: tuple[str, ...]
+    headings: Sequence[str]
+    rows: Sequence[TextRow]
+    notes: Sequence[str] = ()
+    core: str = ""
 
     @property
     def blocks(self) -> tuple[tuple[str, "TextTable"], ...]:
@@ -174,7 +174,7 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     notes = (*table_notes(board), EVALUATION + edge) if known_errors else table_notes(board)
     if statistics is not None and statistics.adjusted:
         notes = (*notes, _test_note(statistics))
-    return TextTable(title, core_of(board), "Method", board.models, rows, notes)
+    return TextTable(title, "Method", board.models, rows, notes, core_of(board))
 
 
 def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
@@ -222,9 +222,7 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
             )
         ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
         stops.append(ends.pop() if len(ends) == 1 else None)
-        tables.append(
-            TextTable(model, core_of(board), "Method", (*benchmarks, "avg", "step"), tuple(rows), ())
-        )
+        tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=core_of(board)))
     return FullTable(title, core_of(board), tuple(tables), tuple(stops), several, table_notes(board))
 
 

@@ -330,7 +330,7 @@ def _comparisons(verdict: Verdict) -> TextTable:
         texts = (against, each.model or OVER_MODELS, *cells[:2], *tested, cells[2], word)
         rows.append(TextRow(label, each.variant == OURS, texts, (each.model, each.variant)))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
-    return TextTable(f"Comparisons of: {claim.text}", "", lead, headings, tuple(rows), ())
+    return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
 
 
 def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
@@ -393,7 +393,7 @@ def claims_table(
     if not rows:
         return None
     headings = ("outcome", lines[0].comparisons.lead, *lines[0].comparisons.headings, *last)
-    return TextTable(title, core, lead, headings, rows, tuple(notes))
+    return TextTable(title, lead, headings, rows, notes, core)
 
 
 # The first screen of a sweep's page: which variant is better here, and how sure that is, in a sentence for each pair.

@@ -23,7 +23,7 @@ from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import CONFIG, is_held, read_config
 from cppo_lab.runs.machine import code_version, versions_in
 from cppo_lab.runs.spool import FOLDER, newest_record
-from cppo_lab.runs.tags import code, resolved_yaml, run_name, variants_in
+from cppo_lab.runs.tags import as_yaml, code, resolved_yaml, run_name, variants_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.spec.parse import parse_run
 
@@ -130,7 +130,7 @@ def read_subject(runs: Path, run_id: str) -> Subject:
 
 def model_card(subject: Subject, exported: Exported) -> str:
     """The whole card. It uses only the run's folder and the export."""
-    front = yaml.safe_dump(front_matter(subject, exported), sort_keys=False, allow_unicode=True, width=120)
+    front = as_yaml(front_matter(subject, exported))
     parts = [
         f"---\n{front}---",
         f"# {code(printable(subject.name))}",

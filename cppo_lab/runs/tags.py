@@ -136,7 +136,12 @@ def resolved_yaml(
     sections |= {
         name: section.model_dump(mode="json") for name, section in others.items() if section is not None
     }
-    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return as_yaml(sections)
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Plain values as a YAML document for people, in their order."""
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return text
 
 

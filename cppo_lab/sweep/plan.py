@@ -60,6 +60,11 @@ class Plan:
         """The trainer core of all runs."""
         return self.runs[0].spec.core
 
+    @property
+    def places(self) -> int:
+        """The number of (sweep, run) pairs; a run shared by several sweeps counts in each."""
+        return sum(len(run.variants) for run in self.runs)
+
 
 def load_checked(name: str, overrides: Sequence[str] = ()) -> "Sweep | Study | Search":
     """`load_sweep`, whose error also has the mistakes that only a plan finds."""

@@ -10,13 +10,11 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import yaml
-
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import counted
 from cppo_lab.runs.state import RunState
-from cppo_lab.runs.tags import dotted
+from cppo_lab.runs.tags import as_yaml, dotted
 from cppo_lab.spec import PathsSpec
 from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.sweep.columns import RUN_ID, aligned
@@ -183,10 +181,7 @@ class ListingRow:
 def listing(
     plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
 ) -> dict[str, Any]:
-    """For JSON: the runs of `plan` whose state is in `only` (empty: all), and totals over all of its runs.
-
-    A run shared by two sweeps has two `places`.
-    """
+    """For JSON: the runs of `plan` whose state is in `only` (empty: all), and totals over all of its runs."""
     counts = Counter(state.state for state in states.values())
     rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
     return {
@@ -195,7 +190,7 @@ def listing(
         "runs": [asdict(row) for row in rows if not only or row.state in only],
         "totals": {
             "runs": len(states),
-            "places": sum(len(run.variants) for run in plan.runs),
+            "places": plan.places,
             "states": {state: counts[state] for state in schema.STATES if counts[state]},
             "costs": [asdict(cost) for cost in sum_costs(costs, states)],
         },
@@ -251,9 +246,7 @@ def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
 
 def run_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
     """One YAML document, headed by a comment that names the run."""
-    head = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n"
-    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
-    return head + text
+    return f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n" + as_yaml(sections)
 
 
 def sections_of(run: Found) -> dict[str, Any]:
@@ -266,9 +259,7 @@ def sections_of(run: Found) -> dict[str, Any]:
 def describe_found(run: Found) -> str:
     """The same as a YAML document."""
     sections = sections_of(run)
-    if run.planned is not None:
-        return f"# from {run.source}\n" + run_yaml(run.planned, sections)
-    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    text = as_yaml(sections) if run.planned is None else run_yaml(run.planned, sections)
     return f"# from {run.source}\n{text}"
 
 

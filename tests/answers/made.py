@@ -27,6 +27,13 @@ def outcomes(problems: int = 6, validations: int = 3, samples: int = 16, seed: i
     return made
 
 
+def averages(outcomes: Outcomes) -> NDArray[np.float64]:
+    """Avg@k [V, number of benchmarks], the share of right answers."""
+    of = np.stack([outcomes.benchmark_of == i for i in range(len(outcomes.benchmarks))], axis=1)
+    shares: NDArray[np.float64] = outcomes.right.astype(np.float64) @ of / (of.sum(axis=0) * outcomes.samples)
+    return shares
+
+
 def sample(**change: object) -> Sample:
     """A validation sample."""
     values = {

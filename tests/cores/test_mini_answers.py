@@ -19,6 +19,7 @@ from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
+from tests.answers.made import averages
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
 
@@ -92,7 +93,7 @@ def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
     for place, benchmark in enumerate(found.benchmarks):
         name = schema.validation_metric(benchmark, run.validation.samples)
         logged = np.array([row[name] for _, row in scored], dtype=np.float32)
-        np.testing.assert_array_equal(found.averages()[:, place].astype(np.float32), logged)
+        np.testing.assert_array_equal(averages(found)[:, place].astype(np.float32), logged)
     assert found.right.max() > 0 and found.length.min() >= 1
 
 

@@ -30,12 +30,10 @@ def scored(outcomes: Mapping[tuple[str, int], Outcomes]) -> Scoreboard:
     """A sweep with these outcomes of (variant, seed)."""
     runs = []
     for (variant, seed), of_run in outcomes.items():
-        shares = of_run.right / of_run.samples
+        averages = made.averages(of_run)
         scores = {
-            name: dict(
-                zip(of_run.steps.tolist(), shares[:, of_run.benchmark_of == i].mean(axis=1), strict=True)
-            )
-            for i, name in enumerate(of_run.benchmarks)
+            name: dict(zip(of_run.steps.tolist(), averages[:, number].tolist(), strict=True))
+            for number, name in enumerate(of_run.benchmarks)
         }
         runs.append(MadeRun(variant, seed=seed, scores=scores, t_stop=200))
     data = make_data(runs)

@@ -94,7 +94,7 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
     board = board_of(*runs)
     rows = tuple(TextRow(name, False, (name, f"x{name}")) for name in NAMES)
     files = {
-        "table_a.tex": latex(TextTable(NAMES[1], "", NAMES[5], NAMES[:2], rows, (*NAMES, "x" * 300))),
+        "table_a.tex": latex(TextTable(NAMES[1], NAMES[5], NAMES[:2], rows, (*NAMES, "x" * 300))),
         "table_b.tex": latex(main_table(board, "_&%$#\\")),
     }
     assert pages(tmp_path, files) == 2
@@ -117,6 +117,6 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
 
 
 def test_the_check_would_see_an_unescaped_name(tmp_path: Path) -> None:
-    table = latex(TextTable("t", "", "l", ("h",), (TextRow("x", False, ("y",)),), ()))
+    table = latex(TextTable("t", "l", ("h",), (TextRow("x", False, ("y",)),)))
     with pytest.raises(AssertionError):
         pages(tmp_path, {"table_a.tex": table.replace("y", "50% & $")})

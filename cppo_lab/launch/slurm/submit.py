@@ -234,11 +234,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         line = f"Slurm takes no more jobs now ({full}): not submitted: {shown}: launch again when others have ended"
         if not (sent or queued):
             raise UserError(line)
-        _say(line)
-
-
-def _say(line: str) -> None:
-    say(f"cppo: {line}")
+        say(f"cppo: {line}")
 
 
 def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, sent: int) -> str:
@@ -262,10 +258,10 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs), name)
     # sbatch retries for minutes, silently, if the controller accepts no more jobs.
     slow = (
-        f"sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
+        f"cppo: sbatch has not answered for {_SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
         "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing"
     )
-    timer = threading.Timer(_SLOW_SECONDS, _say, [slow])
+    timer = threading.Timer(_SLOW_SECONDS, say, [slow])
     timer.daemon = True
     timer.start()
     try:
@@ -364,8 +360,8 @@ def _remove_overriding(script: str, spec: SlurmSpec) -> None:
     for name in names:
         del os.environ[name]
     if names:
-        _say(
-            f"{', '.join(names)}: ignored, since `launcher`, `resources` and `layout` set what "
+        say(
+            f"cppo: {', '.join(names)}: ignored, since `launcher`, `resources` and `layout` set what "
             f"{'it sets' if len(names) == 1 else 'they set'} (docs/slurm.md)"
         )
 

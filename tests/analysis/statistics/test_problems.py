@@ -227,7 +227,7 @@ def board_of(outcomes: dict[tuple[str, int], Outcomes]) -> Scoreboard:
             variant,
             seed=seed,
             scores={
-                name: dict(zip(kept.steps.tolist(), kept.averages()[:, number].tolist(), strict=True))
+                name: dict(zip(kept.steps.tolist(), made.averages(kept)[:, number].tolist(), strict=True))
                 for number, name in enumerate(kept.benchmarks)
             },
             t_stop=40,

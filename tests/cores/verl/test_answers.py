@@ -19,6 +19,7 @@ from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
 from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
+from tests.answers.made import averages
 from tests.cores.verl.queue_in_memory import Queue
 
 pytestmark = pytest.mark.verl
@@ -139,7 +140,7 @@ def test_outcomes_are_those_of_a_plain_loop_and_of_verls_own_code(
     logged = validation_metrics(of_verl(grades, SAMPLES), run.data.benchmarks, SAMPLES)
     assert score_name(run) in logged
     names = [schema.validation_metric(name, SAMPLES) for name in run.data.benchmarks]
-    assert outcomes.averages()[0].tolist() == [logged[name] for name in names]
+    assert averages(outcomes)[0].tolist() == [logged[name] for name in names]
 
 
 def test_names_of_verls_validation_metrics() -> None:

@@ -23,6 +23,7 @@ from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
+from tests.answers.made import averages
 from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import FOREIGN, RULES
 from tests.cores.verl.story import DAMAGED, EVERY, KILLED_AFTER, RESUMED, RULE, SAMPLES, STEPS, Story
@@ -98,7 +99,7 @@ def test_outcomes_texts_and_training_groups_of_every_validation(story: Story) ->
     assert (outcome.steps.tolist(), outcome.samples) == (steps, SAMPLES)
     for column, benchmark in enumerate(outcome.benchmarks):
         logged = story.history(schema.validation_metric(benchmark, SAMPLES))
-        assert outcome.averages()[:, column].tolist() == [value for _, value in logged]
+        assert averages(outcome)[:, column].tolist() == [value for _, value in logged]
     assert not (story.own_folder / FOLDER).exists()
     trained = {step for step, _ in story.history("train/loss")}
     for row, step in enumerate(steps):
