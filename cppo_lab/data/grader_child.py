@@ -36,11 +36,7 @@ _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
 _TEXT_CONTENT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
-_NUMBER_IN_TEXT = re.compile(
-    r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{((?:[^{}]*[^{}\w^])?[0-9]+(?!\w)[^{}]*)\}"
-)
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
-_ASIDE = re.compile(r"\(\s*((?:or|and)\b[^()]*)\)")
 _MOST_PIECES = 8
 _TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
 # Between two numbers: what is neither a sign of formulas nor a word makes two answers of them.
@@ -168,12 +164,10 @@ def alternatives(answer: str, truth: str) -> list[str]:
     or signs that belong to no formula join them ("12 or x", "12 & 13", "12 -> 13").
     """
     answer = _SCALED.sub(
-        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", _ASIDE.sub(r"\1", answer)
+        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", _TEXT_CONTENT.sub(r" \1 ", answer)
     )
-    if re.search("[0-9]", answer) and _NAME.search(answer):
-        answer = _NAME.sub(_named, _TEXT_CONTENT.sub(r" \1 ", answer))
-    elif re.search("[0-9]", _TEXT.sub("", answer)):  # of "42 \\text{ or 43}" both are numbers
-        answer = _NUMBER_IN_TEXT.sub(r" \1 ", answer)
+    if re.search("[0-9]", answer):
+        answer = _NAME.sub(_named, answer)
     answer = _asserted(answer, truth)
     single = not _LISTING.search(truth)
     if single:
@@ -213,10 +207,9 @@ def readings(answer: str, truth: str) -> list[list[str]]:
 
 def _asserted(answer: str, truth: str) -> str:
     """An answer without what it denies; as it is if the truth may be a denial, as x \\neq 2 is."""
-    text = _TEXT_CONTENT.sub(r" \1 ", answer)
-    if _UNEQUAL.search(truth) or not _DENIAL.search(text):
+    if _UNEQUAL.search(truth) or not _DENIAL.search(answer):
         return answer
-    return re.sub(r"\(\W*\)|\$\s*\$", " ", _DENIAL.sub(" ", text))
+    return re.sub(r"\(\W*\)|\$\s*\$", " ", _DENIAL.sub(" ", answer))
 
 
 def _letters(formula: str) -> set[str]:

@@ -346,7 +346,7 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                     f"{where}: the file's axes are part of the names of variants: {name!r} is "
                     f"{' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
                 )
-            elif own_core:
+            elif own_core and {name, name.split(" ")[0]} & sweep.variants.keys():
                 yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
 
 

@@ -8,7 +8,7 @@ package, CPPO_RULES, or the command line (`rule.path`).
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +17,9 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainValidator,
     PrivateAttr,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -97,38 +99,31 @@ class Hypothesis(Spec):
     test_seeds: Seeds
     selection_seeds: tuple[Seed, ...] = ()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """What is wrong with it, whatever the sweep has."""
         if both := sorted(set(self.better) & set(self.than)):
-            raise ValueError(f"{both[0]!r} is in `better` and in `than`: remove it from one")
+            yield f"{both[0]!r} is in `better` and in `than`: remove it from one"
         if seeds := sorted(set(self.test_seeds) & set(self.selection_seeds)):
-            raise ValueError(
-                f"seed {seeds[0]} is in test_seeds and in selection_seeds: a seed used for selection cannot test"
-            )
+            yield f"seed {seeds[0]} is in test_seeds and in selection_seeds: a seed used for selection cannot test"
         for name, values in (("better", self.better), ("than", self.than), ("test_seeds", self.test_seeds)):
             if twice := [value for value in values if values.count(value) > 1]:
-                raise ValueError(f"{name}: {twice[0]!r} stands there twice: remove one")
+                yield f"{name}: {twice[0]!r} stands there twice: remove one"
         if self.only is not None and self.outcome not in ERRORS:
-            raise ValueError(
-                f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
-            )
+            yield f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
         if self.models == "trend" and (self.within is not None or self.outcome in ERRORS):
-            raise ValueError(
+            yield (
                 "models=trend is for scores, without `within`"
                 + (": outcome=error_slope is the trend of an error" if self.outcome in ERRORS else "")
             )
         if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
-            raise ValueError(
-                f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
-            )
-        if max(self.smallest, self.within or 0.0) > 100:
-            raise ValueError("smallest and within are points of a score (0 to 100): at most 100")
-        return self
+            yield f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
+        elif max(self.smallest, self.within or 0.0) > 100:
+            yield "smallest and within are points of a score (0 to 100): at most 100"
 
     @property
     def variants(self) -> tuple[str, ...]:
         """All variants that are compared."""
-        return self.better + self.than
+        return (*self.better, *self.than)
 
 
 Pairing = Literal["seed", "none"]
@@ -180,77 +175,97 @@ def _parts(text: str) -> dict[str, str]:
     return flat
 
 
-def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Hypothesis:
-    """Raises ValueError for variants, models or test seeds that the sweep does not have, an outcome that its core does
-    not compute, or a trend over fewer than three models. What is wrong in the sweep itself is not looked at.
+def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]:
+    """Variants, models or test seeds that the sweep does not have, an outcome that its core does not compute, or a
+    trend over fewer than three models. What is wrong in the sweep itself is not looked at.
     """
     models, variants = info.data.get("models"), info.data.get("variants")
-    faults = []
     if models and hypothesis.models == "trend" and max(map(len, models.values())) < 3:
-        faults.append(
+        yield (
             "models=trend needs three models or more, of different response lengths: two do not show how much leads "
             "scatter around a line"
         )
     if models and hypothesis.outcome in ERRORS and set(models) != {EXACT}:
-        faults.append(
+        yield (
             f"outcome={hypothesis.outcome!r} is computed by core={EXACT} alone: name the models as "
             f"`models: {{{EXACT}: [...]}}`"
         )
     elif models and hypothesis.outcome in ERRORS:
-        faults += [
-            f"model {name!r} is not in models (valid: {', '.join(models[EXACT])})"
-            for name in hypothesis.only or ()
-            if name not in models[EXACT]
-        ]
+        for name in hypothesis.only or ():
+            if name not in models[EXACT]:
+                yield f"model {name!r} is not in models (valid: {', '.join(models[EXACT])})"
     # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
-    faults += [
-        f"variant {name!r} is not in variants (valid: {', '.join(variants)})"
-        for name in hypothesis.variants
-        if variants is not None and name not in variants and name.split(" ")[0] not in variants
-    ]
+    for name in hypothesis.variants:
+        if variants is not None and name not in variants and name.split(" ")[0] not in variants:
+            yield f"variant {name!r} is not in variants (valid: {', '.join(variants)})"
     axes = info.data.get("axes")
     if axes is not None and variants:
         seeds = [seed for values in axes.get("seed", {}).values() for seed in values]
         seeds += [keys["seed"] for keys in variants.values() if "seed" in keys]
         seeds = seeds or [0]  # of conf/config.yaml
         if missing := [seed for seed in hypothesis.test_seeds if seed not in seeds]:
-            faults.append(
+            yield (
                 f"test_seeds: no run has seed {', '.join(map(str, missing[:5]))}: name seeds of the sweep "
                 f"({', '.join(map(str, seeds[:10]))}{', ...' * (len(seeds) > 10)}), or extend axes.seed"
             )
-    if faults:
-        raise ValueError(ALSO.join(faults))
-    return hypothesis
 
 
-def _ordered(hypotheses: dict[str, Hypothesis]) -> dict[str, Hypothesis]:
-    """Raises ValueError for each `after` that names no hypothesis, or that is part of a circle."""
-    faults = []
+def _order(key: str, hypotheses: Mapping[str, Hypothesis]) -> Iterator[str]:
+    """What is wrong with its `after`: it names no hypothesis, or leads back to it."""
+    seen, hypothesis = {key}, hypotheses[key]
+    before = hypothesis.after
+    while before is not None:
+        if before not in hypotheses:
+            yield f"after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})"
+        elif (hypotheses[before].outcome in ERRORS) != (hypothesis.outcome in ERRORS):
+            yield f"after={before!r}: an error and a score do not wait for each other"
+        elif before in seen:
+            yield f"after={hypothesis.after!r} leads back to it: name one that comes before"
+        else:
+            seen.add(before)
+            before = hypotheses[before].after
+            continue
+        break
+
+
+_FORM = TypeAdapter(dict[Name, Hypothesis])
+
+
+def _readable(value: Any) -> tuple[dict[str, Hypothesis], list[Any]]:
+    """Hypotheses without those of their values that are of a wrong form, and pydantic's faults of these."""
+    try:
+        return _FORM.validate_json(json.dumps(value)), []
+    except ValidationError as error:
+        faults = error.errors()
+    wrong = {fault["loc"][:2] for fault in faults}
+    hypotheses = {
+        key: Hypothesis.model_construct(
+            **{
+                **dict.fromkeys(("better", "than", "test_seeds"), ()),
+                **{name: part for name, part in claim.items() if (key, name) not in wrong},
+            }
+        )
+        for key, entry in (value.items() if isinstance(value, dict) else ())
+        for claim in [entry if isinstance(entry, dict) else {}]
+    }
+    return hypotheses, faults
+
+
+def _checked(value: Any, info: ValidationInfo) -> dict[str, Hypothesis]:
+    """The hypotheses. Raises ValidationError for all that is wrong with them, of their form or not."""
+    hypotheses, faults = _readable(value)
     for key, hypothesis in hypotheses.items():
-        seen = {key}
-        before = hypothesis.after
-        while before is not None:
-            if before not in hypotheses:
-                faults.append(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
-            elif (hypotheses[before].outcome in ERRORS) != (hypothesis.outcome in ERRORS):
-                faults.append(f"{key}: after={before!r}: an error and a score do not wait for each other")
-            elif before in seen:
-                faults.append(
-                    f"{key}: after={hypothesis.after!r} leads back to it: name one that comes before"
-                )
-            else:
-                seen.add(before)
-                before = hypotheses[before].after
-                continue
-            break
+        texts = [*hypothesis.contradictions(), *_of_its_sweep(hypothesis, info), *_order(key, hypotheses)]
+        if texts:
+            error = {"error": ValueError(ALSO.join(texts))}
+            faults.append({"type": "value_error", "loc": (key,), "input": value[key], "ctx": error})
     if faults:
-        raise ValueError(ALSO.join(faults))
+        faults.sort(key=lambda fault: [*value].index(fault["loc"][0]) if fault["loc"] else 0)
+        raise ValidationError.from_exception_data("hypotheses", faults)
     return hypotheses
 
 
-Hypotheses = Annotated[
-    dict[Name, Annotated[Hypothesis, AfterValidator(_of_its_sweep)]], AfterValidator(_ordered)
-]
+Hypotheses = Annotated[dict[Name, Hypothesis], PlainValidator(_checked)]
 
 
 FOLDER = "rule"
@@ -811,27 +826,20 @@ def _sound(values: Mapping[str, Any], error: UserError, source: str) -> Sweep | 
     faulty = {str(place[0]) for place in places if place}
     if not faulty or faulty & {"models", "variants", "axes"}:
         return None
-    section, kind = ("search", Search) if "search" in values else ("hypotheses", Sweep)
+    kind = Search if "search" in values else Sweep
     remaining = {key: value for key, value in values.items() if key not in faulty}
-    if isinstance(entries := values.get(section), dict) and section in faulty:
-        wrong = {str(place[1]) for place in places if place[0] == section and len(place) > 1}
-        remaining[section] = {key: entry for key, entry in entries.items() if key not in wrong}
-    if kind is Sweep and section in faulty:
-        remaining[section] = {
-            key: {name: value for name, value in claim.items() if name != "after"}
-            for key, claim in remaining.get(section, {}).items()
-            if isinstance(claim, dict)
-        }
-    elif kind is Search and isinstance(values["search"], dict):
+    if kind is Search and isinstance(search := values["search"], dict):
+        wrong = {str(place[1]) for place in places if place[0] == "search" and len(place) > 1}
         remaining["search"] = {
             "trials": 1,
             "objectives": ["final_score"],
-            "parameters": values["search"].get("parameters"),
-            **remaining.get("search", {}),
+            **{key: value for key, value in search.items() if key not in wrong or key == "parameters"},
         }
     try:
         declared = kind.model_validate_json(json.dumps({"title": "", "name": "sweep", **remaining}))
-    except (ValidationError, ValueError, TypeError):
+    except (ValueError, TypeError):
         return None
+    if "hypotheses" in faulty:
+        declared = declared.model_copy(update={"hypotheses": _readable(values["hypotheses"])[0]})
     declared._source = source
     return declared

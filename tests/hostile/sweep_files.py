@@ -359,6 +359,35 @@ SEVERAL = {
     "  g: {claim: C, better: [a w_min=0.6], than: [b w_min=0.6], test_seeds: [0], after: h}\n":
         "hypotheses.h: the file's axes are part of the names of variants: 'a' is 'a w_min=0.6' or 'a w_min=0.8': name "
         "that…; also: hypotheses.g: no run is of variant 'b w_min=0.6'",
+    # of a hypothesis its form, what it contradicts, what the sweep does not have, and its order; and of the runs
+    "variants: {a: {rule: cppo, rule.wmin: 1}, b: {rule: dppo, foo: 2}}\nexclude: [{variant: c}]\n"
+    "axes: {seed: [0, 1]}\nhypotheses:\n"
+    "  h: {claim: C, better: [z], than: [b], test_seeds: [7], models: tren, after: g}\n"
+    "  g: {claim: C, better: [a], than: [a], test_seeds: [1, 1], selection_seeds: [1], after: h}\n":
+        "hypotheses.h.models='tren': must be 'mean', 'each' or 'trend'; also: hypotheses.h: variant 'z' is not in "
+        "variants (valid: a, b); also: test_seeds: no run has seed 7…; also: after='g' leads back to it…; also: "
+        "hypotheses.g: 'a' is in `better` and in `than`…; also: seed 1 is in test_seeds and in selection_seeds…; also: "
+        "test_seeds: 1 stands there twice…; also: after='h' leads back to it…; also: exclude.0.variant='c'…; also: "
+        "variants.a.rule.wmin=1: unknown key 'rule.wmin'…; also: variants.b.foo=2: unknown key 'foo'",
+    "hypotheses:\n"
+    "  h: {claim: '', better: a, than: [b], test_seeds: 0, margin: 1, after: f}\n"
+    "  g: 5\n"
+    "  f: {claim: C, better: [a], than: [b], test_seeds: [0], after: g}\n"
+    "  e: {claim: C, better: [a], test_seeds: [0], after: d, models: trend, within: 3, smallest: 200}\n"
+    "variants: {a: {rule: nope}, b: {rule: dppo}}\n":
+        "unknown key 'hypotheses.h.margin'…; also: hypotheses.h.claim=''…; also: hypotheses.h.better='a': must be a "
+        "list…; also: hypotheses.h.test_seeds=0: must be a list…; also: hypotheses.g=5: must be a mapping…; also: "
+        "hypotheses.e.than is missing…; also: hypotheses.e: models=trend is for scores, without `within`; also: "
+        "smallest and within are points of a score (0 to 100): at most 100; also: models=trend needs three models…; "
+        "also: after='d' is no hypothesis (valid: h, g, f, e); also: variants.a.rule='nope': unknown rule 'nope'",
+    # of a hypothesis of a wrong form, what its runs lack; and variants whose names are wrong
+    "variants: {a: {rule: cppo}, b: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8]}\nhypotheses:\n"
+    "  h: {claim: C, better: [a], than: [b], test_seeds: [0], outcome: luck}\n":
+        "hypotheses.h.outcome='luck'…; also: hypotheses.h: the file's axes are part of the names of variants: 'a' is",
+    "variants: {'a,b': {rule: cppo}, b: {rule: dppo}}\nhypotheses:\n"
+    "  h: {claim: C, better: [b], than: [b], test_seeds: [0], after: h}\n":
+        "variants.a,b='a,b': must be a name without commas…; also: hypotheses.h: 'b' is in `better` and in `than`…; "
+        "also: after='h' leads back to it",
 }  # fmt: skip
 # The hypothesis `above` about `cppo` and `dppo` with seeds 0, 1 and 2.
 HYPOTHESES = {
