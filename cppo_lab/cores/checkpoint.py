@@ -52,13 +52,9 @@ class Checkpoint(TypedDict):
     trainer: dict[str, Any]
 
 
-def make_checkpoint(run_id: str, maker: str, history: list[Row], trainer: dict[str, Any]) -> Checkpoint:
-    """A checkpoint in this version's format."""
-    return {"format": FORMAT, "run_id": run_id, "maker": maker, "history": history, "trainer": trainer}
-
-
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path`. If the disk is full, print a warning and continue without the checkpoint."""
+def save_checkpoint(path: Path, run_id: str, maker: str, history: list[Row], trainer: dict[str, Any]) -> None:
+    """Write a checkpoint. If the disk is full, print a warning and continue without it."""
+    checkpoint = Checkpoint(format=FORMAT, run_id=run_id, maker=maker, history=history, trainer=trainer)
     save_if_possible(path, checkpoint, f"checkpoint {path}")
 
 

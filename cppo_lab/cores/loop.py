@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,10 +15,8 @@ from cppo_lab import schema
 from cppo_lab.answers.recording import Recording
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import (
-    Checkpoint,
     Row,
     load_checkpoint,
-    make_checkpoint,
     save_checkpoint,
 )
 from cppo_lab.cores.collapse import collapse_reason
@@ -158,12 +157,12 @@ class _Course(Generic[T]):
             return self.trainer.steps >= self.spec.training.t_stop
         # Otherwise a run that resumes from the checkpoint would lack these responses.
         if is_recorded and time.monotonic() - self._saved >= self._pause:
-            save_checkpoint(self._path, self._checkpoint(self.history, self.trainer.state()))
+            self._save(self._path, self.history, self.trainer.state())
             self._saved = time.monotonic()
         return self._is_over()
 
-    def _checkpoint(self, history: list[Row], state: dict[str, Any]) -> Checkpoint:
-        return make_checkpoint(self.spec.run_id, self._maker, history, state)
+    def _save(self, path: Path, history: list[Row], state: dict[str, Any]) -> None:
+        save_checkpoint(path, self.spec.run_id, self._maker, history, state)
 
     def _is_over(self) -> bool:
         """Whether the run has reached its last step or has collapsed.
@@ -174,7 +173,7 @@ class _Course(Generic[T]):
         step, last = scores[-1]
         is_best = step == self.history[-1][0] > 0 and last == max(score for number, score in scores if number)
         if is_best and (weights := self.trainer.weights()):
-            save_checkpoint(self._best, self._checkpoint(self.history[-1:], {"model": weights}))
+            self._save(self._best, self.history[-1:], {"model": weights})
         training = self.spec.training
         self.reason = collapse_reason(
             [score for _, score in scores], training.collapse_share, training.collapse_patience

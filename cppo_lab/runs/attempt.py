@@ -282,17 +282,23 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
 def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:
     """Begin the record of an attempt; None if the run is done.
 
-    An OSError while writing is recorded as a failure of the run and re-raised.
+    The attempt continues the record in its folder, unless that is of a result it is to replace: the files of that are
+    moved aside. An OSError while writing is recorded as a failure of the run and re-raised.
     """
     spec, folder = attempt.spec, attempt.folder
     record, status = _newest_record(attempt), read_status(folder)
     elsewhere = record is None and bool(status.get("origin")) and status.get("status") in schema.FINISHED
-    if has_finished(record) and (not attempt.replaces or _replaces_the_same(attempt, record)):
+    replaced = set(record.begin.tags.get(schema.TAG_REPLACES, "").split()) if record else set()
+    continues = record is not None and (not attempt.replaces or bool(replaced & set(attempt.replaces)))
+    if continues and has_finished(record):
         remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
         return None
     if elsewhere and not attempt.replaces:  # seen after the job was submitted
         return None
-    continues, tags = _continues(attempt, record), _tags(attempt)
+    if attempt.replaces and not continues:  # an earlier attempt at the same replacement has moved them
+        set_aside(folder, attempt.replaces[0])
+    clear_status(folder)
+    tags = _tags(attempt)
     try:
         return Recorder(
             spec,
@@ -332,24 +338,6 @@ def _newest_record(attempt: Attempt) -> Record | None:
     say(f"{folder} was copied from run {other}: its contents are moved aside")
     set_aside(folder, f"{OF_OTHERS}{other}")
     return None
-
-
-def _continues(attempt: Attempt, record: Record | None) -> bool:
-    """Whether the attempt continues the `record` in its folder; otherwise it starts a new record.
-
-    The files of a result that is to be replaced are moved aside first. If an earlier attempt at the same replacement is
-    on record, they were moved then, and the files in the folder are that attempt's.
-    """
-    continues = record is not None and (not attempt.replaces or _replaces_the_same(attempt, record))
-    if attempt.replaces and not continues:
-        set_aside(attempt.folder, attempt.replaces[0])
-    clear_status(attempt.folder)
-    return continues
-
-
-def _replaces_the_same(attempt: Attempt, record: Record) -> bool:
-    """Whether a record is of an attempt that replaces one of the results that `attempt` is to replace."""
-    return bool(set(attempt.replaces) & set(record.begin.tags.get(schema.TAG_REPLACES, "").split()))
 
 
 def _tags(attempt: Attempt) -> dict[str, str]:

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -266,40 +266,34 @@ def ensure_folder_tag(folder: Path) -> str:
 # What launchers have yet to start or end
 
 
-class Queue:
-    """This launcher's list: a context manager that shows `run_ids` as queued until they are removed.
+@contextlib.contextmanager
+def queueing(runs: Path, run_ids: Iterable[str]) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Show `run_ids` as queued by this launcher; call what is yielded for those that have ended, once that is recorded.
 
     The list is a locked file, which counts as long as its launcher lives. Files of dead launchers are removed.
     """
+    folder = runs / QUEUES
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.list"):
+        _remove_if_dead(path)
+    while True:
+        path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
+        file = path.open("x", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()  # another launcher removed it as dead before it was locked
 
-    def __init__(self, runs: Path, run_ids: Iterable[str]) -> None:
-        self._folder, self._run_ids = runs / QUEUES, tuple(run_ids)
+    def write(run_ids: Iterable[str], sign: str = "-") -> None:
+        file.write("".join(f"{sign}{run_id}\n" for run_id in run_ids))
+        file.flush()
 
-    def __enter__(self) -> "Queue":
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for path in self._folder.glob("*.list"):
-            _remove_if_dead(path)
-        while True:
-            self._path = self._folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
-            self._file = self._path.open("x", encoding="utf-8")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            if os.fstat(self._file.fileno()).st_nlink:
-                break
-            self._file.close()  # another launcher removed it as dead before it was locked
-        self._write("+", self._run_ids)
-        return self
-
-    def ended(self, run_id: str) -> None:
-        """Remove a run from the list, once it has ended and its outcome is recorded."""
-        self._write("-", [run_id])
-
-    def __exit__(self, *error: object) -> None:
-        self._path.unlink(missing_ok=True)
-        self._file.close()
-
-    def _write(self, sign: str, run_ids: Iterable[str]) -> None:
-        self._file.write("".join(f"{sign}{run_id}\n" for run_id in run_ids))
-        self._file.flush()
+    with file:
+        try:
+            write(run_ids, "+")
+            yield write
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def queued(runs: Path) -> frozenset[str]:

@@ -24,10 +24,10 @@ from cppo_lab.runs.folder import (
     CONFIG,
     STATUS,
     AlreadyRunning,
-    Queue,
     announce,
     forget_cancelled,
     held,
+    queueing,
     read_status,
     variants_text,
     write_status,
@@ -397,13 +397,12 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
     folders = [attempt.folder for attempt in work]
     with (
         uploading(folders, uri) if waits else contextlib.nullcontext(),
-        Queue(runs_folder(), [attempt.run_id for attempt in work]) as queue,
+        queueing(runs_folder(), [attempt.run_id for attempt in work]) as without,
     ):
 
         def report(event: Event[TrainingJob]) -> None:
             if event.kind in ("ended", "cancelled"):
-                for run_id in event.job.run_ids:
-                    queue.ended(run_id)
+                without(event.job.run_ids)
             see(event)
 
         try:

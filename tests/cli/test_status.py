@@ -13,7 +13,7 @@ from cppo_lab import schema
 from cppo_lab.launch.queues import look
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import Cause, Queue, held, read_status, write_status
+from cppo_lab.runs.folder import Cause, held, queueing, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import WORDS, states
 from cppo_lab.schema import Outcome
@@ -89,7 +89,7 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     old = made(runs, 7, status="partial", step=1, t_stop=4, reason="interrupted: by SIGTERM", pid=1)
     (old / "config.json").write_text(spec.model_dump_json())
     (runs / "warm_starts").mkdir()
-    with held(running), Queue(runs, [run_id(8)]):
+    with held(running), queueing(runs, [run_id(8)]):
         seen = rows(cppo)
         text = cppo("status --state running,failed").out
     states = {

@@ -11,7 +11,7 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
-from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
+from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer
@@ -136,7 +136,7 @@ class TestCheckpoint:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / CHECKPOINT
-        save_checkpoint(path, make_checkpoint("a", MAKER, [(0, {"x": 1.0})], {}))
+        save_checkpoint(path, "a", MAKER, [(0, {"x": 1.0})], {})
 
         def half(value: object, file: Any) -> None:
             file.write(b"PK half a file")
@@ -144,7 +144,7 @@ class TestCheckpoint:
 
         monkeypatch.setattr(torch, "save", half)
         with pytest.raises(Killed):
-            save_checkpoint(path, make_checkpoint("a", MAKER, [], {}))
+            save_checkpoint(path, "a", MAKER, [], {})
         found = load_checkpoint(path, "a", MAKER)
         assert found is not None
         assert found["history"] == [(0, {"x": 1.0})]
@@ -175,7 +175,7 @@ class TestCheckpoint:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], run_id: str, maker: str, said: str
     ) -> None:
         path = tmp_path / CHECKPOINT
-        save_checkpoint(path, make_checkpoint(run_id, maker, [], {}))
+        save_checkpoint(path, run_id, maker, [], {})
         assert load_checkpoint(path, "a", MAKER) is None
         assert said in capsys.readouterr().err
 

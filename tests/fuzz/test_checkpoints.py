@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 
 from cppo_lab.cores.base import CHECKPOINT, Resources
-from cppo_lab.cores.checkpoint import load_checkpoint, make_checkpoint
+from cppo_lab.cores.checkpoint import FORMAT, Checkpoint, load_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.spec import MiniRun
@@ -38,7 +38,10 @@ def content(
     run_id: str, trainer: Mapping[str, Any] = SMALL, history: Any = ((0, {"train/reward": 0.5}),)
 ) -> bytes:
     file = io.BytesIO()
-    torch.save(make_checkpoint(run_id, MAKER, list(history), dict(trainer)), file)
+    checkpoint = Checkpoint(
+        format=FORMAT, run_id=run_id, maker=MAKER, history=list(history), trainer=dict(trainer)
+    )
+    torch.save(checkpoint, file)
     return file.getvalue()
 
 

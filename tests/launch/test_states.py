@@ -11,7 +11,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.launch.queues import look, repair
 from cppo_lab.runs import attempt as attempt_module
-from cppo_lab.runs.folder import Queue, held, read_status, write_status
+from cppo_lab.runs.folder import held, queueing, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import RunState, states
 from cppo_lab.schema import Outcome
@@ -45,7 +45,7 @@ def test_a_run_from_its_queue_to_its_result(workspace: Path, tiny_spec: RunSpec)
     assert list(workspace.iterdir()) == []
     runs = workspace / "runs"
     folder, tags = runs / tiny_spec.run_id, {schema.TAG_CODE_VERSION: "v"}
-    with Queue(runs, [tiny_spec.run_id]):
+    with queueing(runs, [tiny_spec.run_id]):
         assert state(tiny_spec) == RunState(schema.QUEUED)
         Recorder(tiny_spec, tags, folder).fail("ValueError: bad", "")
         assert state(tiny_spec).state == schema.QUEUED
@@ -58,7 +58,7 @@ def test_a_run_from_its_queue_to_its_result(workspace: Path, tiny_spec: RunSpec)
         assert state(tiny_spec).note == "interrupted: terminated by SIGTERM before its first step"
         (folder / "status.json").unlink(missing_ok=True)  # the spool knows as much
     Recorder(tiny_spec, tags, folder).finish(FINISHED)
-    with Queue(runs, [tiny_spec.run_id]):
+    with queueing(runs, [tiny_spec.run_id]):
         assert state(tiny_spec) == RunState(schema.DONE, "", "v")
 
 

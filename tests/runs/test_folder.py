@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cppo_lab import files
-from cppo_lab.runs.folder import QUEUES, Queue, announce, clear_status, queued, read_status, write_status
+from cppo_lab.runs.folder import QUEUES, announce, clear_status, queued, queueing, read_status, write_status
 
 REPLACING = files.replacing
 
@@ -59,8 +59,8 @@ def test_a_damaged_status_reads_as_none(tmp_path: Path, text: str) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from cppo_lab.runs.folder import Queue
-with Queue(Path(sys.argv[1]), ["aaa", "bbb"]):
+from cppo_lab.runs.folder import queueing
+with queueing(Path(sys.argv[1]), ["aaa", "bbb"]):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -68,16 +68,17 @@ with Queue(Path(sys.argv[1]), ["aaa", "bbb"]):
 
 def test_a_run_is_queued_until_it_has_ended(tmp_path: Path) -> None:
     assert queued(tmp_path) == frozenset()
-    with Queue(tmp_path, ["a", "b", "c"]) as first:
+    with queueing(tmp_path, ["a", "b", "c"]) as without:
         assert queued(tmp_path) == {"a", "b", "c"}
-        first.ended("b")
-        with Queue(tmp_path, ["b", "d"]):
+        without(["b"])
+        with queueing(tmp_path, ["b", "d"]):
             assert queued(tmp_path) == {"a", "b", "c", "d"}
-        first._file.write("+half")  # a line that is being written does not count
-        first._file.flush()
+        [path] = (tmp_path / QUEUES).iterdir()
+        with path.open("a") as file:
+            file.write("+half")  # a line that is being written does not count
         assert queued(tmp_path) == {"a", "c"}
     assert queued(tmp_path) == frozenset()
-    with pytest.raises(KeyboardInterrupt), Queue(tmp_path, ["a"]):
+    with pytest.raises(KeyboardInterrupt), queueing(tmp_path, ["a"]):
         raise KeyboardInterrupt
     assert list((tmp_path / QUEUES).iterdir()) == []
 
@@ -92,6 +93,6 @@ def test_the_list_of_a_killed_launcher_counts_no_more_and_is_removed_by_the_next
     launcher.communicate()
     assert queued(tmp_path) == frozenset()
     [left] = (tmp_path / QUEUES).iterdir()  # looking writes nothing
-    with Queue(tmp_path, ["c"]):
+    with queueing(tmp_path, ["c"]):
         assert not left.exists()
         assert queued(tmp_path) == {"c"}
