@@ -1,7 +1,6 @@
 """A section of a page: what it shows, its tables, its figures and its verdicts; and the sections of any scored sweep.
 
-A report is a list of functions from its `Scored` sweep (or study) to a `Section`, or None where there is nothing to
-show: `sweep.SWEEP`, `study.STUDY`. `build` walks the list.
+A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
 """
 
 from collections.abc import Mapping, Sequence

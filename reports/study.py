@@ -4,7 +4,7 @@ ablations, and its page.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,9 @@ def _ablations(report: StudyReport) -> Section:
     return Section("ablations", "Ablations", {"shown": shown}, hint, tables=tables)
 
 
-def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Callable[[StudyReport], Section]:
+def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Section:
     view = {"figures": [f"figure_{number}" for number in numbers]}
-    return lambda _: Section(name, title, view, hint, "figure_list")
+    return Section(name, title, view, hint, "figure_list")
 
 
 def _methods(report: StudyReport) -> Section:
@@ -143,10 +143,6 @@ def _methods(report: StudyReport) -> Section:
     }
     view = {"tables": [table for table in tables.values() if table], "anchors": {}}
     return Section("methods", "Methods and settings", view, "Tables 2 and 3", "statistics", tables=tables)
-
-
-def _answers(report: StudyReport) -> Section | None:
-    return answers_section(report.main) if report.main else None
 
 
 def _runs(report: StudyReport) -> Section:
@@ -161,21 +157,22 @@ def _run_count(report: StudyReport) -> int:
     return len({run.mlflow_id or describe_gap(run) for run in runs})
 
 
-# The sections of a study's page, in its order.
-STUDY: tuple[Callable[[StudyReport], Section | None], ...] = (
-    _main,
-    lambda report: report.verdicts,
-    _findings,
-    _figures,
-    partial(_of_main, statistics),
-    partial(_of_main, collapse_section),
-    _ablations,
-    _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
-    _methods,
-    _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
-    _answers,
-    _runs,
-)
+def study_sections(report: StudyReport) -> list[Section | None]:
+    """The sections of a study's page, in its order; None for one with nothing to show."""
+    return [
+        _main(report),
+        report.verdicts,
+        _findings(report),
+        _figures(report),
+        _of_main(statistics, report),
+        _of_main(collapse_section, report),
+        _ablations(report),
+        _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
+        _methods(report),
+        _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
+        answers_section(report.main) if report.main else None,
+        _runs(report),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +235,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     report = StudyReport(study, scored, gallery(study, request.palette))
     gone = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
     about = About.of("study", request, report.core, tuple(gone))
-    sections = tuple(section for make in STUDY if (section := make(report)) is not None)
+    sections = tuple(section for section in study_sections(report) if section)
     summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
     files = paper_texts(study.boards, summaries, sections, about.withdrawn)
     for name, of_sweep in scored.items():

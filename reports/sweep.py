@@ -98,31 +98,14 @@ class SweepReport(Scored):
         """The section on the claims about scores."""
         return verdict_section({self.name: self}, self.core)
 
-    @cached_property
-    def exact(self) -> Section | None:
-        """The section on the surrogate's error."""
-        return exact_section(self)
-
-    @cached_property
-    def by_setting(self) -> axes.AxesInfo | None:
-        """The figure of the scores over the axes."""
-        return axes.axes_info(self.board, self.places, f"Score by setting ({self.title})", self.palette)
-
     def heading(self, table: str) -> str:
         """The paper's `table`, or the sweep's title."""
         return table if self.of_paper else self.title
 
 
-def _errors_first(report: SweepReport) -> Section | None:
-    return report.exact if report.exact and report.exact.lines else None
-
-
-def _errors_later(report: SweepReport) -> Section | None:
-    return None if _errors_first(report) else report.exact
-
-
 def _by_setting(report: SweepReport) -> Section | None:
-    info = report.by_setting
+    title = f"Score by setting ({report.title})"
+    info = axes.axes_info(report.board, report.places, title, report.palette)
     if info is None:
         return None
     keys = " and ".join(axis.key for axis in info.axes)
@@ -147,32 +130,16 @@ def _curves(report: SweepReport) -> Section:
     return Section("curves", "Validation curves", {"crowded": crowded}, pictures=pictures)
 
 
-def _curves_first(report: SweepReport) -> Section | None:
-    return None if report.by_setting else _curves(report)
-
-
-def _curves_later(report: SweepReport) -> Section | None:
-    return replace(_curves(report), hint="") if report.by_setting else None
-
-
 def _scores(report: SweepReport) -> Section:
     table = main_table(report.board, f"Mean score by model ({report.heading('Table 1')})", report.statistics)
     view = {"table": table, "anchors": report.anchors}
     return Section("scores", "Scores", view, tables={"table_main": table})
 
 
-def _verdicts(report: SweepReport) -> Section | None:
-    return report.verdicts if report.verdicts.lines or not report.exact else None
-
-
 def _benchmarks(report: SweepReport) -> Section:
     table = full_table(report.board, f"Score by benchmark ({report.heading('Table 4')})")
     view = {"table": table, "anchors": report.anchors}
     return Section("benchmarks", "Scores by benchmark", view, "", tables={"table_full": table})
-
-
-def _audit(report: SweepReport) -> Section | None:
-    return audit_section(report) if report.of_paper else None
 
 
 def _diagnostics(report: SweepReport) -> Section | None:
@@ -186,29 +153,29 @@ def _diagnostics(report: SweepReport) -> Section | None:
     return Section("diagnostics", "Training diagnostics", view, "", pictures=(picture,))
 
 
-def _runs(report: SweepReport) -> Section:
-    return run_section({report.name: report}, len(report.board.runs), sorted(report.board.unused["run_id"]))
-
-
-# The sections of a sweep's page, in its order.
-SWEEP: tuple[Callable[[SweepReport], Section | None], ...] = (
-    _errors_first,
-    _by_setting,
-    _curves_first,
-    _scores,
-    _verdicts,
-    _errors_later,
-    _curves_later,
-    lambda report: findings_section(headlines(report.board)),
-    statistics,
-    collapse_section,
-    _benchmarks,
-    _audit,
-    _diagnostics,
-    mismatch_section,
-    answers_section,
-    _runs,
-)
+def sweep_sections(report: SweepReport) -> list[Section | None]:
+    """The sections of a sweep's page, in its order; None for one with nothing to show."""
+    board, by_setting, curves = report.board, _by_setting(report), _curves(report)
+    errors = exact_section(report)
+    errors_first = errors is not None and bool(errors.lines)
+    return [
+        errors if errors_first else None,
+        by_setting,
+        None if by_setting else curves,
+        _scores(report),
+        report.verdicts if report.verdicts.lines or not errors else None,
+        None if errors_first else errors,
+        replace(curves, hint="") if by_setting else None,
+        findings_section(headlines(board)),
+        statistics(report),
+        collapse_section(report),
+        _benchmarks(report),
+        audit_section(report) if report.of_paper else None,
+        _diagnostics(report),
+        mismatch_section(report),
+        answers_section(report),
+        run_section({report.name: report}, len(board.runs), sorted(board.unused["run_id"])),
+    ]
 
 
 def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
@@ -227,7 +194,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     )
     gone = withdrawn(request.name, request.stated)
     about = About.of("sweep", request, report.core, gone, beside=request.beside)
-    sections = tuple(section for make in SWEEP if (section := make(report)) is not None)
+    sections = tuple(section for section in sweep_sections(report) if section)
     judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.own]
     of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
     gaps = describe_gaps(board.gaps)
