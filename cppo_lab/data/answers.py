@@ -31,8 +31,18 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
 _ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
 _FENCES = (
-    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`")),
-    *(("__", "__"), ("_", "_"), ('"', '"'), ("“", "”"), ("‘", "’"), ("「", "」")),
+    ("$$", "$$"),
+    ("$", "$"),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("**", "**"),
+    ("`", "`"),
+    ("__", "__"),
+    ("_", "_"),
+    ('"', '"'),
+    ("“", "”"),
+    ("‘", "’"),
+    ("「", "」"),
     *(
         (f"\\{box}{{", "}")
         for box in ("boxed", "fbox", "framebox", "underline", "text", "textbf", "mathbf", "mathrm", "bm")
@@ -71,10 +81,6 @@ _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
 _MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
-_BASE = re.compile(
-    r"(?i)(?<=\d)(?:\s*+\((?:in\s++)?+base[-\s]++(\w++)\)|\s++(?:in\s++)?+base[-\s]++(\w++)|"
-    r"_\{\\text\w*+\{\s*+(\w++)\s*+\}\})"
-)
 _MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
 _DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
@@ -89,7 +95,8 @@ _INVISIBLE = re.compile(
 )
 _UNICODE = str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
-    | {"\u3000": " ", "。": ".", "’": "'"}
+    | {"\u3000": " ", "。": ".", "’": "'", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
+    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup "}
     | dict.fromkeys("−–‒‐‑﹣⁻", "-")
     | {
         "⁄": "/",
@@ -104,15 +111,6 @@ _UNICODE = str.maketrans(
     | {
         char: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", char).split("⁄"))
         for char in "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
-    }
-    | {
-        "×": "\\times ",
-        "·": "\\cdot ",
-        "π": "\\pi ",
-        "∞": "\\infty ",
-        "≤": "\\le ",
-        "≥": "\\ge ",
-        "∪": "\\cup ",
     }
 )
 _ROOT = re.compile(r"√\s*+(?:\{([^{}]*+)\}|\(([^(){}]*+)\)|([0-9]++(?:\.[0-9]++)?|[A-Za-z]))")
@@ -257,7 +255,6 @@ def tidy(text: str) -> str:
     text = _PERCENT.sub("", _END_TAG.sub("", text)).replace("`", " ")
     if not re.search("[0-9]", text):
         text = in_digits(text)
-    text = _BASE.sub(lambda match: f"_{{{in_digits(match[1] or match[2] or match[3])}}}", text)
     text = _POWER.sub(
         lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
     )

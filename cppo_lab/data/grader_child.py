@@ -90,7 +90,7 @@ _DENIAL = re.compile(
 )
 _UNEQUAL = re.compile(rf"(?i){_NOT}|{_SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
 # The base in which a number is written: 42_8
-_BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!10\b)(\w+)")
+_BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
 
 
 def main(limit_seconds: float, memory_bytes: int) -> None:
@@ -116,7 +116,9 @@ def main(limit_seconds: float, memory_bytes: int) -> None:
             verdict: dict[str, Any] = {"right": grade(request["answer"], request["marked"], request["truth"])}
         except Exception as error:  # noqa: BLE001  the policy's text may cause any error
             verdict = {"error": type(error).__name__}
-        last = _resident_bytes() > RETIRE_BYTES
+        # Not getrusage's ru_maxrss: a child inherits it, and a trainer's is gigabytes.
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        last = pages * resource.getpagesize() > RETIRE_BYTES
         _reply(sink, {"last": last, **verdict})
         if last:
             return
@@ -174,8 +176,11 @@ def alternatives(answer: str, truth: str) -> list[str]:
         answer = _APART.sub(" or ", answer)
     answer = _BARE_ROOT.sub(r"\\sqrt{\1\2}", _FUNCTION.sub(r"\\\g<0>", answer))
     joint = _OR if _WORD.search(answer) else _JOINT  # "and" may join words
-    parts = joint.split(re.sub(r"\\[()\[\]]|\$", " ", answer))
-    parts = list(filter(None, (_balanced(_TRIMMED.sub("", part)) for part in parts)))
+    parts = [
+        text
+        for part in joint.split(re.sub(r"\\[()\[\]]|\$", " ", answer))
+        if (text := _balanced(_TRIMMED.sub("", part)))
+    ]
     return parts if single and len(parts) > 1 else [answer]
 
 
@@ -195,7 +200,8 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         return [[whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     found = []
-    if not numbers or (symbols <= _letters(truth) and (symbols or len(numbers) == 1)):
+    letters = set(re.sub(r"\\[A-Za-z]+", "", truth))  # that belong to no command of LaTeX
+    if not numbers or (symbols <= letters and (symbols or len(numbers) == 1)):
         found.append([whole])
     if 0 < len(numbers) <= _MOST_PIECES:
         found.append([_delimited(number) for number in numbers])
@@ -212,16 +218,9 @@ def _asserted(answer: str, truth: str) -> str:
     return re.sub(r"\(\W*\)|\$\s*\$", " ", _DENIAL.sub(" ", answer))
 
 
-def _letters(formula: str) -> set[str]:
-    """The letters of a formula that belong to no command of LaTeX."""
-    return set(re.sub(r"\\[A-Za-z]+", "", formula))
-
-
 def pieces(text: str) -> list[str]:
     """What stands between the words of a text and has a digit; a text without words is one piece."""
-    if not _WORD.search(text):
-        return [text]
-    return _between_words(text)
+    return _between_words(text) if _WORD.search(text) else [text]
 
 
 def _between_words(text: str) -> list[str]:
@@ -272,11 +271,6 @@ def _limit_processor(limit_seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + limit_seconds) + CPU_MARGIN
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-
-
-def _resident_bytes() -> int:
-    # Not getrusage's ru_maxrss: a child inherits it, and a trainer's is gigabytes.
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _lines(source: int, parent: int) -> Iterator[bytes]:

@@ -90,7 +90,10 @@ class Recorder:
         # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
         self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
-        self._first: tuple[int | None, float | None] = (None, None)  # this attempt's first step, and its time
+        self._first: tuple[int | None, float | None] = (
+            None,
+            None,
+        )  # this attempt's first new step, and its time
         ensure_folder_tag(folder)
         self._lock = lock_file(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages
@@ -98,13 +101,14 @@ class Recorder:
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
         self._ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
+        self.spool = open_spool(folder)
         if past is None or (past.end is not None and past.end.status in schema.FINISHED):
             self._start(new_record_name(), [])
         else:
             self._start(past.begin.record, past.rows.values())
 
     def _start(self, record: str, rows: Iterable[StepEvent]) -> None:
-        """Open the spool; `rows` are those that the record has already."""
+        """Begin a record in the spool; `rows` are those that it has already."""
         self.record_name = record
         self._steps, self._scores = set[int](), dict[int, float]()
         for row in rows:
@@ -112,7 +116,6 @@ class Recorder:
             self._with_scores(row)
         self._activity = ""
         self._told_at = time.monotonic()
-        self.spool = open_spool(self.folder)
         self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
         self._keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
         self._keep("requirements.txt", "\n".join(self._packages) + "\n")
@@ -137,7 +140,9 @@ class Recorder:
             return
         reason = "training restarted from scratch: there was no checkpoint to resume from"
         self.spool.add(End(self.record_name, schema.PARTIAL, self.step, _now(), reason))
-        self.spool.close()
+        if not self.spool.unwritten:  # what waits for room on the disk goes before the new record
+            self.spool.close()
+            self.spool = open_spool(self.folder)
         self._start(new_record_name(), [])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -157,14 +162,14 @@ class Recorder:
         for name in metrics:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
-        if self._first[0] is None:
-            self._first = step, time.time()
         if step not in self._steps:
+            if self._first[0] is None:
+                self._first = step, time.time()
             self.spool.add(self._with_scores(StepEvent(step, _now(), {**self.sampled(), **metrics})))
             self._steps.add(step)  # on file, or in `unwritten` until the disk has room
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
-            self._show_running(step)
+            self._show_running()
 
     def doing(self, activity: str, done: int | None = None, of: int | None = None) -> None:
         """Show the run's current activity, such as `warm start` 400 of 1000, in its status. It is not recorded."""
@@ -172,12 +177,12 @@ class Recorder:
         if same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
             return
         self._activity = activity if done is None else f"{activity} {done}/{of}"
-        self._show_running(self.step or 0)
+        self._show_running()
 
-    def _show_running(self, step: int) -> None:
+    def _show_running(self) -> None:
         self._told_at = time.monotonic()
         with contextlib.suppress(OSError):  # a full disk; the next status reports it
-            self._status(schema.RUNNING, step)
+            self._status(schema.RUNNING, self.step or 0)
 
     def tag(self, name: str, value: str) -> None:
         """Give the MLflow run a tag of the schema. Raises ValueError for a name that is not in schema.TAGS_OF_CORES."""

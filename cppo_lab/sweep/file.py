@@ -499,7 +499,7 @@ class Search(Declared):
         of_cores = isinstance(values, dict) and values and values.keys() <= set(core_names())
         for bounds in values.values() if of_cores else [values]:
             plain = isinstance(bounds, dict) and not any(isinstance(part, dict) for part in bounds.values())
-            if not (plain and bounds.keys() & (Interval.model_fields.keys() | Choices.model_fields.keys())):
+            if not (plain and {*Interval.model_fields, *Choices.model_fields} & bounds.keys()):
                 raise UserError(f"{place}={values!r}: {TUNED}")
         if of_cores:
             if core not in values:

@@ -349,7 +349,11 @@ def choose(
     if held_ids:
         count = f"{len(held_ids)} run{' ' if len(held_ids) == 1 else 's '}without a record here"
         why = "hypotheses cannot be registered" if trained else "runs may have been finished elsewhere"
-        how = "" if trained else ", or train them with `cppo launch --without-store`"
+        how = (
+            ", or name a store that does in MLFLOW_TRACKING_URI: a registration precedes its runs"
+            if trained
+            else f", or train {'those that test no hypotheses' if tests else 'them'} with `cppo launch --without-store`"
+        )
         named = ", ".join(held_ids[:3]) + ", ..." * (len(held_ids) > 3)
         line += f"; held, since {why}: {count} ({named}): launch again when it answers{how}"
     say(f"cppo: {line}")

@@ -4,12 +4,12 @@ All of this is for display only: if the store is unreachable, the launch continu
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError, say
+from cppo_lab.errors import UserError
 from cppo_lab.rules import colours
 from cppo_lab.runs.folder import (
     AlreadyRunning,
@@ -24,7 +24,7 @@ from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, may_fail, open_client
 from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.parents import SweepText, ensure_parent, living, register, update_parent
 from cppo_lab.tracking.sent import load_shipped
@@ -58,16 +58,6 @@ class Parents:
         return {**look, schema.TAG_PARENT: parent} if parent else look
 
 
-@contextlib.contextmanager
-def _warn_on_store_fault(what: str) -> Iterator[None]:
-    """Warn that the store did not accept `what`, and continue."""
-    try:
-        yield
-    except (*STORE_FAULTS, UserError) as error:
-        line = " ".join(str(error).split())[:300]
-        say(f"tracking store did not accept {what}: {line}")
-
-
 def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:
     """The colour of each variant of a sweep, as its report has it.
 
@@ -95,7 +85,7 @@ def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
     name, note, experiment_id = schema.experiment_name(plan.core), core_of(plan.core).note, ""
     with contextlib.suppress(*STORE_FAULTS):  # which the parents meet, too
         experiment_id = ensure_experiment(open_client(uri), uri, name, note)
-    with _warn_on_store_fault("the parents of the sweeps"):
+    with may_fail("the parents of the sweeps"):
         client = open_client(uri)
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
@@ -117,7 +107,7 @@ def adopt(
     The store is not asked which runs these are: their status lacks a sweep, or the parent of a sweep is new. What a run
     has of other sweeps stays.
     """
-    with _warn_on_store_fault("the tags of finished runs"):
+    with may_fail("the tags of finished runs"):
         client, alive = open_client(uri), set(parents.by_sweep.values())
         for run in plan.runs:
             folder, stored = folders[run.run_id], elsewhere.get(run.run_id)
@@ -171,7 +161,7 @@ def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str,
     """Update the descriptions of the plan's sweeps, and the view that MLflow's page opens on."""
     if not parents.experiment_id:
         return
-    with _warn_on_store_fault("the descriptions"):
+    with may_fail("the descriptions"):
         for tries_left in reversed(range(TRIES)):
             try:
                 client = open_client(uri)

@@ -23,20 +23,15 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, say
 from cppo_lab.files import open_append, redacted
 from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
 
 T = TypeVar("T")
 # What MLflow's client raises on an answer with values of other types than MLflow's.
-WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
-STORE_FAULTS = (
-    MlflowException,
-    SQLAlchemyError,
-    OSError,
-    *WRONG_TYPES,
-)  # raised by an absent or broken store
+_WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
+STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an absent or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
 )
@@ -45,7 +40,8 @@ QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # no progress bar for
 _PATIENCE = {
     # We retry an unreachable server ourselves, so wait seconds instead of MLflow's minutes, or the days that an answer
     # may ask for. A slow server gets more time.
-    **{"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"},
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "PGCONNECT_TIMEOUT": "10",  # seconds; libpq has no timeout by default
 }
@@ -57,6 +53,29 @@ _NO_ANSWER = re.compile(
 _SYSTEM = re.compile(r"\[Errno -?\d+\] ([A-Za-z ]+)")
 # What SQLAlchemy appends to its errors: statement and parameters of any length, and a link.
 _APPENDED = re.compile(r"\s\[SQL: |\(Background on this error at: ")
+
+
+class StoreClient(MlflowClient):
+    """MLflow's client. A server has a deadline for each answer but files, and an answer that the client cannot read
+    is a fault of MLflow's, so that the same errors of our own code are none of the store.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        attribute = super().__getattribute__(name)
+        if name.startswith("_") or not callable(attribute):
+            return attribute
+
+        def ask(*given: Any, **named: Any) -> Any:
+            timed = "artifact" not in name and self._tracking_client.tracking_uri.startswith("http")
+            try:
+                return in_time(
+                    partial(attribute, *given, **named),
+                    3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if timed else None,
+                )
+            except _WRONG_TYPES as error:
+                raise MlflowException(f"its answer is not MLflow's ({error})") from error
+
+        return ask
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -73,12 +92,8 @@ def open_client(uri: str) -> MlflowClient:
             if database is not None and is_new(database):
                 with exclusive(uri):
                     create_atomically(database, _make_tables)
-            client = MlflowClient(uri)
-            ask = partial(client.search_experiments, max_results=1)
-            if uri.startswith("http"):
-                in_time(ask, 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get())
-            else:
-                ask()
+            client = StoreClient(uri)
+            client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
         # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
         address.require_mlflow_database(uri)
@@ -117,8 +132,16 @@ def fault_line(error: Exception) -> str:
         reasons = _SYSTEM.findall(text)
         why = reasons[-1].strip() if reasons else "timed out" if "timed out" in text else "no connection"
         return f"it does not answer: {why}"
-    line = redacted(one_line(_APPENDED.split(text)[0]))[:500] or type(error).__name__
-    return f"its answer is not MLflow's ({line})" if isinstance(error, WRONG_TYPES) else line
+    return redacted(one_line(_APPENDED.split(text)[0]))[:500] or type(error).__name__
+
+
+@contextlib.contextmanager
+def may_fail(what: str) -> Iterator[None]:
+    """Say that the store did not accept `what`, and continue."""
+    try:
+        yield
+    except (*STORE_FAULTS, UserError) as error:
+        say(f"tracking store did not accept {what}: {fault_line(error)}")
 
 
 def require_answer(uri: str) -> None:

@@ -100,7 +100,7 @@ def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str
             except MlflowException:  # another launcher, whose own parent is older, may have removed it
                 if is_active(client, parent):
                     raise
-            existing = parents()
+            existing = parents() or [parent]
         oldest, *others = existing
         for other in others:
             children = client.search_runs([experiment_id], f"tags.`{schema.TAG_PARENT}` = '{other}'")

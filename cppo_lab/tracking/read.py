@@ -25,7 +25,7 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
     REMEDY,
     STORE_FAULTS,
-    WRONG_TYPES,
+    StoreClient,
     fault_line,
     in_time,
     open_client,
@@ -64,7 +64,7 @@ def open_store(uri: str) -> MlflowClient:
     """
     prepare()
     require_answer(uri)
-    return MlflowClient(uri)
+    return StoreClient(uri)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def reading(uri: str) -> Iterator[MlflowClient]:
     """A client that reads the store at `uri`. Raises UserError if MLflow fails on the store meanwhile."""
     try:
         yield open_store(uri)
-    except (MlflowException, SQLAlchemyError, *WRONG_TYPES) as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise store_error(uri, error, "read") from error
 
 

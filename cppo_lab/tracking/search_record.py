@@ -3,8 +3,7 @@
 Runs of a search have no `cppo.run_id`, so that readers of training runs skip them.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
@@ -16,10 +15,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
-from cppo_lab.errors import say
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import STORE_FAULTS, fault_line
+from cppo_lab.tracking.client import may_fail
 from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import attempts_at, is_active, metric_history
 
@@ -145,7 +143,7 @@ class TrialRecord:
     def scores(self, points: Iterable[Point]) -> None:
         """Log points of the running mean. If the store does not answer, the chart only lacks some points."""
         metrics = [Metric("search/score", point.score, point.time_ms, point.step) for point in points]
-        with _may_fail("search/score"):
+        with may_fail("search/score"):
             self.client.log_batch(self.mlflow_id, metrics=metrics)
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
@@ -159,13 +157,5 @@ class TrialRecord:
 
     def pause(self) -> None:
         """Mark the trial as paused, since its worker is ending; another worker may resume it."""
-        with _may_fail("the end of a trial"):
+        with may_fail("the end of a trial"):
             self.client.set_terminated(self.mlflow_id, "KILLED")
-
-
-@contextlib.contextmanager
-def _may_fail(what: str) -> Iterator[None]:
-    try:
-        yield
-    except STORE_FAULTS as error:
-        say(f"tracking store did not accept {what}: {fault_line(error)}")

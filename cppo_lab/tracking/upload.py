@@ -60,8 +60,20 @@ TABLE_TAG = "mlflow.loggedArtifacts"  # by which MLflow's page finds a run's tab
 LARGEST_TABLE = 2_000_000  # bytes; the page reads it as a whole, and the run's files have the rest
 LONGEST_CELL = 4_000  # characters
 _COLUMNS = (
-    *("step", "problem", "prompt", "response", "answer", "truth", "right", "length", "stop"),
-    *("kind", "benchmark", "draw", "reward", "advantage"),
+    "step",
+    "problem",
+    "prompt",
+    "response",
+    "answer",
+    "truth",
+    "right",
+    "length",
+    "stop",
+    "kind",
+    "benchmark",
+    "draw",
+    "reward",
+    "advantage",
 )
 
 

@@ -218,7 +218,7 @@ CAREFUL: Table = {
             *("42 (not 43)", "42, not 43", "42 rather than 43", "42 instead of 41", "not 43 but 42", "42 (≠ 43)"),
             *("42 (not 43 or 44)", "42 (not counting repeats)", "42, since x cannot be negative", "n \\neq 0, n = 42"),
             *("42 (no other solutions)", "There is no solution other than 42", "42 because n is not prime"),
-            *("42_{10}", "42 (base 10)", "42 in base ten", "42_{\\text{ten}}", "at least 42", "approximately 42"),
+            *("42_{10}", "at least 42", "approximately 42"),
             *("42.", "{42}", "$42$ dollars", "42 apples and oranges", "42 or 42"),
         ),
         (
@@ -275,7 +275,7 @@ CAREFUL: Table = {
     "7/8": (("⅞", "seven eighths"), ()),
     "5/2": (("2½", "2 ½", "$2½$"), ("½",)),
     "-\\frac{5}{2}": (("−2½", "-2 ½"), ()),
-    "42_8": (("42_8", "42_{8}", "42₈", "42 (base 8)", "42_{\\text{eight}}", "42"), ("42_9", "34")),
+    "42_8": (("42_8", "42_{8}", "42₈", "42"), ("42_9", "34")),
     "x_2": (("x₂", "x_2"), ("x",)),
     "x \\neq 2": (("x ≠ 2", "x \\ne 2"), ("x = 2",)),
     "(1,2)": (("(1, 2) (not (2, 1))",), ("not (1,2)", "(1,2) or (2,1)")),

@@ -224,6 +224,19 @@ def test_hypotheses_that_no_store_registers_are_not_tested(
         "models: mean, smallest: 2.0, test_seeds: [1, 2, 3]}\n"
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", LOST)
-    values = told(capsys, "launch", "./mine.yaml", *TINY, "launcher=inline", "--without-store", code=3)
-    assert (values["to_train"], len(values["held"])) == ([], 8)
-    assert "held, since hypotheses cannot be registered: 8 runs without a record here (" in values["said"]
+    for options, why, remedy in (
+        (
+            [],
+            "runs may have been finished elsewhere",
+            "train those that test no hypotheses with `cppo launch --with",
+        ),
+        (
+            ["--without-store"],
+            "hypotheses cannot be registered",
+            "name a store that does in MLFLOW_TRACKING_URI: a",
+        ),
+    ):
+        values = told(capsys, "launch", "./mine.yaml", *TINY, "launcher=inline", *options, code=3)
+        assert (values["to_train"], len(values["held"])) == ([], 8)
+        assert f"held, since {why}: 8 runs without a record here (" in values["said"]
+        assert f"launch again when it answers, or {remedy}" in values["said"]

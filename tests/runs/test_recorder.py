@@ -1,6 +1,7 @@
 """What a run logs and prints is on file at once, whatever the disk does meanwhile; no store is asked."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -15,14 +16,14 @@ import pytest
 from cppo_lab import files, schema
 from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
-from cppo_lab.runs.spool import Artifact, StepEvent, lines, newest_record, read_rows
+from cppo_lab.runs.spool import Artifact, End, StepEvent, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED
 from tests.jobs import job
 from tests.launch.test_launch import mlflow_runs
-from tests.recorded import mlflow_run
+from tests.recorded import mlflow_run, sent
 from tests.runs.test_folder import full
 
 
@@ -68,19 +69,49 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     assert run.data.tags.get(schema.TAG_STEP) == (None if status in schema.FINISHED else "3")
 
 
-def test_a_step_that_is_trained_again_is_on_file_once(recorder: Recorder, tiny_spec: RunSpec) -> None:
+def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
+    recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.runs.recorder.STATUS_SECONDS", 0.0)
     for step in (0, 1, 2, 3):
         recorder.log(step, {"train/reward": 0.5})
     recorder.interrupt("killed")
     again = Recorder(tiny_spec, {}, recorder.folder)
     again.begin(1)
+    shown = []
     for step in (0, 1, 2, 3, 4):
         again.log(step, {"train/reward": 0.7})
+        status = read_status(recorder.folder)
+        shown.append((status["step"], status["first_step"]))
+    assert shown == [(3, None)] * 4 + [(4, 4)]  # its pace, too, is that of new steps
     logged = [line.step for line in lines(recorder.folder) if isinstance(line, StepEvent)]
     assert logged == [0, 1, 2, 3, 4]
     assert {row.step: row.metrics["train/reward"] for row in read_rows(recorder.folder)} == {
         **dict.fromkeys((0, 1, 2, 3), 0.5), 4: 0.7
     }  # fmt: skip
+
+
+def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
+    recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.log(0, {"train/reward": 0.5})
+    recorder.interrupt("killed")
+    again = Recorder(tiny_spec, {}, recorder.folder)
+
+    def no_room(number: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("cppo_lab.runs.spool.os.write", no_room)
+        again.begin(None)
+    again.log(0, {"train/reward": 0.7})
+    ends = [(line.record, line.reason) for line in lines(recorder.folder) if isinstance(line, End)]
+    assert [record for record, _ in ends] == [recorder.record_name] * 2 and "from scratch" in ends[1][1]
+    record = newest_record(recorder.folder)
+    assert record is not None and record.begin.record == again.record_name != recorder.record_name
+    assert [row.metrics["train/reward"] for row in record.rows.values()] == [0.7]
+    assert sent(recorder.folder) == 2
+    assert sorted(run.info.status for run in mlflow_runs()) == ["KILLED", "RUNNING"]
 
 
 def test_artifacts_are_replaced_and_recorded_again(recorder: Recorder) -> None:

@@ -9,10 +9,12 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.db import utils as db_utils
 from mlflow.store.db.utils import InitialBase, _upgrade_db
@@ -28,6 +30,7 @@ from cppo_lab.tracking.client import (
     ensure_experiment,
     exclusive,
     fault_line,
+    may_fail,
     open_client,
 )
 from cppo_lab.tracking.parents import ensure_parent, register
@@ -221,6 +224,38 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
         find(uri, "mini", ["r"])
     with pytest.raises(UserError, match="cannot be used: it has not answered within 3 seconds: check"):
         open_client(uri)
+
+
+@pytest.mark.parametrize("ask", [ensure_experiment, partial(ensure_parent, experiment_id="0")])
+def test_a_server_has_a_deadline_for_each_answer(
+    ask: Callable[..., str], server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = open_client(server.uri)
+    server.slow = True  # from now on
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with pytest.raises(TimeoutError, match="it has not answered within 3 seconds"):
+        ask(client, server.uri, **{"name" if ask is ensure_experiment else "sweep": "s"})
+
+
+@pytest.mark.parametrize("fault", [ValueError, TypeError, KeyError, AttributeError])
+def test_a_fault_of_our_own_code_is_none_of_the_store(
+    fault: type[Exception], uri: str, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ours(*_: object, **__: object) -> None:
+        raise fault("ours")
+
+    with pytest.raises(fault, match="ours"), may_fail("nothing"), reading(uri) as client:
+        client.search_experiments()
+        ours()
+    monkeypatch.setattr(MlflowClient, "search_experiments", ours)  # reading an answer
+    with pytest.raises(UserError, match=r"its answer is not MLflow's \('?ours'?\): check"):
+        open_client(server.uri)
+
+
+def test_a_server_that_forgets_a_parent_gets_one(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = open_client(uri)
+    monkeypatch.setattr(MlflowClient, "search_runs", lambda *_, **__: [])
+    assert client.get_run(ensure_parent(client, uri, "0", "s")).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("kind", [MlflowException, lambda error: error])
