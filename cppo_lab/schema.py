@@ -83,9 +83,15 @@ METRICS: tuple[MetricInfo, ...] = (
         "exact/matched", "share", "whether the measured update got the movement of the training it goes along"
     ),
     MetricInfo("exact/update_length", "ratio", "length of the measured update over that of the rule's own"),
+    MetricInfo("exact/update_movement", "TV", "of the measured update; its start: mu without its staleness"),
+    MetricInfo("exact/error_before", "fraction", "Delta of a stale mu before the step's first update"),
+    MetricInfo("exact/premise_visits", "fraction", "visits of mu with w_t D_t > delta after the updates"),
+    MetricInfo("exact/premise_positions", "fraction", "positions where some state that mu reaches has it"),
+    MetricInfo("exact/premise_prefixes", "fraction", "prefixes of mu with S_t > delta + delta_b W_(t-1)"),
     MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
     MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
     MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
+    MetricInfo("exact/theorem_bound", "fraction", "Theorem 1's constant at the measured delta_b and l"),
     # Under MLflow's names where it has any: its page shows `system/` apart. Means since the step before.
     MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
     MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,27 +20,38 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate
+from cppo_lab.analysis.statistics.estimate import mean_estimate as over_runs
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
 
 BIN = math.log(1.25)  # width of a movement bin, within which movement counts as equal
 RETURN_BIN = 0.1
+ROUNDING = 1e-12  # an error of this size is none
 LEAST = 5  # steps that each rule must have in a bin
 CORE = "exact"  # also the prefix of its metrics
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
-POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
+EIGHTHS = np.arange(1, schema.POSITION_BINS + 1)
+BY_POSITION = {  # part of Curves -> its metrics by eighth
+    f"{quantity}_by_position": tuple(schema.position_metric(quantity, int(part)) for part in EIGHTHS)
+    for quantity in ("movement", "error")
+}
 METRICS = {
     "error": "exact/error",
     "movement": "exact/movement",
+    "matched": "exact/update_movement",
     "before": "exact/movement_before",
     "returns": "exact/return",
     "rollout_returns": "exact/rollout_return",
     "bound": "exact/bound",
     "product_bound": "exact/product_bound",
+    "theorem_bound": "exact/theorem_bound",
+    "visits": "exact/premise_visits",
+    "positions": "exact/premise_positions",
+    "prefixes": "exact/premise_prefixes",
 }
-READ = frozenset([*METRICS.values(), *POSITIONS])  # the metrics that a report reads
+READ = frozenset([*METRICS.values(), *chain(*BY_POSITION.values())])  # the metrics that a report reads
 
 
 class EqualIn(StrEnum):
@@ -61,21 +73,29 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The runs of one condition, [seed, step] each, and movement by eighth of the response [seed, step, 8].
+    """The runs of one condition, [seed, step] each, and movement and error by eighth of the response [seed, step, 8].
 
-    `before`: movement before the step's first update, which comes from mismatch and staleness alone. `returns` and
-    `rollout_returns`: J(pi), J(mu). A run that ended early has NaN from there on.
+    `matched`: the movement at which steps of two rules are compared: that of the update where it goes along another
+    training, else `movement`. `before`: movement before the step's first update, which comes from mismatch and
+    staleness alone. `returns` and `rollout_returns`: J(pi), J(mu). `visits`, `positions`, `prefixes`: shares beyond the
+    rule's limits. NaN where a run logged nothing: after an early end, or if it has no such metric.
     """
 
     seeds: tuple[int, ...]
     error: Array
     movement: Array
+    matched: Array
     before: Array
     returns: Array
     rollout_returns: Array
     bound: Array
     product_bound: Array
-    by_position: Array
+    theorem_bound: Array
+    visits: Array
+    positions: Array
+    prefixes: Array
+    movement_by_position: Array
+    error_by_position: Array
 
 
 _READ: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
@@ -110,12 +130,21 @@ def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
             continue
         steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
         tables = {name: _table(of_metric, list(runs), steps) for name, of_metric in points.items()}
-        curves[Condition(model, without_horizon(variant), int(horizon))] = Curves(
-            tuple(runs.values()),
-            **{part: tables[metric] for part, metric in METRICS.items()},
-            by_position=np.stack([tables[metric] for metric in POSITIONS], axis=-1),
+        curves[Condition(model, without_horizon(variant), int(horizon))] = curves_of(
+            tuple(runs.values()), tables
         )
     return curves
+
+
+def curves_of(seeds: tuple[int, ...], tables: Mapping[str, Array]) -> Curves:
+    """Curves from a table [seed, step] of each metric in READ."""
+    parts = {part: tables[metric] for part, metric in METRICS.items()}
+    parts["matched"] = np.where(np.isnan(parts["matched"]), parts["movement"], parts["matched"])
+    by_position = {
+        part: np.stack([tables[metric] for metric in metrics], axis=-1)
+        for part, metrics in BY_POSITION.items()
+    }
+    return Curves(seeds, **parts, **by_position)
 
 
 def controls(board: Scoreboard) -> dict[str, str]:
@@ -203,7 +232,7 @@ def _counted(curves: Curves, seeds: tuple[int, ...], equal: EqualIn) -> tuple[ND
     moved; of every step, in one bin, if nothing is to be equal.
     """
     rows = [curves.seeds.index(seed) for seed in seeds]
-    movement, level, error = curves.movement[rows], curves.rollout_returns[rows], curves.error[rows]
+    movement, level, error = curves.matched[rows], curves.rollout_returns[rows], curves.error[rows]
     counted = np.isfinite(movement) & ((movement > 0) | (equal is EqualIn.NOTHING))
     bins = np.zeros((int(counted.sum()), 2))
     if equal is not EqualIn.NOTHING:
@@ -250,9 +279,9 @@ def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     return combined(by_model, lambda logs: weights @ logs)
 
 
-def _slope_weights(horizons: Sequence[int]) -> Array:
-    """The least-squares weight of the value at each horizon."""
-    x = np.log10(np.array(horizons, dtype=np.float64))
+def _slope_weights(values: Sequence[float] | Array) -> Array:
+    """The least-squares weight of what belongs to each of `values`, for its slope in their decimal logarithm."""
+    x = np.log10(np.array(values, dtype=np.float64))
     x -= x.mean()
     return np.asarray(x / (x @ x))
 
@@ -326,14 +355,24 @@ class ConditionSummary:
     falls: float  # share of steps on which the return falls
     bound_ratio: float  # median of bound / |Delta|
     product_ratio: float
+    theorem_ratio: float
+    premise: tuple[float, float, float]  # shares of visits, positions and prefixes beyond the rule's limits
     by_position: tuple[float, ...]  # movement in each eighth
+    error_by_position: tuple[float, ...]  # mean |error| in each eighth over its movement
+    position_exponent: Estimate | None
 
 
 def summarise(curves: Curves) -> ConditionSummary:
     """The means over the runs and steps of one condition."""
     error = np.abs(curves.error)
-    some = error > 1e-12
+    some = error > ROUNDING
     fell = np.diff(curves.returns, axis=1)
+    moved = np.nanmean(curves.movement_by_position, axis=(0, 1))
+    erred = np.nanmean(np.abs(curves.error_by_position), axis=(0, 1))
+
+    def over_error(bound: Array) -> float:
+        return float(np.median(bound[some] / error[some]))
+
     return ConditionSummary(
         len(curves.seeds),
         float(np.nanmean(error)),
@@ -341,7 +380,30 @@ def summarise(curves: Curves) -> ConditionSummary:
         float(np.nanmean(curves.before)),
         float(np.nanmean(curves.returns)),
         float((fell < 0).sum() / max(np.isfinite(fell).sum(), 1)),
-        float(np.median(curves.bound[some] / error[some])),
-        float(np.median(curves.product_bound[some] / error[some])),
-        tuple(np.nanmean(curves.by_position, axis=(0, 1)).tolist()),
+        over_error(curves.bound),
+        over_error(curves.product_bound),
+        over_error(curves.theorem_bound),
+        (_mean(curves.visits), _mean(curves.positions), _mean(curves.prefixes)),
+        tuple(moved.tolist()),
+        tuple((erred / moved).tolist()),
+        position_exponent(curves),
     )
+
+
+def _mean(values: Array) -> float:
+    """The mean of the numbers; NaN without any."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+
+
+def position_exponent(curves: Curves) -> Estimate | None:
+    """x in lambda_t ~ (T - t)^x, by which an error per unit of movement falls along the response, over the seeds: the
+    slope of a seed's log(mean |error| / mean movement) of each eighth in the log of its middle's distance to the end.
+    None if some eighth has no error.
+    """
+    error, movement = (
+        np.nanmean(part, axis=1) for part in (np.abs(curves.error_by_position), curves.movement_by_position)
+    )
+    if not (error > ROUNDING).all():
+        return None
+    slopes = np.log(error / movement) @ _slope_weights(schema.POSITION_BINS + 0.5 - EIGHTHS) / math.log(10)
+    return over_runs(slopes.tolist())

@@ -26,6 +26,7 @@ them by enumeration.
 Every function raises ValueError for a value out of range, naming the value, the range and the remedy.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -68,6 +69,15 @@ def cppo_constant(horizon: int, delta_b: float, largest: float, xi: float = 1.0)
     _within("delta_b", delta_b, 1)
     _positive("largest", largest)
     return 2 * _pairs(horizon, xi) * delta_b * largest
+
+
+def measured_constant(means: Sequence[float], largest: Sequence[float], xi: float = 1.0) -> float:
+    """C_cppo >= |Delta| at the smallest delta_b and l that hold for measured u_t = `means` and l_t = `largest`: without
+    position weights, the largest mean of the first u_t before the last token, and the largest l_t; 0 if mu = pi.
+    """
+    prefixes = [total / count for count, total in enumerate(itertools.accumulate(means[:-1]), 1)]
+    delta_b = max(prefixes, default=0.0)
+    return cppo_constant(len(means), delta_b, max(largest), xi) if delta_b > 0 else 0.0
 
 
 def weighted_constant(horizon: int, delta: float, delta_b: float, w_min: float, xi: float = 1.0) -> float:

@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from cppo_lab import schema
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
+    EIGHTHS,
     LEAST,
     Condition,
     ConditionSummary,
@@ -30,7 +32,9 @@ Contrast = tuple[str, str]  # a rule, and the rule by whose error its error is d
 BOUNDS = (
     ("Proposition 4", "bound_ratio", Stroke("#222222")),
     ("product form", "product_ratio", Stroke("#888888", (5.0, 2.0))),
+    ("Theorem 1", "theorem_ratio", Stroke("#BBBBBB")),
 )
+PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
 APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
 
 
@@ -116,7 +120,15 @@ def exact_info(
             ExactPanel(
                 model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
                 "movement / its mean", False, False, 1.0,
-                tuple(_position_line(c.variant, summaries[c], rules[c.variant]) for c in last),
+                tuple(_position_line(c.variant, summaries[c].by_position, rules[c.variant]) for c in last),
+            ),
+            ExactPanel(
+                model, "weight", "Error per movement; dashed: as T - t", "eighth of the response",
+                "|Δ| / movement / its mean", False, False, None,
+                (
+                    *(_position_line(c.variant, summaries[c].error_by_position, rules[c.variant]) for c in last),
+                    _position_line("T - t", tuple(schema.POSITION_BINS + 0.5 - EIGHTHS), PROPORTIONAL),
+                ),
             ),
             ExactPanel(
                 model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
@@ -126,7 +138,7 @@ def exact_info(
     return ExactInfo(
         title=title,
         source=source,
-        columns=4,
+        columns=5,
         panels=tuple(panels),
         rules=tuple(Key(display_name(name), rules[name]) for name in variants),
         contrasts=tuple(Key(name, strokes[name]) for name in names),
@@ -136,8 +148,8 @@ def exact_info(
 
 def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
     """Mean |Delta| of the steps in each bin of movement."""
-    moved = np.isfinite(curves.movement) & (curves.movement > 0)
-    bins = np.floor(np.log(curves.movement[moved]) / BIN)
+    moved = np.isfinite(curves.matched) & (curves.matched > 0)
+    bins = np.floor(np.log(curves.matched[moved]) / BIN)
     error = np.abs(curves.error[moved])
     filled = [number for number in np.unique(bins) if (bins == number).sum() >= LEAST]
     x = [math.exp((number + 0.5) * BIN) for number in filled]
@@ -163,9 +175,10 @@ def _ratio_line(
     )
 
 
-def _position_line(variant: str, summary: ConditionSummary, stroke: Stroke) -> ExactLine:
-    row = np.array(summary.by_position)
-    return _line(display_name(variant), stroke, range(1, len(row) + 1), (row / row.mean()).tolist())
+def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
+    return _line(
+        display_name(variant), stroke, EIGHTHS.tolist(), np.divide(by_position, np.mean(by_position)).tolist()
+    )
 
 
 def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:
@@ -177,7 +190,9 @@ def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[Exact
             h: [getattr(summary, part) for c, summary in summaries.items() if c.horizon == h]
             for h in horizons
         }
-        lines.append(_line(label, stroke, horizons, [float(np.median(ratios[h])) for h in horizons]))
+        medians = [float(np.median(ratios[h])) for h in horizons]
+        if np.isfinite(medians).all():  # older runs did not log each of them
+            lines.append(_line(label, stroke, horizons, medians))
     return tuple(lines)
 
 

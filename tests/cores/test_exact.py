@@ -18,6 +18,7 @@ from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import (
     compare,
     returns_by_start,
+    sample,
     state_probabilities,
 )
 from cppo_lab.cores.exact.trainer import (
@@ -137,6 +138,7 @@ def test_every_step_logs_the_identity_and_known_names() -> None:
         gain = row["exact/return"] - row["exact/rollout_return"]
         assert row["exact/surrogate"] - row["exact/error"] == pytest.approx(gain, abs=1e-10)
         assert abs(row["exact/error"]) <= row["exact/product_bound"] <= row["exact/bound"]
+        assert row["exact/bound"] <= row["exact/theorem_bound"]
         assert row["exact/bound_slack"] == pytest.approx(row["exact/bound"] - abs(row["exact/error"]))
         parts = range(1, schema.POSITION_BINS + 1)
         errors = sum(row[schema.position_metric("error", part)] for part in parts)
@@ -144,11 +146,55 @@ def test_every_step_logs_the_identity_and_known_names() -> None:
         movement = sum(row[schema.position_metric("movement", part)] for part in parts) / 8
         assert movement == pytest.approx(row["exact/movement"], abs=1e-12)
         assert row["exact/movement_before"] > 0
+        assert row["exact/error_before"] != row["exact/error"]
+        assert 0 < row["exact/premise_visits"] < row["exact/premise_positions"] <= 1
+        assert 0 <= row["exact/premise_prefixes"] <= 1
     scores = [row["val/mean/avg_at_16"] for _, row in rows if "val/mean/avg_at_16" in row]
     assert len(scores) == 4
     assert rows[-1][1]["exact/return"] == pytest.approx(
         sum(rows[-1][1][f"val/{name}/avg_at_16"] * n for name, n in (("a", 2), ("b", 2), ("c", 1))) / 5
     )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [CPPO, DPPO, SHUFFLED, REVERSED, {**CPPO, "name": "cppo_random_mask"}],
+    ids=lambda rule: str(rule["name"]),
+)
+def test_what_is_beyond_the_limits_of_a_mask(rule: dict[str, Any]) -> None:
+    """Against plain loops: weights, sums and the fixed rate as the paper has them."""
+    delta, horizon = 0.03, 16
+    learner = Learner(exact_run(rule={**rule, "delta": delta}))
+    log_mu, generator = learner.log_rollout_policy(), np.random.default_rng(0)
+    mu = log_mu.exp()[None].numpy()
+    responses = sample(learner.process, mu, *(part[None].numpy() for part in learner.draw()))
+    tables = (torch.from_numpy(part[0]) for part in (responses.tokens, responses.places, responses.rewards))
+    rollout, _ = learner.rollout(log_mu, *tables)
+    divergence = torch.from_numpy(generator.exponential(0.01, log_mu.shape[:2]))
+    largest = torch.from_numpy(generator.uniform(0.01, 0.05, horizon))
+    found = learner.premise(rollout, divergence, largest)
+
+    w_min = rule.get("w_min", 1.0)
+    weights = [1 - (1 - w_min) * t / (horizon - 1) for t in range(horizon)]
+    if rule is REVERSED:
+        weights = weights[::-1]
+    visits, prefixes, positions = [], [], set()
+    for i, places in enumerate(rollout.places.tolist()):
+        order = rollout.permutation[i].tolist() if rule is SHUFFLED else range(horizon)
+        spent = allowed = 0.0
+        for t, place in enumerate(places):
+            weight, moved = weights[order[t]], float(divergence.flatten()[place // 6])
+            visits.append(weight * moved > delta)
+            if weight * largest[t] > delta:
+                positions.add(t)
+            spent += weight * moved
+            prefixes.append(spent > delta + rule.get("delta_b", 0) * allowed)
+            allowed += weight
+    expected = {"exact/premise_visits": np.mean(visits), "exact/premise_positions": len(positions) / horizon}
+    if rule["name"] in ("cppo", "cppo_random_mask"):
+        expected["exact/premise_prefixes"] = np.mean(prefixes)
+    assert found == pytest.approx(expected)
+    assert all(0 < share < 1 for share in found.values())
 
 
 def test_it_learns() -> None:

@@ -92,6 +92,10 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
         u * (1 - math.prod(1 - most for most in largest[t + 1 :])) for t, u in enumerate(movement)
     )
     assert bounds.product_residual_bound(movement, largest) == pytest.approx(product, rel=1e-12)
+    rate = max(fmean(movement[:t]) for t in range(1, horizon))
+    theorem = 2 * horizon * (horizon - 1) * rate * max(largest)
+    assert bounds.measured_constant(movement, largest) == pytest.approx(theorem, rel=1e-12)
+    assert bounds.measured_constant([0.0] * horizon, [0.0] * horizon) == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

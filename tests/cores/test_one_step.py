@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cppo_lab.cores.exact.learner import Learner, equal_length
+from cppo_lab.cores.exact.process import state_probabilities
 from cppo_lab.cores.exact.trainer import histories_together, learner_of, step_together
 from cppo_lab.errors import UserError
 from cppo_lab.maths.masks import cppo
@@ -39,6 +40,8 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
     plain = exact_rows(exact_run(rule=TIGHT))
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
     assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
+    moved = [row.pop("exact/update_movement") for row in measured]
+    assert moved == pytest.approx([row["exact/movement"] for row in measured], rel=1e-9)
     for row, other in zip(measured, plain, strict=True):
         assert row == pytest.approx(other, rel=1e-9, abs=1e-12)
 
@@ -83,6 +86,34 @@ def test_matched_by_its_threshold_an_update_needs_less_change_of_length() -> Non
     for row, other in zip(chosen, scaled, strict=True):
         assert row["exact/movement"] == pytest.approx(other["exact/movement"], rel=1e-9)
         assert abs(np.log(row["exact/update_length"])) < abs(np.log(other["exact/update_length"]))
+
+
+@pytest.mark.parametrize("rule", [CPPO, NO_TRUST_REGION], ids=lambda rule: str(rule["name"]))
+def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict[str, Any]) -> None:
+    """Its start is further from mu than its end may be: measured from mu, no length would do."""
+    stale: dict[str, Any] = {
+        "rollout": {"staleness": 4},
+        "training": {"t_stop": 12},
+        "model": {"mismatch": 0.02},
+    }
+    rows, reference = (exact_rows(along(name, **stale)) for name in (rule, TIGHT))
+    assert [row["exact/matched"] for row in rows] == [1.0] * 12
+    for row, expected in zip(rows, reference, strict=True):
+        assert row["exact/update_movement"] == expected["exact/update_movement"]
+        assert row["exact/error_before"] == expected["exact/error_before"]
+    assert any(row["exact/movement"] < row["exact/movement_before"] for row in rows)
+    learner = learner_of(along(rule, **stale))
+    for number in range(1, 7):
+        start = learner.parameters.detach().clone()
+        oldest = [*learner.past, start][0]
+        row = step(learner, number)
+    assert learner.measured is not None
+    mu, unmoved = (learner.sampler(parameters).exp() for parameters in (oldest, start))
+    pi = learner.log_policy(1.0, learner.measured).exp()
+    process = learner.process
+    visits = state_probabilities(process, mu[None].numpy())[:-1, 0]
+    apart = 0.5 * (unmoved - pi).abs().sum(-1).detach().numpy()[process.stretch]
+    assert row["exact/update_movement"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
 
 
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:

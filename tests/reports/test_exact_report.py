@@ -117,7 +117,13 @@ def test_from_the_file_to_the_page(workspace: Path) -> None:
     assert set(ratios) == {"movement", "movement and return", "nothing"}
     assert float(ratios["nothing"].split(" ")[0]) == pytest.approx(plain, rel=0.02)
     drawn = {row["metric"] for row in rows("figure_exact.csv") if row["series"] == "panels.lines"}
-    assert drawn == {"error", "ratio", "position", "bound"}
+    assert drawn == {"error", "ratio", "position", "weight", "bound"}
+    for row in rows("exact_conditions.csv"):
+        beyond = [float(row[name].split(" ")[0]) for name in ("visits beyond the token limit", "positions")]
+        assert 0 <= beyond[0] <= beyond[1] <= 100
+        assert row["prefixes beyond the budget"] == "–"  # DPPO has none
+        assert (row["exponent of T - t"] == "–") is (row["T"] == "8")  # the last token has no error
+        assert float(row["Theorem 1 / |Δ|"]) >= float(row["bound / |Δ|"]) > 1
     # Half of the registered runs confirm nothing.
     assert main(["report", "tiny.yaml", "rollout.max_response_length=8"]) == 0
     said = "Of the 12 runs that test it, 6 have no result in this report: exploratory."

@@ -4,6 +4,7 @@ The trainer does sampling and exact evaluation, for many runs together.
 """
 
 import copy
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,9 +32,19 @@ from cppo_lab.cores.rule_loss import (
 from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.divergence import exact
+from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
+from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled_weights
+from cppo_lab.rules import rule_of
 from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
+
+BUDGET = (
+    "mode",
+    "cap",
+    "quantile",
+    "scale",
+)  # of an adaptive delta_b, in a rule's constants with delta_b_ before
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,7 @@ class Learner(SteppedTrainer):
         self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
         super().__init__(spec, torch.device("cpu"), [self.parameters])
         self.past: deque[Tensor] = deque()
+        self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
         self.loss = RuleLoss(spec)
         self.shuffles = self.loss.shuffles
         self.measured: Tensor | None = (
@@ -84,17 +96,25 @@ class Learner(SteppedTrainer):
     @torch.no_grad()
     def log_rollout_policy(self) -> Tensor:
         """log mu [K, S, V] of the next rollout batch: stale, rounded and disturbed as the config says."""
-        spec = self.spec
+        spec, process = self.spec, self.process
         self.past.append(self.parameters.detach().clone())
-        parameters = self.past[0]
+        stale = self.past[0]
         if len(self.past) > spec.rollout.staleness:
             self.past.popleft()
-        if spec.rollout.precision == "bfloat16":
+        if spec.model.mismatch:
+            shape = process.stretches, process.states, process.vocabulary
+            self.noise = spec.model.mismatch * student(shape, self.engine)
+        return self.sampler(stale)
+
+    @torch.no_grad()
+    def sampler(self, parameters: Tensor) -> Tensor:
+        """log-probabilities [K, S, V] with which the sampler of this batch uses `parameters` [P]."""
+        if self.spec.rollout.precision == "bfloat16":
             parameters = parameters.bfloat16().double()
         logits = self.tables.logits(parameters)
-        if spec.model.mismatch:
-            logits = logits + spec.model.mismatch * student(tuple(logits.shape), self.engine)
-        return (logits / spec.rollout.temperature).log_softmax(-1)
+        if self.noise is not None:
+            logits = logits + self.noise
+        return (logits / self.spec.rollout.temperature).log_softmax(-1)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """The starting states [B] of a rollout batch, groups together, and the draws [B, T] that decide its tokens."""
@@ -145,6 +165,37 @@ class Learner(SteppedTrainer):
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
 
+    def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
+        """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
+        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule without a delta.
+
+        Args:
+            rollout: the batch, whose responses are a sample of mu's visits.
+            divergence: [K, S] TV of mu and the policy after the updates.
+            largest: [T] the largest one that mu reaches at each position.
+        """
+        rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
+        if rule.delta is None or rule.path is not None or self.spec.divergence.measure != "tv":
+            return {}
+        constants = {**rule.arguments(self.process.horizon), **rule_of(rule.name, rule.path).fixed}
+        weights = position_weights(
+            valid,
+            constants.get("w_min", 1.0),
+            constants.get("span"),
+            reverse=constants.get("reverse", False),
+            dtype=divergence.dtype,
+        )
+        if rollout.permutation is not None and not constants.get("random_mask"):
+            weights = shuffled_weights(weights, valid, rollout.permutation)
+        visited = divergence.flatten()[rollout.places // self.process.vocabulary]
+        adaptive = {key: constants[f"delta_b_{key}"] for key in BUDGET if f"delta_b_{key}" in constants}
+        rate = effective_delta_b(visited, valid, constants.get("delta_b", math.inf), **adaptive)
+        tests = threshold_tests(visited, weights, valid, rule.delta, rate)
+        beyond = {"visits": tests.token_fails, "positions": (weights * largest > rule.delta).any(0)}
+        if bool(rate.isfinite().all()):
+            beyond["prefixes"] = tests.prefix_fails
+        return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
+
     def _divergence(self, log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
         """D [B, T] at `places`, measured once for each table entry [K * S * V] that some response visited."""
         symbols = self.process.vocabulary
@@ -175,7 +226,12 @@ Snapshot = tuple[Tensor, dict[str, Any]]
 class UpdateAlong(Learner):
     """Trains by the rule and learning rate of `along`. From the state before each step, with its parameters, optimiser
     state and batch, the run's own rule and learning rate update once; this update is brought to the movement of the
-    training's own, which is the mean over positions of E_mu[D_t], and is what the step is measured at.
+    training's own and is what the step is measured at.
+
+    An update's movement is the mean over positions and mu's visits of the total variation between the policy after it
+    and the one that would have sampled without staleness: the parameters before it, with mu's rounding and noise. That
+    is mu itself at staleness 0. From a stale mu, the start of the update is far away already, often further than its
+    end, so that no length of another rule's update would give the same distance.
     """
 
     def __init__(self, spec: ExactRun, along: AlongSpec) -> None:
@@ -187,6 +243,7 @@ class UpdateAlong(Learner):
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
         """The training's updates of a batch; the metrics of the measured one, which enters the diagnostics."""
         start, process = self._snapshot(), self.process
+        unmoved = self.sampler(start[0])
         super().update(rollout)
         trained, loss = self._snapshot(), self.loss
         log_mu = rollout.mu.logp.view(process.stretches, process.states, process.vocabulary)
@@ -197,7 +254,7 @@ class UpdateAlong(Learner):
         def moved(parameters: Tensor) -> float:
             """The movement of the policy with `parameters` [P]."""
             log_pi = self.log_policy(self.spec.rollout.temperature, parameters)
-            return float((visits * exact(log_mu, log_pi)).sum()) / process.horizon
+            return float((visits * exact(unmoved, log_pi)).sum()) / process.horizon
 
         target = moved(trained[0])
 
@@ -218,7 +275,9 @@ class UpdateAlong(Learner):
         self.loss = loss
         self._restore(trained)
         metrics["exact/matched"] = float(length is not None)
-        return metrics if length is None else metrics | {"exact/update_length": length}
+        if length is None:
+            return metrics
+        return metrics | {"exact/update_length": length, "exact/update_movement": target}
 
     def _set_learning_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -251,7 +310,7 @@ def nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> Ru
 
 def equal_length(beyond: Callable[[float], float]) -> float | None:
     """The scale of an update at which `beyond` (how much further it moves than wanted) is 0, near 1; None if none is
-    found: an update of length 0, or one that a stale mu is too far from.
+    found: an update of length 0, or one whose start is further away than wanted.
     """
     if beyond(1.0) == 0:
         return 1.0

@@ -108,23 +108,26 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     sampled = time.perf_counter()
     watched = step if step % spec.validation.every == 0 else None
     results: list[Metrics | Exception] = []
+    rollouts: dict[int, GradedResponses] = {}
     for i, learner in enumerate(learners):
         tokens, places, rewards = (
             torch.from_numpy(part[i]) for part in (responses.tokens, responses.places, responses.rewards)
         )
         try:
-            rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
-            metrics = learner.update(rollout, watched)
+            rollouts[i], share = learner.rollout(log_mu[i], tokens, places, rewards)
+            metrics = learner.update(rollouts[i], watched)
         except Exception as error:  # noqa: BLE001 - the other runs continue
             results.append(error)
             continue
-        results.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
+        results.append(metrics | _rollout_metrics(log_mu[i], rollouts[i], rewards, share))
     updated = time.perf_counter()
     after = [learner.log_policy(spec.rollout.temperature, learner.measured).detach() for learner in learners]
     pi = _stacked([policy.exp() for policy in after])
     moved = _stacked([exact(a, b) for a, b in zip(log_mu, after, strict=True)])
     apart = _stacked([exact(a, b) for a, b in zip(log_mu, before, strict=True)])
     comparison = compare(process, mu, pi, moved)
+    stale = spec.rollout.staleness > 0
+    start = compare(process, mu, _stacked([policy.exp() for policy in before]), apart) if stale else None
     ended = time.perf_counter()
     tokens_each = float(responses.tokens[0].size)
     runs = len(learners)
@@ -136,12 +139,17 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
         "perf/trained_tokens_per_second": tokens_each * runs / (updated - sampled),
         "perf/evaluation_seconds": (ended - updated) / runs,
     }
-    return [
-        result
-        if isinstance(result, Exception)
-        else result | ({} if learners[i].measured is None else exact_metrics(comparison, apart, i)) | seconds
-        for i, result in enumerate(results)
-    ]
+    for i, (learner, result) in enumerate(zip(learners, results, strict=True)):
+        if isinstance(result, Exception):
+            continue
+        if learner.measured is not None:
+            result |= exact_metrics(comparison, apart, i)
+            tables = torch.from_numpy(moved[i]), torch.from_numpy(comparison.largest[i])
+            result |= learner.premise(rollouts[i], *tables)
+            if start is not None:
+                result["exact/error_before"] = float(start.error[i].sum())
+        result |= seconds
+    return results
 
 
 def _rollout_metrics(log_mu: Tensor, rollout: GradedResponses, rewards: Tensor, share: float) -> Metrics:
@@ -170,6 +178,7 @@ def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:
         "exact/bound": bound,
         "exact/bound_slack": bound - abs(residual),
         "exact/product_bound": bounds.product_residual_bound(mean, largest),
+        "exact/theorem_bound": bounds.measured_constant(mean, largest),
     }
     for number, part in enumerate(np.array_split(np.arange(len(mean)), schema.POSITION_BINS), 1):
         if len(part):

@@ -46,8 +46,21 @@ def curves(seed: int, law: float, middle: float, seeds: int = SEEDS) -> Curves:
     error = sign * law * movement**2 * of_seed * np.exp(0.3 * generator.standard_normal((seeds, STEPS)))
     returns = np.cumsum(np.full((seeds, STEPS), 0.01), axis=1)
     spread = movement[:, :, None] * np.arange(1, 9) / 4.5
-    bounds = 50 * abs(error), 5 * abs(error)
-    return Curves(tuple(range(seeds)), error, movement, movement / 10, returns, returns, *bounds, spread)
+    bounds = {"bound": 50 * abs(error), "product_bound": 5 * abs(error), "theorem_bound": 100 * abs(error)}
+    shares = dict.fromkeys(("visits", "positions", "prefixes"), np.full_like(error, np.nan))
+    return Curves(
+        tuple(range(seeds)),
+        error=error,
+        movement=movement,
+        matched=movement,
+        before=movement / 10,
+        returns=returns,
+        rollout_returns=returns,
+        movement_by_position=spread,
+        error_by_position=error[:, :, None] * np.arange(8, 0, -1) / 36,
+        **bounds,
+        **shares,
+    )
 
 
 def compared(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Estimate | None:
@@ -97,7 +110,7 @@ def test_steps_behind_a_collapse_do_not_count() -> None:
     ended = {
         name: np.where(np.arange(STEPS) < 30, value, np.nan)
         for name, value in vars(whole).items()
-        if name not in ("seeds", "by_position")
+        if name != "seeds" and not name.endswith("by_position")
     }
     broken = dataclasses.replace(whole, **ended)
     short = dataclasses.replace(whole, **{name: value[:, :30] for name, value in ended.items()})
@@ -124,6 +137,29 @@ def test_the_slope_is_what_ten_times_the_horizon_changes() -> None:
         assert estimate.error < 0.06 and estimate.value == pytest.approx(slope, abs=0.12)
     assert compared(curves(0, 1.0, 1e-6), curves(1, 1.0, 1.0)) is None  # they never move as far
     assert slope_estimate([{16: pairs_of(found, "early", "cppo", "dppo")[16]}]) is None
+
+
+def test_steps_along_another_training_are_compared_at_the_movement_of_the_update() -> None:
+    """A stale mu: measured from there the two rules never move alike."""
+    ours, theirs = (dataclasses.replace(curves(seed, 1.0, 0.01), movement=np.full((SEEDS, STEPS), far))
+                    for seed, far in ((0, 0.3), (1, 0.6)))  # fmt: skip
+    assert compared(ours, theirs).value == pytest.approx(0, abs=0.1)
+    assert compared(*(dataclasses.replace(side, matched=side.movement) for side in (ours, theirs))) is None
+
+
+@pytest.mark.parametrize("exponent", [1.0, 0.3])
+def test_how_errors_fall_along_the_response(exponent: float) -> None:
+    generator, left = np.random.default_rng(0), 8.5 - np.arange(1, 9)
+    movement = generator.uniform(0.5, 2, (SEEDS, STEPS, 8))
+    of_seed = np.exp(generator.standard_normal((SEEDS, 1, 1)))
+    error = -movement * of_seed * left ** (exponent + 0.1 * generator.standard_normal((SEEDS, 1, 1)))
+    whole = dataclasses.replace(curves(0, 1.0, 0.01), movement_by_position=movement, error_by_position=error)
+    found = summarise(whole)
+    assert found.position_exponent.low < exponent < found.position_exponent.high
+    assert found.position_exponent.n == SEEDS
+    assert found.error_by_position == pytest.approx(abs(error).mean((0, 1)) / movement.mean((0, 1)))
+    without = dataclasses.replace(whole, error_by_position=error * (left > 1))
+    assert summarise(without).position_exponent is None
 
 
 def claim(**values: object) -> Claim:
