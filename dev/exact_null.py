@@ -83,11 +83,11 @@ def main() -> None:
 
 def print_sides(label: str, estimates: Sequence[Estimate | None]) -> None:
     """How often an interval lies on either side of equality."""
-    known = [e for e in estimates if e is not None and e.low is not None and e.high is not None]
+    ends = [(e.low, e.high) for e in estimates if e is not None and e.low is not None and e.high is not None]
     below, above = (
-        100 * float(np.mean(hits)) for hits in ([e.high < 0 for e in known], [e.low > 0 for e in known])
+        100 * float(np.mean(hits)) for hits in ([high < 0 for _, high in ends], [low > 0 for low, _ in ends])
     )
-    print(f"{label}: below {below:.1f} %, above {above:.1f} % of {len(known)} draws", flush=True)
+    print(f"{label}: below {below:.1f} %, above {above:.1f} % of {len(ends)} draws", flush=True)
 
 
 def simulated(

@@ -32,9 +32,12 @@ LEAST = 5  # steps that each rule must have in a bin
 CORE = "exact"  # also the prefix of its metrics
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
-EIGHTHS = np.arange(1, schema.POSITION_BINS + 1)
+EIGHTHS = tuple(range(1, schema.POSITION_BINS + 1))
+LEFT = tuple(
+    schema.POSITION_BINS + 0.5 - part for part in EIGHTHS
+)  # from the middle of each eighth to the end
 BY_POSITION = {  # part of Curves -> its metrics by eighth
-    f"{quantity}_by_position": tuple(schema.position_metric(quantity, int(part)) for part in EIGHTHS)
+    f"{quantity}_by_position": tuple(schema.position_metric(quantity, part) for part in EIGHTHS)
     for quantity in ("movement", "error")
 }
 METRICS = {
@@ -279,7 +282,7 @@ def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     return combined(by_model, lambda logs: weights @ logs)
 
 
-def _slope_weights(values: Sequence[float] | Array) -> Array:
+def _slope_weights(values: Sequence[float]) -> Array:
     """The least-squares weight of what belongs to each of `values`, for its slope in their decimal logarithm."""
     x = np.log10(np.array(values, dtype=np.float64))
     x -= x.mean()
@@ -405,5 +408,5 @@ def position_exponent(curves: Curves) -> Estimate | None:
     )
     if not (error > ROUNDING).all():
         return None
-    slopes = np.log(error / movement) @ _slope_weights(schema.POSITION_BINS + 0.5 - EIGHTHS) / math.log(10)
+    slopes = np.log(error / movement) @ _slope_weights(LEFT) / math.log(10)
     return over_runs(slopes.tolist())

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from cppo_lab import schema
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
     EIGHTHS,
     LEAST,
+    LEFT,
     Condition,
     ConditionSummary,
     Curves,
@@ -127,7 +127,7 @@ def exact_info(
                 "|Δ| / movement / its mean", False, False, None,
                 (
                     *(_position_line(c.variant, summaries[c].error_by_position, rules[c.variant]) for c in last),
-                    _position_line("T - t", tuple(schema.POSITION_BINS + 0.5 - EIGHTHS), PROPORTIONAL),
+                    _position_line("T - t", LEFT, PROPORTIONAL),
                 ),
             ),
             ExactPanel(
@@ -177,7 +177,7 @@ def _ratio_line(
 
 def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
     return _line(
-        display_name(variant), stroke, EIGHTHS.tolist(), np.divide(by_position, np.mean(by_position)).tolist()
+        display_name(variant), stroke, EIGHTHS, np.divide(by_position, np.mean(by_position)).tolist()
     )
 
 
