@@ -204,7 +204,7 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with one legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    axes = panel_grid(figure, len(info.panels), info.columns, (13 / info.columns, 2.8), texts, legend)
+    axes = panel_grid(figure, len(info.panels), info.columns, (3.25, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
         draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
