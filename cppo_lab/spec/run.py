@@ -611,12 +611,13 @@ class AlongSpec(Spec):
     an update moves the policy; the run's rule and learning rate update it once from each of these states.
 
     `match`: by what the run's update is brought to the same movement: its length alone (`scale`), or first its
-    threshold rule.delta, and the length for what is left (`delta`).
+    threshold rule.delta, and the length for what is left (`delta`). Movement is measured from mu without its staleness;
+    with `update`, by length as well, from the policy before the step, without mu's rounding and noise.
     """
 
     rule: RuleSpec
     learning_rate: Positive
-    match: Literal["scale", "delta"]
+    match: Literal["scale", "delta", "update"]
 
 
 class ExactRun(RunSpec):

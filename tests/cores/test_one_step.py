@@ -116,6 +116,19 @@ def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict
     assert row["exact/update_movement"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
 
 
+def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part_of_it() -> None:
+    stale = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.2}, "training": {"t_stop": 12}}
+    from_mu, of_policy = (
+        exact_rows(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
+        for match in ("scale", "update")
+    )
+    for row, other in zip(of_policy, from_mu, strict=True):
+        assert row["exact/matched"] == 1
+        assert row["exact/update_movement"] < other["exact/update_movement"]
+    training = exact_rows(along(TIGHT, {**ALONG, "match": "update"}, **stale))
+    assert {row["exact/update_length"] for row in training} == {1.0}
+
+
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
     # Every position is masked but those of a threshold that nothing passes: no update, and nothing to scale.
     rows = exact_rows(along({**DPPO, "delta": 1e-12}, model={"mismatch": 0.5}))

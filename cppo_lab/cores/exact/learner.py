@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -231,7 +232,8 @@ class UpdateAlong(Learner):
     An update's movement is the mean over positions and mu's visits of the total variation between the policy after it
     and the one that would have sampled without staleness: the parameters before it, with mu's rounding and noise. That
     is mu itself at staleness 0. From a stale mu, the start of the update is far away already, often further than its
-    end, so that no length of another rule's update would give the same distance.
+    end, so that no length of another rule's update would give the same distance. With `match` update it is measured
+    from the policy before it, without mu's rounding and noise, which may be larger than any update.
     """
 
     def __init__(self, spec: ExactRun, along: AlongSpec) -> None:
@@ -243,7 +245,6 @@ class UpdateAlong(Learner):
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
         """The training's updates of a batch; the metrics of the measured one, which enters the diagnostics."""
         start, process = self._snapshot(), self.process
-        unmoved = self.sampler(start[0])
         super().update(rollout)
         trained, loss = self._snapshot(), self.loss
         log_mu = rollout.mu.logp.view(process.stretches, process.states, process.vocabulary)
@@ -251,10 +252,14 @@ class UpdateAlong(Learner):
         visits = torch.zeros(log_mu.shape[:2], dtype=log_mu.dtype)
         visits.index_add_(0, torch.from_numpy(process.stretch), occupancy)
 
+        temperature = self.spec.rollout.temperature
+        before = partial(self.log_policy, temperature) if self.along.match == "update" else self.sampler
+        origin = before(start[0])
+
         def moved(parameters: Tensor) -> float:
             """The movement of the policy with `parameters` [P]."""
-            log_pi = self.log_policy(self.spec.rollout.temperature, parameters)
-            return float((visits * exact(unmoved, log_pi)).sum()) / process.horizon
+            log_pi = self.log_policy(temperature, parameters)
+            return float((visits * exact(origin, log_pi)).sum()) / process.horizon
 
         target = moved(trained[0])
 
