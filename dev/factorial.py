@@ -31,9 +31,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
     runs = pd.read_parquet(given.folder / "runs.parquet").rename(columns={v: k for k, v in FACTORS.items()})
-    runs["method"] = runs["variant"].str.replace(
-        r" (staleness|mismatch|max_response_length)=\S+", "", regex=True
-    )
+    runs["method"] = runs["variant"].str.split(" ").str[0]
+    if "along" in runs:  # single updates and whole trainings in one sweep
+        runs["model"] += " along " + runs["along"]
     factors = [name for name in FACTORS if name in runs and runs[name].nunique() > 1]
     history = pd.read_parquet(given.folder / "history.parquet")
     rows = history[history["step"] > 0].merge(runs, on="run_id")
@@ -81,25 +81,23 @@ def interval(values: pd.Series) -> tuple[float, float, float, int]:
 
 
 def falls(rows: pd.DataFrame) -> Iterator[str]:
-    """Of each method how many runs fell, with Fisher's exact test and McNemar's over the doses and seeds of both."""
+    """How many runs of each method collapsed, and fell: Fisher's exact test, and McNemar's over doses and seeds."""
     returns = rows[rows["metric"] == "exact/return"].sort_values("step")
-    ends = returns.groupby(["model", "method", "run_id"])["value"].agg(["last", "max"])
-    of_run = returns.drop_duplicates("run_id").set_index("run_id")
-    ends = ends.reset_index().set_index("run_id")
-    ends["fell"] = (ends["last"] < FALLEN * ends["max"]) | (of_run["state"] == "collapsed")
-    ends["unit"] = (
-        of_run[[name for name in (*FACTORS, "seed") if name in of_run]].astype(str).agg(" ".join, axis=1)
-    )
-    for model, of_model in ends.groupby("model"):
-        fell = of_model.pivot_table(index="unit", columns="method", values="fell", aggfunc="first").dropna()
-        for method in fell:
-            ours, theirs = fell[method].astype(bool), fell[REFERENCE].astype(bool)
-            counts = [[int(side.sum()), int((~side).sum())] for side in (ours, theirs)]
+    runs = returns.drop_duplicates("run_id").set_index("run_id")
+    runs["unit"] = runs[[*runs.columns.intersection([*FACTORS, "seed"])]].astype(str).agg(" ".join, axis=1)
+    curve = returns.groupby("run_id")["value"]
+    runs["collapsed"] = runs["state"] == "collapsed"
+    runs["fell"] = runs["collapsed"] | (curve.last() < FALLEN * curve.max())
+    for (model, of_model), what in itertools.product(runs.groupby("model"), ("collapsed", "fell")):
+        table = of_model.pivot(index="unit", columns="method", values=what).dropna().astype(bool)
+        for method in table.columns.drop(REFERENCE):
+            ours, theirs = table[method], table[REFERENCE]
+            fisher = fisher_exact([[side.sum(), (~side).sum()] for side in (ours, theirs)]).pvalue
             only, other = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
             mcnemar = binomtest(only, only + other).pvalue if only + other else 1.0
             yield (
-                f"{model}: {method}: {counts[0][0]} of {len(fell)} fell, DPPO {counts[1][0]}; Fisher p = "
-                f"{fisher_exact(counts).pvalue:.3g}; it alone {only}, DPPO alone {other}, McNemar p = {mcnemar:.3g}"
+                f"{model}: of {len(table)} {method} {what}: {ours.sum()}, DPPO {theirs.sum()}; Fisher p = "
+                f"{fisher:.3g}; it alone {only}, DPPO alone {other}, McNemar p = {mcnemar:.3g}"
             )
 
 
