@@ -34,10 +34,9 @@ def main() -> None:
     runs["method"] = runs["variant"].str.split(" ").str[0]
     if "along" in runs:  # single updates and whole trainings in one sweep
         runs["model"] += " along " + runs["along"]
-    factors = [name for name in FACTORS if name in runs and runs[name].nunique() > 1]
     history = pd.read_parquet(given.folder / "history.parquet")
     rows = history[history["step"] > 0].merge(runs, on="run_id")
-    table = pd.DataFrame(effects(rows, factors), columns=COLUMNS)
+    table = pd.DataFrame(effects(rows), columns=COLUMNS)
     print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if given.csv:
         table.to_csv(given.csv, index=False, float_format="%.6g", lineterminator="\n")
@@ -45,17 +44,20 @@ def main() -> None:
         print(line)
 
 
-def effects(rows: pd.DataFrame, factors: list[str]) -> Iterator[tuple[object, ...]]:
+def effects(rows: pd.DataFrame) -> Iterator[tuple[object, ...]]:
     """The rows of the table: returns in points, and logs of |Delta|."""
-    for model, of_model in rows.groupby("model"):
+    for model, of_model in rows.assign(doses="all").groupby("model"):
+        factors = [name for name in FACTORS if name in of_model and of_model[name].nunique() > 1]
+        doses = ["doses", *factors]
         for outcome, metric in (("return", "exact/return"), ("log error", "exact/error")):
             values = of_model[of_model["metric"] == metric].copy()
             values["value"] = 100 * values["value"] if outcome == "return" else np.log(values["value"].abs())
-            steps = values.pivot_table(index=[*factors, "seed", "step"], columns="method", values="value")
+            steps = values.pivot_table(index=[*doses, "seed", "step"], columns="method", values="value")
             for method in steps:
                 apart = steps[method] - (0 if method == REFERENCE else steps[REFERENCE])
-                by_seed = apart.groupby(level=[*factors, "seed"]).mean().unstack("seed")
-                yield from ((model, outcome, method, *effect) for effect in contrasts(by_seed, factors))
+                by_seed = apart.groupby(level=[*doses, "seed"]).mean().unstack("seed").dropna(how="all")
+                tested = [name for name in factors if by_seed.index.get_level_values(name).nunique() > 1]
+                yield from ((model, outcome, method, *effect) for effect in contrasts(by_seed, tested))
 
 
 def contrasts(table: pd.DataFrame, factors: list[str]) -> Iterator[tuple[object, ...]]:
@@ -82,14 +84,15 @@ def interval(values: pd.Series) -> tuple[float, float, float, int]:
 
 def falls(rows: pd.DataFrame) -> Iterator[str]:
     """How many runs of each method collapsed, and fell: Fisher's exact test, and McNemar's over doses and seeds."""
-    returns = rows[rows["metric"] == "exact/return"].sort_values("step")
+    updates = rows.loc[rows["metric"] == "exact/matched", "run_id"]  # runs of single updates do not fall
+    returns = rows[(rows["metric"] == "exact/return") & ~rows["run_id"].isin(updates)].sort_values("step")
     runs = returns.drop_duplicates("run_id").set_index("run_id")
-    runs["unit"] = runs[[*runs.columns.intersection([*FACTORS, "seed"])]].astype(str).agg(" ".join, axis=1)
+    unit = [name for name in (*FACTORS, "seed") if name in runs]
     curve = returns.groupby("run_id")["value"]
     runs["collapsed"] = runs["state"] == "collapsed"
     runs["fell"] = runs["collapsed"] | (curve.last() < FALLEN * curve.max())
     for (model, of_model), what in itertools.product(runs.groupby("model"), ("collapsed", "fell")):
-        table = of_model.pivot(index="unit", columns="method", values=what).dropna().astype(bool)
+        table = of_model.pivot(index=unit, columns="method", values=what).dropna().astype(bool)
         for method in table.columns.drop(REFERENCE):
             ours, theirs = table[method], table[REFERENCE]
             fisher = fisher_exact([[side.sum(), (~side).sum()] for side in (ours, theirs)]).pvalue
