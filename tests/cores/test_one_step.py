@@ -129,6 +129,23 @@ def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part
     assert {row["exact/update_length"] for row in training} == {1.0}
 
 
+def test_the_movement_of_an_update_is_from_the_policy_before_it_where_mu_goes() -> None:
+    stale: dict[str, Any] = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.0}}
+    learner = learner_of(along(NO_TRUST_REGION, {**ALONG, "match": "update"}, **stale))
+    for number in range(1, 6):
+        start = learner.parameters.detach().clone()
+        oldest = [*learner.past, start][0]
+        row = step(learner, number)
+    assert learner.measured is not None
+    mu, before, after = (
+        learner.log_policy(1.0, each).detach().exp() for each in (oldest, start, learner.measured)
+    )
+    process = learner.process
+    visits = state_probabilities(process, mu[None].numpy())[:-1, 0]
+    apart = 0.5 * (before - after).abs().sum(-1).numpy()[process.stretch]
+    assert row["exact/update_movement"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
+
+
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
     # Every position is masked but those of a threshold that nothing passes: no update, and nothing to scale.
     rows = exact_rows(along({**DPPO, "delta": 1e-12}, model={"mismatch": 0.5}))
