@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cppo_lab import schema
 from cppo_lab.cores.exact.learner import Learner, equal_length
 from cppo_lab.cores.exact.process import state_probabilities
 from cppo_lab.cores.exact.trainer import histories_together, learner_of, step_together
@@ -38,6 +39,7 @@ def exact_rows(spec: ExactRun) -> list[dict[str, float]]:
 def test_the_rule_that_trains_measures_its_own_training() -> None:
     measured = exact_rows(along(TIGHT))
     plain = exact_rows(exact_run(rule=TIGHT))
+    assert set(measured[0]) <= {metric.name for metric in schema.METRICS}
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
     assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
     moved = [row.pop("exact/update_movement") for row in measured]
