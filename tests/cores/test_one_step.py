@@ -39,7 +39,8 @@ def exact_rows(spec: ExactRun) -> list[dict[str, float]]:
 def test_the_rule_that_trains_measures_its_own_training() -> None:
     measured = exact_rows(along(TIGHT))
     plain = exact_rows(exact_run(rule=TIGHT))
-    assert set(measured[0]) <= {metric.name for metric in schema.METRICS}
+    declared = {metric.name for metric in schema.METRICS}
+    assert {name for name in measured[0] if not name[-1].isdigit()} <= declared  # those by position are numbered
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
     assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
     moved = [row.pop("exact/update_movement") for row in measured]
