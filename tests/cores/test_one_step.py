@@ -40,7 +40,9 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
     measured = exact_rows(along(TIGHT))
     plain = exact_rows(exact_run(rule=TIGHT))
     declared = {metric.name for metric in schema.METRICS}
-    assert {name for name in measured[0] if not name[-1].isdigit()} <= declared  # those by position are numbered
+    assert {
+        name for name in measured[0] if not name[-1].isdigit()
+    } <= declared  # those by position are numbered
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
     assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
     moved = [row.pop("exact/update_movement") for row in measured]
