@@ -37,9 +37,15 @@ _METHOD = (
     "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
     "their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds with "
     "Student's t. Below 1, the first rule's error is smaller. The factor per tenfold horizon is the factor by which "
-    "the ratio changes when responses are ten times as long. Movement comes after the choice of a rule, and steps of "
-    "equal movement are made in other states. So the ratio describes what happens over a run. It does not isolate "
-    "what a rule does to an update."
+    "the ratio changes when responses are ten times as long. "
+)
+_OF_RUNS = (
+    "Movement comes after the choice of a rule, and steps of equal movement are made in other states. So the ratio "
+    "describes what happens over a run. It does not isolate what a rule does to an update."
+)
+_OF_UPDATES = (
+    "Each step measures one update of a rule from the state and batch of one training that all rules share, brought to "
+    "the movement of that training's own update."
 )
 
 _NO_TEST_SEED = "of all seeds in this report (none is a test seed)"
@@ -64,6 +70,8 @@ def exact_section(scored: Scored) -> Section | None:
         verdict_line(verdict, board, standings[verdict.claim], _beside_controls(verdict, everything, kinds))
         for verdict in judged
     )
+    along = any("along.match" in params for params in board.data.params.values())
+    method = _METHOD + (_OF_UPDATES if along else _OF_RUNS)
     core, heading = scored.core, f"Error of the surrogate ({title})"
     summary = tally([(line.verdict.outcome, line.exploratory) for line in lines], " about the error")
     source, run_ids = origin(core), run_ids_of(board.runs)
@@ -78,7 +86,7 @@ def exact_section(scored: Scored) -> Section | None:
         "summary": summary or "The sweep file states no hypothesis about the error.",
         "lines": lines,
         "registered": _shared(lines),
-        "method": _METHOD,
+        "method": method,
         "notes": (*_control_notes(curves, kinds), *_notes(curves, summaries, which)),
         "tables": tables.values(),
         "anchors": scored.anchors,
@@ -89,7 +97,7 @@ def exact_section(scored: Scored) -> Section | None:
         "hypothesis",
         lines,
         {"registered": [line.registered for line in lines]},
-        (f"Source: {source}.", _METHOD),
+        (f"Source: {source}.", method),
     )
     return Section(
         "exact",
@@ -98,7 +106,7 @@ def exact_section(scored: Scored) -> Section | None:
         tables={**tables, "exact_hypotheses": hypotheses},
         pictures=(Picture("figure_exact", "", heading, "", info, draw_exact),),
         lines=lines,
-        how=_METHOD if lines else "",
+        how=method if lines else "",
     )
 
 
