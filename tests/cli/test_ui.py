@@ -56,7 +56,14 @@ def test_mistakes_are_named(
 
 
 def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError))
+    installed = metadata.distribution
+
+    def without_mlflow(name: str) -> metadata.Distribution:
+        if name == "mlflow":
+            raise metadata.PackageNotFoundError
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "distribution", without_mlflow)
     with pytest.raises(UserError, match=r"pip install .*(\[ui\]|mlflow)"):
         ui.require_mlflow_server()
 

@@ -2,7 +2,7 @@
 
 from tests.hostile.case import Case
 
-NO_SWEEP = "valid: admission, binary_vs_topk, calibration"
+NO_SWEEP = "valid: admission, allocation, allocation_exact"
 DIGITS = "is not a prefix of a run's id: give 4 to 12 hexadecimal digits (`cppo plan SWEEP` lists the ids)"
 NO_RUN = "runs has no run with this prefix: see `cppo status` (an id has 12 digits)"
 NO_REPORT = "is no folder, and reports/build/"
