@@ -90,10 +90,8 @@ class Recorder:
         # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
         self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
-        self._first: tuple[int | None, float | None] = (
-            None,
-            None,
-        )  # this attempt's first new step, and its time
+        # This attempt's first new step, and its time.
+        self._first: tuple[int | None, float | None] = (None, None)
         ensure_folder_tag(folder)
         self._lock = lock_file(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages

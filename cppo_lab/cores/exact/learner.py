@@ -40,12 +40,8 @@ from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled
 from cppo_lab.rules import rule_of
 from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
 
-BUDGET = (
-    "mode",
-    "cap",
-    "quantile",
-    "scale",
-)  # of an adaptive delta_b, in a rule's constants with delta_b_ before
+# Of an adaptive delta_b, in a rule's constants with delta_b_ before.
+BUDGET = ("mode", "cap", "quantile", "scale")
 
 
 @dataclass(frozen=True)
@@ -85,9 +81,8 @@ class Learner(SteppedTrainer):
         self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
         self.loss = RuleLoss(spec)
         self.shuffles = self.loss.shuffles
-        self.measured: Tensor | None = (
-            self.parameters
-        )  # those at which a step is measured, [P]; None: it is not
+        # Those at which a step is measured, [P]; None: it is not.
+        self.measured: Tensor | None = self.parameters
 
     def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
         """log pi [K, S, V] at `temperature`, differentiable in `parameters` [P] (None: the current ones)."""
