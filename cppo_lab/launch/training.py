@@ -19,7 +19,7 @@ from cppo_lab.runs.attempt import (
     shared_process,
     train,
 )
-from cppo_lab.runs.folder import AlreadyRunning, held, list_runs, new_batch
+from cppo_lab.runs.folder import AlreadyRunning, held, new_batch, write_run_list
 from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
@@ -110,10 +110,10 @@ class TrainingJob:
         attempts = tuple(attempt for attempt in self.attempts if attempt.run_id not in run_ids)
         return replace(self, attempts=attempts) if attempts else None
 
-    def list_runs(self) -> None:
+    def write_run_list(self) -> None:
         """Write the runs to the folder of a job of several, so that `cppo logs` and `cppo cancel` find it."""
         if self.batch:
-            list_runs(self.folder, self.run_ids)
+            write_run_list(self.folder, self.run_ids)
 
     def run(self) -> None:
         """Train the runs, in this process; on the other machines of an allocation, help with the first."""

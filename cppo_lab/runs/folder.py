@@ -327,7 +327,7 @@ def new_batch() -> str:
     return f"{BATCH}{secrets.token_hex(8)}"
 
 
-def list_runs(folder: Path, run_ids: Iterable[str]) -> None:
+def write_run_list(folder: Path, run_ids: Iterable[str]) -> None:
     """Write the list of the runs that the batch of `folder` is to train."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / LIST, "".join(f"{run_id}\n" for run_id in run_ids))

@@ -121,7 +121,7 @@ def launch(
     with contextlib.suppress(UserError):  # the look says that Slurm does not answer
         settle_jobs(runs)
     queued = look(runs, warn=True)
-    idle = end_dead(runs, run_ids, queued)
+    unheld = end_dead(runs, run_ids, queued)
     ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
     todo, left, held_ids = choose(plan, ahead, uri, retry, without_store)
     _require_one_machine(todo, plan.launcher)
@@ -129,7 +129,7 @@ def launch(
     write_stubs(plan, uri, ahead)
     parents = Parents({sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps})
     if not ahead.silence:
-        _send(idle, uri)
+        _send(unheld, uri)
         parents = ensure_parents(plan, uri, parents)
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
@@ -141,7 +141,7 @@ def launch(
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
-    nesting = {run.run_id: parents.tags(run, ahead.folders[run.run_id]) for run in todo}
+    trained = tuple(run.run_id for run in todo)
     replaced = ahead.replaced(uri)  # before their files are moved aside
     work = [
         Attempt(
@@ -152,7 +152,7 @@ def launch(
             runs=runs,
             tags={
                 **sweep_tags(plan, run),
-                **nesting[run.run_id],
+                **parents.tags(run, ahead.folders[run.run_id]),
                 schema.TAG_CODE_VERSION: ahead.code_version,
             },
             threads=plan.launcher.threads,
@@ -168,15 +168,15 @@ def launch(
             _train(plan, work, uri, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
-        idle = end_dead(runs, list(nesting), queued)
+        unheld = end_dead(runs, trained, queued)
         if not ahead.silence:
-            _send(idle, uri)
+            _send(unheld, uri)
         states = _states(run_ids, queued, ahead.replaces)
         describe_sweeps(plan, uri, parents, states)
     for run_id in list(replaced):
         if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
             del replaced[run_id]
-    return Launched(explained(states, queued), replaced, left, tuple(nesting), held_ids)
+    return Launched(explained(states, queued), replaced, left, trained, held_ids)
 
 
 def _send(folders: Iterable[Path], uri: str) -> None:
@@ -397,7 +397,7 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
         workers = plan.launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
     jobs = training_jobs(work, uri, workers, uploads=not waits)
     for job in jobs:
-        job.list_runs()
+        job.write_run_list()
     folders = [attempt.folder for attempt in work]
     with (
         uploading(folders, uri) if waits else contextlib.nullcontext(),

@@ -20,7 +20,7 @@ from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.trainer import train
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.runs.attempt import Attempt, groups
-from cppo_lab.runs.folder import cancel, held, in_living_batch, list_runs, read_status
+from cppo_lab.runs.folder import cancel, held, in_living_batch, read_status, write_run_list
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
 from cppo_lab.sweep.cancel import _end_process
@@ -182,7 +182,7 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(
     """The signal would end the others; this process is the batch here, and would not survive one. Its logs are those
     of the batch."""
     run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
-    list_runs(batch, [run.name])
+    write_run_list(batch, [run.name])
     with held(run):
         assert not in_living_batch(Path("runs"), run.name)  # trained alone since
         with held(batch):
