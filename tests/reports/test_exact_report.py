@@ -141,10 +141,14 @@ def test_one_seed_of_few_steps_makes_a_page(workspace: Path) -> None:
 
 
 def section(
-    monkeypatch: pytest.MonkeyPatch, law: float, *claims: Claim, control: float | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    law: float,
+    *claims: Claim,
+    control: float | None = None,
+    along: bool = False,
 ) -> Section:
     """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
-    times in DPPO without a trust region, if that has runs.
+    times in DPPO without a trust region, if that has runs. `along`: of single updates.
     """
     factors = {"cppo": law, "dppo": 1.0} | ({} if control is None else {"no_trust_region": control})
     curves = study({name: dict.fromkeys(HORIZONS, factor) for name, factor in factors.items()})
@@ -153,7 +157,10 @@ def section(
     for module in (verdicts, exact_view):
         monkeypatch.setattr(module, "read_curves", lambda _board: curves)
     monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
-    board: Any = SimpleNamespace(runs=(), gaps=(), results=frozenset(), cells={}, models=("early",))
+    data = SimpleNamespace(params={"run": {"along.match": "scale"} if along else {}})
+    board: Any = SimpleNamespace(
+        runs=(), gaps=(), results=frozenset(), cells={}, models=("early",), data=data
+    )
     result = exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
     assert result is not None
     return result
@@ -209,3 +216,6 @@ def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) ->
         "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."
     )
     assert [row.label for row in stated.tables["exact_hypotheses"].rows] == ["A", "B"]
+    assert "does not isolate what a rule does" in stated.how
+    updates = section(monkeypatch, 0.7, claim(), along=True)
+    assert "measures one update of a rule" in updates.how and "isolate" not in updates.how
