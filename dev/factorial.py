@@ -33,7 +33,7 @@ def main() -> None:
     runs = pd.read_parquet(given.folder / "runs.parquet").rename(columns={v: k for k, v in FACTORS.items()})
     runs["method"] = runs["variant"].str.split(" ").str[0]
     if "along" in runs:  # single updates and whole trainings in one sweep
-        runs["model"] += " along " + runs["along"]
+        runs["model"] += np.where(runs["along"].isna(), "", " (single updates)")
     history = pd.read_parquet(given.folder / "history.parquet")
     rows = history[history["step"] > 0].merge(runs, on="run_id")
     table = pd.DataFrame(effects(rows), columns=COLUMNS)
