@@ -54,8 +54,8 @@ def read_sweep(
     it belongs to the sweep.
     """
     listed = list_runs(uri, experiment) if listing is None else listing
-    tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
-    runs = [run for run in listed if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in wanted]
+    tag, ids = schema.sweep_tag(sweep), frozenset(run_ids)
+    runs = [run for run in listed if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in ids]
     if not runs:
         raise UserError(_nothing_found(experiment, sweep, listed))
     return _sweep_data(uri, experiment, sweep, runs, metrics)

@@ -132,6 +132,7 @@ def core_of(name: str) -> CoreRecord:
     return CoreRecord.at(path, name)
 
 
+@cache
 def core_if_installed(name: str) -> CoreRecord:
     """The record of the core called `name`; if its package is not installed, an empty one, which reports do with."""
     try:

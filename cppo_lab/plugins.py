@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
@@ -64,6 +63,8 @@ class EntryPoints(Mapping[str, str]):
 def entry_points(group: str) -> Mapping[str, str]:
     """The entry points in a group, see `EntryPoints`."""
     # Reads the folders of all packages, so it runs only when a name outside the product is looked up.
+    from importlib import metadata
+
     packages: dict[str, dict[str, str]] = {}
     for point in metadata.entry_points(group=group):
         package = "unknown" if point.dist is None else point.dist.name
@@ -184,6 +185,8 @@ def install_extra(extra: str) -> str:
 
 def _from_folder(extra: str) -> str:
     """The same from the folder that this package was installed from; empty if it is from elsewhere, or has gone."""
+    from importlib import metadata
+
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         origin = json.loads(text) if text else {}
@@ -214,6 +217,8 @@ def _plain(name: str) -> str:
 
 def _requirements() -> list[tuple[str, str]]:
     """(requirement, extra) of each package that this package may need, itself left out."""
+    from importlib import metadata
+
     try:
         required = metadata.distribution(DISTRIBUTION).requires or []
     except metadata.PackageNotFoundError:

@@ -38,8 +38,6 @@ from cppo_lab.sweep.plan import make_plan
 
 FIRST = 1000  # no study uses the seeds from here on
 ARMS = (40, 20, 8)  # seeds of an arm
-
-
 # Movement of the second arm over the first's, and the factor of both arms' errors from step to step.
 SIMULATED = ((1.0, 1.0), (0.7, 1.0), (1.0, 0.955), (0.7, 0.955))
 STEPS, LENGTHS = 20, 4
@@ -117,13 +115,17 @@ def trained(model: str, horizon: int, count: int) -> Curves:
     seeds = f"seed={','.join(str(FIRST + i) for i in range(count))}"
     asked = ["core=exact", f"model={model}", "variant=dppo", f"rollout.max_response_length={horizon}", seeds]
     specs = [run.spec for run in make_plan(load_sweep("exact"), asked).runs]
-    histories = histories_together([spec for spec in specs if isinstance(spec, ExactRun)])
+    return trained_curves([spec for spec in specs if isinstance(spec, ExactRun)])
 
+
+def trained_curves(specs: Sequence[ExactRun]) -> Curves:
+    """Train the runs of one condition together; the seeds are numbered from 0."""
+    histories = histories_together(specs)
     tables = {
         metric: np.array([[row.get(metric, np.nan) for step, row in rows if step] for _, rows in histories])
         for metric in READ
     }
-    return curves_of(tuple(range(count)), tables)
+    return curves_of(tuple(range(len(specs))), tables)
 
 
 def _arm(curves: Curves, rows: np.ndarray) -> Curves:

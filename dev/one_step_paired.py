@@ -1,4 +1,4 @@
-"""A second analysis of the sweeps `one_step*` that shares no code with the product's: step by step, without bins.
+"""A second analysis of the sweeps of single updates that shares no code with the product's: step by step, without bins.
 
     cppo export metrics one_step --out metrics && python -m dev.one_step_paired metrics
 
@@ -21,6 +21,7 @@ PAIRS = (
     *((rule, "dppo") for rule in ("cppo", "cppo_no_position_weight", "cppo_no_prefix_budget", "cppo_strong")),
     *((control, "dppo") for control in CONTROLS),
     *(("cppo", control) for control in CONTROLS),
+    *(("cppo", f"dppo_{amount}") for amount in ("wider", "equal_share_64", "equal_share_256")),
     ("cppo_no_prefix_budget", "cppo_no_prefix_budget_reversed"),
     ("cppo_no_prefix_budget", "cppo_no_prefix_budget_shuffled"),
 )
@@ -34,6 +35,8 @@ def main(folder: Path) -> None:
         rule=runs["variant"].str.split(" ").str[0], horizon=runs["rollout.max_response_length"]
     )
     history = pd.read_parquet(folder / "history.parquet")
+    updates = history.loc[history["metric"] == "exact/matched", "run_id"]
+    runs = runs[runs["run_id"].isin(updates)]  # not whole trainings
     history = history[history["metric"].str.startswith("exact/")]
     history = history.assign(metric=history["metric"].astype(str))
     rows = history.merge(runs[["run_id", "rule", "model", "horizon", "seed"]], on="run_id")
@@ -47,8 +50,9 @@ def main(folder: Path) -> None:
         for model, table in values.unstack("rule").groupby(level="model"):
             for rule, other in PAIRS:
                 if rule in table and other in table:
-                    logs = np.log(table[rule] / table[other])
-                    smaller = float((table[rule] < table[other]).mean())
+                    both = table[[rule, other]].dropna()
+                    logs = np.log(both[rule] / both[other])
+                    smaller = float((both[rule] < both[other]).mean())
                     print(f"{model}, {name}: {rule} / {other}: {ratio(logs)}, {smaller:.0%} of steps")
     for (rule, model), table in steps.groupby(level=["rule", "model"]):
         left = np.log(8.5 - np.array(EIGHTHS))

@@ -9,18 +9,18 @@ response shuffled, anew or once for the run. Prints the ratio of errors of each 
 
 import argparse
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from cppo_lab.analysis.statistics.exact_study import READ, Curves, curves_of, mean_estimate, paired
-from cppo_lab.cores.exact import learner
-from cppo_lab.cores.exact.trainer import histories_together
+from cppo_lab.analysis.statistics.exact_study import Curves, mean_estimate, paired
 from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from dev.exact_null import trained_curves
 
 PARTS = 8
 
@@ -76,20 +76,13 @@ def main() -> None:
             seeds,
         ]
         specs = [run.spec for run in make_plan(load_sweep("one_step"), asked).runs]
-        setattr(learner, "own_permutation", order or own_permutation)  # noqa: B010 - it exports it to nobody
-        histories = histories_together([spec for spec in specs if isinstance(spec, ExactRun)])
-        tables = {
-            metric: np.array(
-                [[row.get(metric, np.nan) for step, row in rows if step] for _, rows in histories]
-            )
-            for metric in READ
-        }
-        curves[name] = curves_of(tuple(range(given.seeds)), tables)
-    for one, other in combinations(curves, 2):
-        ratio = mean_estimate([{given.horizon: paired(curves[one], curves[other])}])
+        with patch("cppo_lab.cores.exact.learner.own_permutation", order or own_permutation):
+            curves[name] = trained_curves([spec for spec in specs if isinstance(spec, ExactRun)])
+    for first, second in combinations(curves, 2):
+        ratio = mean_estimate([{given.horizon: paired(curves[first], curves[second])}])
         if ratio is not None and ratio.low is not None and ratio.high is not None:
             value, low, high = np.exp([ratio.value, ratio.low, ratio.high])
-            print(f"{one} / {other}: {value:.3f} ({low:.3f} to {high:.3f})")
+            print(f"{first} / {second}: {value:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ The report is replaced atomically: nothing at `request.out` changes until the wh
 import io
 import re
 import zipfile
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest:
+class BuildRequest(ABC):
     """What to report: of `experiment` of the store at `uri`, into folder `out`. `command` rebuilds the report. `style`:
     width and font of its figures.
     """
@@ -183,9 +184,9 @@ class BuildRequest:
     command: str = ""
     style: Style = USUAL_STYLE
 
+    @abstractmethod
     def contents(self) -> Contents:
         """Raises UserError if the runs cannot be read or scored."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

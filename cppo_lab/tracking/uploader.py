@@ -106,11 +106,11 @@ class _LastUpload:
 
     def work(self) -> None:
         """Upload the runs. The ones that the store refuses are tried again after the others."""
-        told = False
+        first_fault = True
         while fault := upload_once(self.waiting, self.uri, self._sent, self.unwritten):
-            if not told:
+            if first_fault:
                 say(f"tracking store does not answer: {fault}")
-                told = True
+            first_fault = False
             if self.over:
                 return
             time.sleep(LOOK_SECONDS)

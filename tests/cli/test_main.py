@@ -143,7 +143,7 @@ def test_an_extra_is_installed_as_the_package_was(
     folder.mkdir()
     (folder / "pyproject.toml").touch()
     place = Distribution(url.replace("FOLDER", folder.as_uri()), editable)
-    monkeypatch.setattr(plugins.metadata, "distribution", lambda name: place)
+    monkeypatch.setattr(metadata, "distribution", lambda name: place)
     assert plugins.install_extra("train") == command.replace("FOLDER", str(folder))
     assert plugins.remedy("torch") == plugins.install_extra("train")
     assert plugins.remedy("pydantic") == "pip install 'pydantic>=2'"
@@ -154,7 +154,7 @@ def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> object:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(plugins.metadata, "distribution", none)
+    monkeypatch.setattr(metadata, "distribution", none)
     assert plugins.remedy("torch") == "pip install torch"
 
 
