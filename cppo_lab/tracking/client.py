@@ -66,7 +66,7 @@ class StoreClient(MlflowClient):
             return attribute
 
         def ask(*given: Any, **named: Any) -> Any:
-            timed = "artifact" not in name and self._tracking_client.tracking_uri.startswith("http")
+            timed = "artifact" not in name and self.tracking_uri.startswith("http")
             try:
                 return in_time(
                     partial(attribute, *given, **named),
