@@ -31,6 +31,9 @@ LONGEST_PAUSE_SECONDS = 60.0  # between two tries while a store does not answer
 PATIENCE_SECONDS = 60.0
 HURRY_SECONDS = 8.0  # the same for a process that is being ended: Slurm kills 30 s after its SIGTERM
 LOOK_SECONDS = 0.5
+TELL_SECONDS = (
+    15.0  # between two lines of a last upload that takes long: thousands of short runs take minutes
+)
 _COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.uploader import main; main()"]
 
 
@@ -79,15 +82,31 @@ def upload_last(
     # In a thread, since a request to a store that hangs cannot be ended.
     thread = threading.Thread(target=last.work, name="upload", daemon=True)
     with deferred(last.hurry_up):
+        total, told = len(last.waiting), time.monotonic()
         thread.start()
         while thread.is_alive() and time.monotonic() < last.deadline:
             thread.join(LOOK_SECONDS)
+            if len(last.waiting) < total and time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                say(f"uploading to the tracking store: {len(last.waiting)} of {total} runs left")
         last.over = True
-        for folder in last.waiting:
-            remedy = f"the rest is safe in {folder}, and `cppo sync` uploads it"
-            if folder in last.unwritten:
-                remedy = f"the disk of {folder} has no room for the rest: launch it again"
-            say(f"tracking store did not accept all of run {folder.name}: {remedy}")
+        full = [folder for folder in last.waiting if folder in last.unwritten]
+        late = [folder for folder in last.waiting if folder not in last.unwritten]
+        for folder in full:
+            say(
+                f"tracking store did not accept all of run {folder.name}: the disk of {folder} has no room for the "
+                "rest: launch it again"
+            )
+        if late:
+            named = ", ".join(folder.name for folder in late[:3]) + ", ..." * (len(late) > 3)
+            runs, place = (
+                (f"run {named}", late[0])
+                if len(late) == 1
+                else (f"{len(late)} runs ({named})", late[0].parent)
+            )
+            say(
+                f"tracking store did not accept all of {runs}: the rest is safe in {place}, and `cppo sync` uploads it"
+            )
 
 
 class _LastUpload:

@@ -3,7 +3,8 @@
 import contextlib
 import errno
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,31 @@ def test_a_store_that_is_away_at_the_end_loses_nothing(
     store.away = False
     assert upload([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]
+
+
+def test_the_last_upload_of_many_runs_says_how_many_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders, tried = [tmp_path / name for name in "abc"], threading.Event()
+
+    def take_one(waiting: Sequence[Path], uri: str, sent: Callable[[Path], None], *_: object) -> str:
+        if not tried.is_set():
+            sent(waiting[0])
+            tried.set()
+        return "it is away"
+
+    for name, value in {"LOOK_SECONDS": 0.01, "TELL_SECONDS": 0.0, "PATIENCE_SECONDS": 0.5}.items():
+        monkeypatch.setattr(uploader, name, value)
+    monkeypatch.setattr(uploader, "unsent", lambda *_: True)
+    monkeypatch.setattr(uploader, "upload_once", take_one)
+    upload_last(folders, "sqlite:///m.db")
+    upload_ended()
+    lines = capsys.readouterr().err.splitlines()
+    assert "uploading to the tracking store: 2 of 3 runs left" in lines
+    assert lines[-1] == (
+        "tracking store did not accept all of 2 runs (b, c): the rest is safe in "
+        f"{tmp_path}, and `cppo sync` uploads it"
+    )
 
 
 def test_a_store_that_is_away_and_a_full_disk(
