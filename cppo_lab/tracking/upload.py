@@ -313,9 +313,9 @@ class _Shipment:
             return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
             self.steps.append(line)
-            # Each comparison reads a whole history.
+            # Before a step like this one would take a second request. Each comparison reads a whole history.
             self.waiting += len(line.metrics)
-            if self.waiting >= BATCH * (COMPARED if self.is_later else 1):
+            if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.is_later else 1):
                 self._flush()
         elif isinstance(line, Artifact):
             if line.path not in self.record.pending:

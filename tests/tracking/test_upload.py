@@ -6,14 +6,14 @@ import json
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.data import dataset_source_registry
-from mlflow.entities import Run, ViewType
+from mlflow.entities import Metric, Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
@@ -380,6 +380,24 @@ def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, 
     losses = points(folder, LOSS)
     assert [step for step, _, _ in losses] == [0, 1, 2, 3, 4] and losses[1][1] > 1e308
     assert [step for step, _, _ in packed_history(folder)[REWARD]] == [0, 1, 2, 3, 4]
+
+
+def test_points_fill_their_requests(folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow takes 1,000 points in a request, and a store in a file writes each request to the disk."""
+    recorder, sizes = attempt(), list[int]()
+    for number in range(400):
+        recorder.log(number, {REWARD: 0.5, LOSS: 0.5, "train/response_length": 8.0})
+    recorder.finish(FINISHED)
+    client = open_client(tracking_uri())
+    real = client.log_batch
+
+    def counting(mlflow_id: str, metrics: Sequence[Metric] = (), **named: Any) -> None:
+        sizes.append(len(metrics))
+        real(mlflow_id, metrics=metrics, **named)
+
+    monkeypatch.setattr(client, "log_batch", counting)
+    ship(folder, tracking_uri(), client)
+    assert [size for size in sizes if size] == [999, 201]
 
 
 def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
