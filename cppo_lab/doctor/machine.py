@@ -18,7 +18,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.plugins import install_extra, lacking, snapshot
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, RunSpec
-from cppo_lab.spec.estimate import estimate
+from cppo_lab.spec.estimate import estimate, estimate_disk
 from cppo_lab.tracking import address
 
 
@@ -153,9 +153,6 @@ def check_store(uri: str) -> Check:
     return Check("MLflow store", OK, f"{text} answers")
 
 
-# bytes per parameter: float32 weights and AdamW's moments; Megatron keeps the bfloat16 weights as well
-CHECKPOINT = {"fsdp2": 12, "megatron": 14}
-CHECKPOINTS = 3  # that being written, that before it, and the best
 LEAST_DISK = 1e9
 
 
@@ -236,11 +233,13 @@ def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:
     if not (place.is_dir() and os.access(place, os.W_OK)):
         remedy = "work in a folder that you can write to"
         return Check("runs folder", MISSING, f"{runs} cannot be made or written", remedy)
-    needed = LEAST_DISK
-    if isinstance(run.model, HubModel):
-        needed = run.model.parameters * 1e9 * CHECKPOINT[layout.strategy] * CHECKPOINTS
+    disk = estimate_disk(run, layout)
+    needed = disk.training if disk else LEAST_DISK
     free = shutil.disk_usage(place).free
     text = f"{runs}: {free / 1e9:.0f} GB free"
     if free >= needed:
         return Check("runs folder", OK, text)
-    return Check("runs folder", WARNING, text, f"checkpoints of one run take about {needed / 1e9:.0f} GB")
+    stays = f", of which {disk.recorded / 1e9:.0f} GB stay; `cppo plan SWEEP` has the sum" if disk else ""
+    return Check(
+        "runs folder", WARNING, text, f"checkpoints of one run take about {needed / 1e9:.0f} GB{stays}"
+    )

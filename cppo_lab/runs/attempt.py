@@ -42,7 +42,7 @@ from cppo_lab.runs.folder import (
     set_aside,
     write_status,
 )
-from cppo_lab.runs.machine import Environment, environment, sampling
+from cppo_lab.runs.machine import Environment, deadline, environment, sampling
 from cppo_lab.runs.recorder import Recorder, first_line, record_end
 from cppo_lab.runs.spool import End, Line, Record, new_record_name, newest_record
 from cppo_lab.runs.state import OF_OTHERS
@@ -106,6 +106,7 @@ class Equipped:
             paths=self.paths,
             memory_gb=(self.resources.memory_gb or None) if self.resources else None,
             allocation=self.allocation,
+            deadline=deadline(self.resources.hours) if self.resources else None,
         )
 
 

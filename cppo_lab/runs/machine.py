@@ -195,6 +195,15 @@ def slurm_array_task() -> str:
     return f"{array}_{task}" if array and task else ""
 
 
+def deadline(hours: float) -> float:
+    """When this process is ended, in seconds since the epoch: by Slurm, or `hours` from now.
+
+    Slurm tells its jobs from 23.02 on.
+    """
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(end) if end.isdecimal() else time.time() + 3600 * hours
+
+
 def _processor() -> str:
     """The model of the first processor; its kind where the kernel names no model, as on ARM."""
     with contextlib.suppress(OSError):

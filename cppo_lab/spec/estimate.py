@@ -397,3 +397,31 @@ def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None =
     return CostEstimate(
         estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available)
     )
+
+
+# Bytes per parameter of a checkpoint with AdamW's state, and of its weights alone: float32 weights and two moments;
+# Megatron-Bridge's bfloat16 weights, and float32 weights and two moments of its optimiser.
+SAVED = {"fsdp2": (12, 4), "megatron": (14, 2)}
+CHECKPOINTS = (
+    2  # that being written and that before it; and the key by which a layout sets it, null for all of them
+)
+CHECKPOINTS_KEY = "trainer.max_actor_ckpt_to_keep"
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Bytes of the checkpoints of a run while it trains, and of what stays of them: the best weights."""
+
+    training: float
+    recorded: float
+
+
+def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
+    """The disk that a run takes; None for a model whose size does not matter."""
+    if not isinstance(run.model, HubModel):
+        return None
+    parameters = run.model.parameters * 1e9
+    whole, weights = SAVED[layout.strategy]
+    every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
+    number = layout.verl.get(CHECKPOINTS_KEY, CHECKPOINTS) or run.training.t_stop // every
+    return DiskEstimate(parameters * (number * whole + weights), parameters * weights)

@@ -46,8 +46,9 @@ class Megatron(Spec):
 class LayoutSpec(Spec):
     """Nodes, devices and parallel sizes.
 
-    `tokens_per_device` bounds the tokens of a micro-batch. `verl` has further settings of verl by their dotted names;
-    they are applied last.
+    `tokens_per_device` bounds the tokens of a micro-batch. Every validated step has a checkpoint, since it may be the
+    best; `checkpoint_every` adds others. `verl` has further settings of verl by their dotted names; they are applied
+    last.
     """
 
     name: str
@@ -64,6 +65,7 @@ class LayoutSpec(Spec):
     tokens_per_device: Count
     offload: bool  # keep parameters and optimiser state in host memory between uses
     topk_dtype: Literal["float16", "float32"]  # of mu's Top-K log-probabilities on the wire
+    checkpoint_every: Count | None = None  # training steps; None: at validations alone
     verl: dict[str, Any]
 
     @model_validator(mode="after")

@@ -115,7 +115,13 @@ def compose(overrides: Sequence[str]) -> Composed:
         check(parts["launcher"], parts["resources"])
     run, run_id = _run(sections)
     _check_constants(run)
-    if (check_placement := core_of(run.core).load("check_placement")) is not None:
+    every, record = parts["layout"].checkpoint_every, core_of(run.core)
+    if every is not None and not record.uses_layout:
+        raise UserError(
+            f"configuration: layout.checkpoint_every={every}: core={run.core} has checkpoints at its validations "
+            "alone: drop it or choose core=verl"
+        )
+    if (check_placement := record.load("check_placement")) is not None:
         check_placement(run, parts["layout"])
     return Composed(run, run_id=run_id, **parts)
 

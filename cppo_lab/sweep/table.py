@@ -16,7 +16,7 @@ from cppo_lab.errors import counted
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import as_yaml, dotted
 from cppo_lab.spec import PathsSpec
-from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate
+from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate, estimate_disk
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -116,6 +116,12 @@ def cost_summary(
         if cost is not None and cost.verdict:
             verdicts.setdefault((run.spec.model.name, run.layout.name), cost.verdict)
     lines += [f"{model} on {layout}: {verdict}" for (model, layout), verdict in verdicts.items()]
+    if disks := [disk for run in runs if (disk := estimate_disk(run.spec, run.layout))]:
+        stays, most = sum(disk.recorded for disk in disks), max(disk.training for disk in disks)
+        lines.append(
+            f"Disk: {stays / 1e9:.0f} GB of best weights stay of {counted(len(disks), 'run')}; while it trains a run "
+            f"takes up to {most / 1e9:.0f} GB."
+        )
     return "\n".join(lines)
 
 

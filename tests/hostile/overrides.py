@@ -210,6 +210,10 @@ VERL = {
     "layout.rollout_memory=2": "layout: rollout_memory=2: must be in [0, 1]",
     "layout.verl=5": "layout: verl=5: must be a mapping: KEY: VALUE",
     "+layout.verl={data.seed: 1}": "layout.verl sets data.seed=1. …: drop it, or set the run's own field",
+    "layout.checkpoint_every=0": "layout: checkpoint_every=0: must be in [1, 1000000000]",
+    "layout.checkpoint_every=-2": "layout: checkpoint_every=-2: must be in [1, 1000000000]",
+    "layout.checkpoint_every=1.5": "layout: checkpoint_every=1.5: must be a whole number in [1, 1000000000]",
+    "layout.checkpoint_every=5": "checkpoint_every=5 is beyond the run's last step, training.t_stop=4: lower it",
     "rollout.top_p=0.95": "rollout.top_p=0.95: core=verl evaluates …set rollout.top_p=1.0",
     "rollout.top_p=0.9999999999": "rollout.top_p=0.9999999999: …set rollout.top_p=1.0",
     "rollout.temperature=0.001": "rollout.temperature=0.001: …set rollout.temperature=0.01 or more",
@@ -225,6 +229,7 @@ LOCAL = {
     "launcher.threads=null": "launcher: threads=None: must be a whole number in [1, 1000000000]",
     "launcher.name=ssh": "launcher: name='ssh': must be 'inline', 'local' or 'slurm'",
     "launcher={name: local}": "override 'launcher={name: local}': launcher takes one option (valid: inline",
+    "layout.checkpoint_every=2": "core=mini has checkpoints at its validations alone: drop it or choose core=verl",
     "launcher.container.runtime=pyxis": "launcher.container needs launcher=slurm: choose it, or start `cppo`",
     "+launcher.container.runtime=pyxis":
         "launcher.container needs launcher=slurm: choose it, or start `cppo`",

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pynvml
@@ -205,6 +206,15 @@ def test_a_job_of_slurm_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(*names) == ["812", "810_3", masked, "gpu", "node[01-02,7]", "2"]
     assert environment().tags["mlflow.source.type"] == "JOB"
     assert SECRET not in repr(environment())
+
+
+@pytest.mark.parametrize(
+    ("end", "deadline"), [("1700000000", 1700000000.0), ("", 1000 + 7200.0), ("Unknown", 1000 + 7200.0)]
+)
+def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, deadline: float) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: 1000.0))
+    assert machine.deadline(2.0) == deadline
 
 
 def test_what_a_container_or_the_kernel_does_not_name(

@@ -170,6 +170,8 @@ def read_outcome(folder: Path) -> Outcome | None:
 BEST = "best_checkpoint"
 STEP = "step"  # in the kept checkpoint: a file with its step
 SIZES = "sizes.json"  # in each checkpoint: the bytes of its files, by name
+# What a checkpoint has for resuming alone: verl's FSDP engine has files, its Megatron engine has folders.
+STATE = ("optim*", "extra*", "data.pt", "verl_traces.pt", SIZES)
 READERS = 8  # threads; a checksum takes longer than reading from a fast disk
 
 
@@ -250,10 +252,10 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def keep_best(folder: Path, metric: str) -> None:
-    """Keep the checkpoint of the recorded step with the highest `metric`, on a tie the later.
+    """Keep the weights of the recorded step with the highest `metric`, on a tie the later; nothing resumes from them.
 
-    By hard links, which need no space while verl keeps it too. The record determines which checkpoint it is, so calling
-    this again after a kill completes the work. Steps whose checkpoint is lost do not count.
+    By hard links, which need no space while verl keeps them too. The record determines which checkpoint it is, so
+    calling this again after a kill completes the work. Steps whose checkpoint is lost do not count.
     """
     kept_step = best_step(folder)
     scores = [
@@ -269,7 +271,7 @@ def keep_best(folder: Path, metric: str) -> None:
         return
     partial, best = folder / f"{BEST}.partial", folder / BEST
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, copy_function=_link_or_copy)
+    shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*STATE), copy_function=_link_or_copy)
     (partial / STEP).write_text(f"{step}\n", encoding="utf-8")
     shutil.rmtree(best, ignore_errors=True)
     partial.replace(best)
@@ -302,6 +304,53 @@ def drop_others(folder: Path, step: int | None) -> None:
     for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"):
         if step is None or path != checkpoint_folder(folder, step):
             shutil.rmtree(path)
+
+
+def drop_older(folder: Path, most: int | None) -> None:
+    """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know that of an earlier
+    attempt, from which this one has resumed.
+    """
+    paths = (folder / CHECKPOINTS).glob(f"{PREFIX}*")
+    steps = sorted(int(path.name.removeprefix(PREFIX)) for path in paths)
+    for step in steps[: 1 - most] if most else ():
+        shutil.rmtree(checkpoint_folder(folder, step))
+
+
+# A checkpoint out of turn, so that a job that is ended loses no step.
+
+
+REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
+SLACK = 1.3  # times the seconds of a step: what the next one may take
+ENDING_SECONDS = 60.0  # to end Ray, record the end and requeue the job
+LONGEST_WARNING = 3700.0  # seconds: `launcher.grace_seconds`, and by how much Slurm is early
+
+
+def is_requested(folder: Path) -> bool:
+    """Whether a checkpoint has been requested since this was last asked."""
+    try:
+        (folder / REQUEST).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def await_step(folder: Path, deadline: float | None) -> None:
+    """Have the trainer save the step that it is in, and wait for its row while there is time before `deadline`.
+
+    At a warning that comes long before it, the job is being preempted: how much time it has left is unknown.
+    """
+    before = _newest(folder)
+    left = (deadline or 0.0) - ENDING_SECONDS - time.time()
+    if before is None or not 0 < left < LONGEST_WARNING:
+        return
+    (folder / REQUEST).touch()
+    end = time.monotonic() + left
+    while _newest(folder) == before and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def _newest(folder: Path) -> int | None:
+    return max((step for _, (step, _) in rows(folder)), default=None)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -149,7 +149,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "total_epochs": EPOCHS,
         "total_training_steps": spec.training.t_stop,
         "test_freq": spec.validation.every,
-        "save_freq": spec.validation.every,
+        "save_freq": 1,  # our trainer decides which steps it saves
         "val_before_train": files.resume is None,
         "logger": ["console"],  # metrics go to our recorder; this is for the log file
         "project_name": "cppo",
@@ -178,6 +178,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
 def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     cpu = layout.device == "cpu"
     values: dict[str, Any] = {
+        "actor_rollout_ref.nccl_timeout": 3600,  # seconds; a checkpoint may take longer than verl's ten minutes
         "actor_rollout_ref.model.path": files.model,
         "actor_rollout_ref.model.use_fused_kernels": False,  # they would hide the logits that D_t needs
         "actor_rollout_ref.model.use_remove_padding": not cpu,
@@ -289,6 +290,8 @@ class LabSettings:
     spec: VerlRun
     folder: Path
     answers: AnswersSpec | None = None  # which responses to keep; None: none
+    checkpoint_every: int | None = None  # steps; None: at validations alone
+    deadline: float | None = None  # when the run is ended, in seconds since the epoch
 
 
 def lab_settings(config: DictConfig) -> LabSettings:
@@ -298,7 +301,7 @@ def lab_settings(config: DictConfig) -> LabSettings:
     assert isinstance(spec, VerlRun)
     answers = values["answers"]
     recorded = None if answers is None else AnswersSpec.model_validate(answers)
-    return LabSettings(spec, Path(values["folder"]), recorded)
+    return LabSettings(spec, Path(values["folder"]), recorded, values["checkpoint_every"], values["deadline"])
 
 
 def verl_config(
@@ -307,11 +310,12 @@ def verl_config(
     files: Files,
     answers: AnswersSpec | None = None,
     mismatch: bool = True,
+    deadline: float | None = None,
 ) -> DictConfig:
     """The complete tree for verl's `main_ppo`.
 
-    `answers`: which responses the trainer keeps; `mismatch`: whether the loss reports the sums of `mismatch/*`. Neither
-    is part of a run's identity.
+    `answers`: which responses the trainer keeps; `mismatch`: whether the loss reports the sums of `mismatch/*`;
+    `deadline`: when the run is ended. None of them is part of a run's identity.
 
     Raises UserError for a key of `layout.verl` that verl's tree does not have, or that a layout must not set.
     """
@@ -328,6 +332,8 @@ def verl_config(
             "spec": spec.model_dump(mode="json", exclude_none=True),
             "folder": str(files.folder),
             "answers": answers.model_dump(mode="json") if answers is not None and answers.keep else None,
+            "checkpoint_every": layout.checkpoint_every,
+            "deadline": deadline,
         }
         config.actor_rollout_ref.actor.policy_loss.mismatch = mismatch
     OmegaConf.resolve(config)  # once, not at every access

@@ -35,6 +35,7 @@ from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec, RunSpec, VerlRun
 
 ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
@@ -103,12 +104,18 @@ def _train_on(
         resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
         files = planned_files(spec, paths, resources.shared, folder, resume)
         require_files(spec, files, resources.shared)
-        config = verl_config(spec, layout, files, resources.answers, resources.mismatch)
+        config = verl_config(spec, layout, files, resources.answers, resources.mismatch, resources.deadline)
         config.ray_kwargs.ray_init = ray_init
         check_config(spec, layout, config)
         resources.doing("starting verl's trainer")
         with _following(folder, answers, sink):
-            _run(config)
+            try:
+                _run(config)
+            except Interrupted as warned:
+                if warned.number == signal.SIGUSR2:
+                    resources.doing("saving the step that is under way")
+                    checkpoints.await_step(folder, resources.deadline)
+                raise
     outcome = checkpoints.read_outcome(folder)
     if outcome is None:
         raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")

@@ -162,6 +162,9 @@ class LabTrainer(PPOTrainerSync):
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
         self.spec, self.folder, self._answer_settings = settings.spec, settings.folder, settings.answers
+        self._checkpoint_every, self._deadline = settings.checkpoint_every, settings.deadline
+        self._row_at = time.monotonic()  # when the last row was written
+        self._validation_seconds = self._save_seconds = 0.0  # of the last of each
         self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
@@ -308,13 +311,34 @@ class LabTrainer(PPOTrainerSync):
             self._answers.training(self.global_steps, batch.partition_id, responses)
         return updated
 
+    def _is_saved(self) -> bool:
+        """Whether this step gets a checkpoint.
+
+        Besides the regular ones: at a warning, and before a step whose own would come after the deadline. A deadline
+        that is past was moved, as by `scontrol update TimeLimit`.
+        """
+        if self._is_validated() or self.global_steps % (self._checkpoint_every or self.global_steps + 1) == 0:
+            return True
+        if checkpoints.is_requested(self.folder):
+            return True
+        step = time.monotonic() - self._row_at
+        if (self.global_steps + 1) % self.spec.validation.every == 0:  # its row comes after the validation
+            step += self._validation_seconds
+        left = (self._deadline or 0.0) - time.time()
+        return 0 < left < checkpoints.ENDING_SECONDS + checkpoints.SLACK * step + self._save_seconds
+
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, with the traces next to it."""
+        """Save verl's checkpoint, with the traces next to it, if this step gets one."""
+        if not self._is_saved():
+            return
+        began = time.monotonic()
+        checkpoints.drop_older(self.folder, self.config.trainer.max_actor_ckpt_to_keep)
         super()._save_checkpoint()
         _, state = self.actor_rollout_wg.read_diagnostics()[0]
         checkpoint = checkpoints.checkpoint_folder(self.folder, self.global_steps)
         torch.save(state, checkpoint / TRACES)
         seal(checkpoint)
+        self._save_seconds = time.monotonic() - began
 
     def _validate(self) -> dict[str, float]:
         """Run verl's validation; its metrics are kept under our names for the row of this step."""
@@ -323,8 +347,9 @@ class LabTrainer(PPOTrainerSync):
         self._validation = validation_metrics(
             metrics, self.spec.data.benchmarks, self.spec.validation.samples
         )
+        self._validation_seconds = time.monotonic() - began
         if self.global_steps == 0:
-            phases.append(self.folder, 0, {"testing": time.monotonic() - began}, {})
+            phases.append(self.folder, 0, {"testing": self._validation_seconds}, {})
             self._record(0, {})
         return metrics
 
@@ -379,6 +404,7 @@ class LabTrainer(PPOTrainerSync):
         if answers is not None:
             stage(self.folder, answers)
         checkpoints.append_row(self.folder, step, row | validation)
+        self._row_at = time.monotonic()
         if not validation:
             return
         name = score_name(self.spec)

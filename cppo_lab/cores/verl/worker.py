@@ -108,10 +108,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Run verl's method, then replace its loss by ours."""
-        if get_device_name() == "cpu":
-            initialize_global_process_group_ray(
-                backend="cpu:gloo"
-            )  # verl's choice for a CPU is refused by torch
+        # verl's choice for a CPU is refused by torch, and its ten minutes for a GPU are less than a rank may have to
+        # wait at the end of a save.
+        backend = "cpu:gloo" if get_device_name() == "cpu" else None
+        initialize_global_process_group_ray(self.config.nccl_timeout, backend)
         super().init_model()
         if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
             self.rollout.zmq_handle = socket_of_this_run(handle)

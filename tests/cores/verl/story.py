@@ -18,8 +18,9 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[3]
 HOLD = Path(__file__).parent / "hold"  # stops the trainer behind a step
 STEPS, EVERY, SAMPLES = 6, 2, 4
+CHECKPOINT_EVERY = 3  # besides those of validations
 KILLED_AFTER = 5  # a step with two checkpoints before it, and none of its own
-DAMAGED, RESUMED = 4, 2  # the step of the newest checkpoint, and of that before it
+DAMAGED, RESUMED = 4, 3  # the step of the newest checkpoint, and of that before it, which was not validated
 RULE = "cppo"
 SWEEP = f"""
 title: One rule
@@ -34,6 +35,7 @@ OVERRIDES = [
     f"training.t_stop={STEPS}",
     f"validation.every={EVERY}",
     f"validation.samples={SAMPLES}",
+    f"layout.checkpoint_every={CHECKPOINT_EVERY}",
 ]
 
 

@@ -191,7 +191,7 @@ PAPER = {
     "algorithm.filter_groups.enable": False,
     "trainer.total_training_steps": 680,
     "trainer.test_freq": 10,
-    "trainer.save_freq": 10,
+    "trainer.save_freq": 1,  # of which our trainer takes its own
     "trainer.use_v1": True,
     "trainer.v1.trainer_mode": "sync",
     "trainer.val_before_train": True,

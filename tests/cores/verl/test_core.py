@@ -70,7 +70,12 @@ def test_the_best_checkpoint_is_kept_and_no_other(story: Story) -> None:
     del scores[0]
     best = int((story.own_folder / "best_checkpoint" / "step").read_text())
     assert scores[best] == max(scores.values())
-    assert (story.own_folder / "best_checkpoint" / "actor" / "model_world_size_1_rank_0.pt").is_file()
+    # Of the run's state its weights alone, and what says which model they are.
+    names = {path.name for path in (story.own_folder / "best_checkpoint").rglob("*") if path.is_file()}
+    assert {"step", "model_world_size_1_rank_0.pt", "fsdp_config.json", "config.json"} <= names
+    assert not [
+        name for name in names if name.startswith(("optim", "extra")) or name in ("data.pt", "sizes.json")
+    ]
     assert not (story.own_folder / "verl_checkpoints").exists()
 
 

@@ -3,7 +3,10 @@
 The trainer as a whole is tested in `test_core`.
 """
 
+import itertools
 import math
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +29,9 @@ from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue
 from tests.cores.verl.recorded import actor, reduced, train
+from tests.cores.verl.test_checkpoints import survives
 from tests.maths.maths_batches import random_batch
+from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = pytest.mark.verl
 
@@ -59,12 +64,15 @@ def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
     made.spec, made.folder = run, folder
     made._validation, made._collected, made._order, made._broken, made._trains = {}, {}, {}, "", True
     made._answers = None
+    made._checkpoint_every = made._deadline = None
+    made._row_at = made._validation_seconds = made._save_seconds = 0.0
     made.actor_rollout_wg = Workers(ranks)
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
     made.global_steps, made.total_training_steps = 1, run.training.t_stop
     made.use_reference_policy = made.use_critic = False
     made.config = OmegaConf.create(
         {
+            "trainer": {"max_actor_ckpt_to_keep": 2},
             "actor_rollout_ref": {
                 "rollout": {"n": RESPONSES, "engine_kwargs": {"cppo_lab": {"topk_dtype": "float32"}}}
             },
@@ -278,6 +286,121 @@ def test_the_end_of_a_collapse(tmp_path: Path) -> None:
     assert (outcome.status, outcome.step) == (schema.COLLAPSED, 3)
     assert "at 2 validations in a row" in outcome.reason
     assert made.total_training_steps == 3  # where verl's loop looks
+
+
+SCORES = {2: 0.2, 4: 0.5, 6: 0.3}
+
+
+def verls(made: LabTrainer) -> None:
+    """verl's save. It removes old weights that it has written itself."""
+    folder = checkpoints.checkpoint_folder(made.folder, made.global_steps)
+    for name in ("actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt", "data.pt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"step": torch.tensor(made.global_steps)}, folder / name)
+
+
+def saved(folder: Path) -> list[int]:
+    paths = (folder / checkpoints.CHECKPOINTS).glob("*")
+    return sorted(int(path.name.removeprefix(checkpoints.PREFIX)) for path in paths)
+
+
+def attempt(folder: Path) -> None:
+    """Of a run to its end, as `core.train` and verl's loop go; validated every 2 steps, and saved every 3 as well."""
+    made = trainer(folder, "training.t_stop=6")
+    made._checkpoint_every = 3
+    last = checkpoints.last_readable(folder)
+    checkpoints.cut_after(folder, last)
+    checkpoints.forget_later(folder, last)
+    checkpoints.keep_best(folder, score_name(made.spec))
+    checkpoints.drop_others(folder, last)
+    if last is None:
+        made._validation = {score_name(made.spec): 0.1}
+        made._record(0, {})
+    for step in range((last or 0) + 1, 7):
+        made.global_steps = step
+        made._save_checkpoint()
+        assert len(saved(folder)) <= 2
+        validated(made, step, SCORES.get(step))
+
+
+def test_a_run_that_is_killed_at_any_moment_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of a save, of its row, or of keeping the best weights: the next attempt mends it."""
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
+    resumed = set()
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        through = survives(monkeypatch, number, lambda folder=folder: attempt(folder))
+        resumed.add(checkpoints.last_readable(folder))
+        attempt(folder)
+        assert [step for _, (step, _) in checkpoints.rows(folder)] == list(range(7))
+        assert saved(folder) in ([4, 6], [6])
+        assert best_step(folder) == 4
+        kept = [path.name for path in (folder / checkpoints.BEST).rglob("*")]
+        assert sorted(kept) == ["actor", "model_world_size_1_rank_0.pt", checkpoints.STEP]
+        if through:
+            break
+    assert resumed == {None, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("step", "left", "save", "is_saved"),
+    [
+        # Validated every 4 steps; a step has taken 100 s, a validation 200 s. A minute is for the end.
+        (1, None, 0, False),
+        (4, None, 0, True),
+        (1, 195, 0, False),
+        (1, 185, 0, True),
+        (1, 195, 20, True),  # which the next save will take
+        (3, 445, 0, True),  # the row of the next step comes after its validation
+        (3, 455, 0, False),
+        (1, 1, 0, True),
+        (1, -1, 0, False),  # it was put off, or the clocks differ: the run would save at every step
+        (4, -1, 0, True),
+    ],
+)
+def test_a_step_is_saved_if_the_next_might_be_too_late(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    left: float | None,
+    save: float,
+    is_saved: bool,
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
+    made = trainer(tmp_path, "training.t_stop=8", "validation.every=4")
+    clock = SimpleNamespace(time=lambda: 5000.0, monotonic=lambda: 300.0)
+    monkeypatch.setattr("cppo_lab.cores.verl.trainer.time", clock)
+    made._deadline = None if left is None else 5000.0 + left
+    made._row_at, made._validation_seconds, made._save_seconds = 200.0, 200.0, save
+    made.global_steps = step
+    made._save_checkpoint()
+    assert saved(tmp_path) == [step] * is_saved
+
+
+def test_a_warned_run_saves_the_step_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is awaited where there is no time, where it is unknown, or where nothing has been trained."""
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
+    made = trainer(tmp_path, "training.t_stop=8", "validation.every=4")
+    checkpoints.await_step(tmp_path, time.time() + 1000)
+    validated(made, 1, None)
+    for left in (None, -5.0, 30.0, 20_000.0):
+        checkpoints.await_step(tmp_path, left and time.time() + left)
+        assert not checkpoints.is_requested(tmp_path)
+    warned = threading.Thread(target=checkpoints.await_step, args=(tmp_path, time.time() + 3000))
+    warned.start()
+    until("the request", (tmp_path / checkpoints.REQUEST).exists)
+    made.global_steps = 2
+    made._save_checkpoint()
+    assert warned.is_alive()  # until the row says that the checkpoint is whole
+    validated(made, 2, None)
+    warned.join(CEILING_SECONDS)
+    assert checkpoints.last_readable(tmp_path) == 2
+    made.global_steps = 3
+    made._save_checkpoint()
+    assert saved(tmp_path) == [2]
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
