@@ -421,7 +421,11 @@ def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
     if not isinstance(run.model, HubModel):
         return None
     parameters = run.model.parameters * 1e9
-    whole, weights = SAVED[layout.strategy]
+    whole, weights = map(float, SAVED[layout.strategy])
+    if run.optim.lora_rank:  # the adapters and their moments are small
+        whole = weights
+    if run.optim.master_dtype:
+        whole, weights = whole / 2, weights / 2
     every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
     number = layout.verl.get(CHECKPOINTS_KEY, CHECKPOINTS) or run.training.t_stop // every
     return DiskEstimate(parameters * (number * whole + weights), parameters * weights)

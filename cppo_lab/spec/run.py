@@ -463,6 +463,9 @@ class SamplingSpec(Spec):
 
     `staleness` (rollout batches by which mu is older than pi) and `precision` (of mu's weights and arithmetic)
     make mu differ from the policy in training, as asynchronous trainers and inference engines do.
+
+    Of the verl core alone: `quantization` of mu's weights, and `router_replay`, by which a mixture of experts trains
+    each token with the experts that sampled it (R3).
     """
 
     temperature: Positive
@@ -470,6 +473,8 @@ class SamplingSpec(Spec):
     max_response_length: Annotated[Count, Field(ge=2)]
     staleness: Annotated[int, Field(ge=0, le=100)]
     precision: Literal["float32", "bfloat16"]
+    quantization: Literal["fp8"] | None = None
+    router_replay: Literal["R2", "R3"] | None = None
 
 
 class ValidationSpec(Spec):
@@ -481,14 +486,34 @@ class ValidationSpec(Spec):
     top_p: Annotated[float, Field(gt=0, le=1)]
 
 
+def _float32_is_none(value: str | None) -> str | None:
+    """float32 was meant before the field existed: it does not enter the id."""
+    return None if value == "float32" else value
+
+
 class OptimSpec(Spec):
-    """AdamW, constant learning rate, gradient clipping by global norm."""
+    """AdamW, constant learning rate, gradient clipping by global norm.
+
+    Of the verl core alone: `master_dtype` of the weights that AdamW updates, and of its moments (None: float32), and
+    low-rank adapters of all linear layers in place of the weights, scaled by `lora_alpha` / `lora_rank`.
+    """
 
     learning_rate: Positive
     beta1: Annotated[Finite, Field(ge=0, lt=1)]
     beta2: Annotated[Finite, Field(ge=0, lt=1)]
     weight_decay: NonNegative
     clip_grad_norm: Positive
+    master_dtype: Annotated[Literal["float32", "bfloat16"] | None, AfterValidator(_float32_is_none)] = None
+    lora_rank: Count | None = None
+    lora_alpha: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.lora_rank is None) != (self.lora_alpha is None):
+            raise ValueError(
+                f"lora_rank={self.lora_rank} with lora_alpha={self.lora_alpha}: set both, or neither"
+            )
+        return self
 
 
 class TrainingSpec(Spec):
@@ -502,6 +527,12 @@ class TrainingSpec(Spec):
     collapse_share: Probability
     collapse_patience: Count
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+OF_VERL = {
+    "rollout": ("quantization", "router_replay"),
+    "optim": ("master_dtype", "lora_rank", "lora_alpha"),
+}
 
 
 class RunSpec(Spec):
@@ -522,6 +553,12 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for section, names in OF_VERL.items() if not isinstance(self, VerlRun) else ():
+            for name in names:
+                if (value := getattr(getattr(self, section), name)) is not None:
+                    raise ValueError(
+                        f"{section}.{name}={value!r}: core={self.core} has none; drop it, or choose core=verl"
+                    )
         if self.rollout.top_p != 1:
             raise ValueError(
                 f"rollout.top_p={self.rollout.top_p}: core={self.core} evaluates the untruncated softmax, and tokens "
@@ -588,6 +625,21 @@ class VerlRun(RunSpec):
                 f"rollout.staleness={self.rollout.staleness}: verl's synchronous trainer samples from the current "
                 "policy; set rollout.staleness=0, or core=mini"
             )
+        replay = self.rollout.router_replay
+        if replay == "R2":
+            raise ValueError(
+                "rollout.router_replay='R2' replays the routes by which old log-probabilities were recomputed, and "
+                "core=verl recomputes none (mu's are the engine's); set rollout.router_replay=R3, or null"
+            )
+        if replay and not self.has_experts:
+            raise ValueError(
+                f"rollout.router_replay={replay!r}: model={self.model.name} has no experts to route to; set null"
+            )
+        if self.optim.lora_rank and self.has_experts:
+            raise ValueError(
+                f"optim.lora_rank={self.optim.lora_rank} with model={self.model.name}: verl sends experts that it has "
+                "merged with adapters in a form that no rollout engine reads; set null, or choose a dense model"
+            )
         if isinstance(self.model, HubModel) != isinstance(self.data, MathData):
             raise ValueError(
                 f"model={self.model.name!r} with data={self.data.name!r}: published models train on mathematics, "
@@ -604,6 +656,11 @@ class VerlRun(RunSpec):
         assert isinstance(symbols, TaskData | HubModel)
         check_top_k(self.divergence, symbols.vocabulary)
         return self
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a token uses only a part of the parameters."""
+        return isinstance(self.model, HubModel) and self.model.active_parameters < self.model.parameters
 
 
 class AlongSpec(Spec):

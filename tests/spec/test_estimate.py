@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from cppo_lab.spec.estimate import MEAN_RESPONSE, CostEstimate, estimate
+from cppo_lab.spec.estimate import MEAN_RESPONSE, CostEstimate, estimate, estimate_disk
 from cppo_lab.sweep.compose import compose
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +138,29 @@ def test_runs_without_gpus_have_no_estimate() -> None:
         assert estimate(composed.run, composed.layout) is None
     small = cost("core=verl", "model=tiny_qwen3", "layout=one_node")  # a model of our own on a GPU
     assert small.memory.fits and small.time.update < 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "training", "recorded"),
+    [
+        # Gigabytes of 1.721e9 parameters: two checkpoints of float32 weights and two moments, and weights.
+        (DENSE, 1.721 * 28, 1.721 * 4),
+        ([*DENSE, "+layout.verl={trainer.max_actor_ckpt_to_keep: 3}"], 1.721 * 40, 1.721 * 4),
+        # All of 1120 / 10; with those of every 5th step as well.
+        ([*DENSE, "+layout.verl={trainer.max_actor_ckpt_to_keep: null}"], 1.721 * (112 * 12 + 4), 1.721 * 4),
+        ([*DENSE, "+layout.verl={trainer.max_actor_ckpt_to_keep: null}", "layout.checkpoint_every=5"],
+         1.721 * (224 * 12 + 4), 1.721 * 4),
+        ([*DENSE, "optim.lora_rank=8", "optim.lora_alpha=8"], 1.721 * 12, 1.721 * 4),
+        ([*DENSE, "optim.master_dtype=bfloat16"], 1.721 * 14, 1.721 * 2),
+        ([*MOE, "layout=four_nodes_megatron"], 30.532 * 30, 30.532 * 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_disk_of_checkpoints(overrides: list[str], training: float, recorded: float) -> None:
+    composed = compose(overrides)
+    disk = estimate_disk(composed.run, composed.layout)
+    assert disk is not None
+    assert (disk.training / 1e9, disk.recorded / 1e9) == pytest.approx((training, recorded))
 
 
 def test_mean_lengths_are_those_of_the_papers_curves() -> None:

@@ -35,6 +35,11 @@ GOLDEN_IDS = {
     ("rule=grpo", *SHARED): "e3796fa0e7c3",
     ("rule=dppo", "seed=1", *SHARED): "f7d7ab8c3b1d",
     ("rule=cppo", "rule.delta=0.1", *SHARED): "b8cc78e6023f",
+    ("core=exact", "model=exact_early"): "3e492bf3761c",
+    ("core=verl", "model=tiny_qwen3"): "c604daa57e66",
+    ("core=verl", "model=tiny_qwen3", "optim.master_dtype=float32"): "c604daa57e66",  # what null says
+    ("core=verl", "model=qwen3_8b_base"): "42ce5e99848a",
+    ("core=verl", "model=qwen3_30b_a3b_base", "recipe=authors"): "861b80c60ac1",
 }
 
 

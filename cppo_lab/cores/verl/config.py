@@ -113,7 +113,6 @@ def top_k(spec: VerlRun) -> int:
 
 def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
     cpu = layout.rollout == CPU_ROLLOUT
-    experts = isinstance(spec.model, HubModel) and spec.model.active_parameters < spec.model.parameters
     values: dict[str, Any] = {
         "name": layout.rollout,
         "n": spec.batch.responses,
@@ -121,6 +120,8 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "top_p": spec.rollout.top_p,
         "top_k": -1,
         "dtype": spec.rollout.precision,
+        "quantization": spec.rollout.quantization,
+        "enable_rollout_routing_replay": spec.rollout.router_replay == "R3",
         "seed": spec.seed,
         "calculate_log_probs": True,
         "tensor_model_parallel_size": layout.rollout_tensor_parallel,
@@ -138,7 +139,7 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
             "seed": spec.seed,
             # vLLM's sampler launches a kernel for each request that has a seed: too many in the batches of the mixture
             # of experts, 4,096 responses a step.
-            "seed_requests": not experts,
+            "seed_requests": not spec.has_experts,
         },
     }
     return {f"{ROLLOUT}.{key}": value for key, value in values.items()}
@@ -185,6 +186,11 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "actor_rollout_ref.model.enable_gradient_checkpointing": not cpu,
         "reward.num_workers": 1 if cpu else 8,
     }
+    if spec.optim.lora_rank:
+        values["actor_rollout_ref.model.lora_rank"] = spec.optim.lora_rank
+        values["actor_rollout_ref.model.lora_alpha"] = spec.optim.lora_alpha
+        # The rollout engine gets whole weights, so that every engine can serve them.
+        values["actor_rollout_ref.model.lora.merge"] = True
     if isinstance(spec.model, HubModel):
         values["reward.custom_reward_function.path"] = "pkg://cppo_lab.data.reward"
         values["reward.custom_reward_function.name"] = "compute_score"
@@ -203,6 +209,7 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
             "optimizer_offload": layout.offload,
             "use_torch_compile": not cpu,
             "dtype": spec.rollout.precision,
+            "model_dtype": spec.optim.master_dtype or "fp32",
             "mixed_precision": {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         }
         values |= {f"{ACTOR}.fsdp_config.{key}": value for key, value in engine.items()}
@@ -217,6 +224,7 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "param_offload": layout.offload,
         "optimizer_offload": layout.offload,
         "override_transformer_config.moe_router_dtype": "fp32",  # as in the authors' settings
+        "router_replay.mode": spec.rollout.router_replay or "disabled",
     }
     return values | {f"{ACTOR}.megatron.{key}": value for key, value in megatron.items()}
 

@@ -38,7 +38,8 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     at = (spec.run_id, BEST, "actor")
     step = _step(runs, spec.run_id)
     if "fsdp_config.json" in names_below(runs, *at):
-        _merge_fsdp(runs, at, target, say)
+        optim = spec.optim
+        _merge_fsdp(runs, at, target, say, (optim.lora_alpha or 0) / (optim.lora_rank or 1))
     elif names := [n for n in names_below(runs, *at, "model", "huggingface") if n.endswith(".safetensors")]:
         # Complete weights, which verl's Megatron engine saves through Megatron-Bridge in our layouts.
         copy_description(runs, (*at, "model", "huggingface"), target)
@@ -125,7 +126,7 @@ def _step(runs: Path, run_id: str) -> int:
     return int(text)
 
 
-def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
+def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_scale: float) -> None:
     """Merge the shards that FSDP's ranks have saved, a single shard or several."""
     from cppo_lab.cores.verl.export_fsdp import merge
 
@@ -146,7 +147,7 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
             shards.append(opened.enter_context(file))
         copy_description(runs, (*at, "huggingface"), Path(folder))
         with quiet(), refusing("the checkpoint cannot be merged"):
-            merge(shards, Path(folder), target, say)
+            merge(shards, Path(folder), target, say, lora_scale)
 
 
 # Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards.

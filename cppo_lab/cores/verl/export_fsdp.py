@@ -21,8 +21,8 @@ from cppo_lab.errors import UserError
 Say = Callable[[str], None]
 
 
-def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say) -> None:
-    """Merge `shards`, in the order of ranks, into a model at `target`.
+def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say, lora_scale: float) -> None:
+    """Merge `shards`, in the order of ranks, into a model at `target`; adapters times `lora_scale` go into it.
 
     `description` is a folder with the configuration and tokenizer. Raises what verl, torch and transformers raise if
     they do not form a model.
@@ -34,15 +34,17 @@ def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say)
         target_dir=str(target),
         hf_model_config_path=str(description),
     )
-    LabMerger(config, shards, say).merge_and_save()
+    LabMerger(config, shards, say, lora_scale).merge_and_save()
 
 
 class LabMerger(FSDPModelMerger):
     """Reads open files; the rest of the work is verl's."""
 
-    def __init__(self, config: ModelMergerConfig, shards: Sequence[BinaryIO], say: Say) -> None:
+    def __init__(
+        self, config: ModelMergerConfig, shards: Sequence[BinaryIO], say: Say, lora_scale: float
+    ) -> None:
         super().__init__(config)
-        self._files, self._say = shards, say
+        self._files, self._say, self._lora_scale = shards, say, lora_scale
         self._first: dict[str, Any] = {}
         self._dtype = torch.float32
 
@@ -79,7 +81,19 @@ class LabMerger(FSDPModelMerger):
         }
         kinds = {tensor.dtype for tensor in whole.values() if tensor.is_floating_point()}
         self._dtype = reduce(torch.promote_types, kinds) if kinds else self._dtype
-        return whole
+        return self._without_adapters(whole)
+
+    def _without_adapters(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights under the model's own names, with each adapter added to the matrix that it adapts."""
+        merged = {}
+        for name, value in weights.items():
+            layer, is_adapted, _ = name.partition("base_layer.weight")
+            if is_adapted:
+                down, up = (weights[f"{layer}lora_{part}.default.weight"] for part in "AB")
+                value = value + self._lora_scale * (up @ down)
+            if ".lora_" not in name:
+                merged[name.removeprefix("base_model.model.").replace("base_layer.", "")] = value
+        return merged
 
     def _whole(self, name: str, parts: list[Any], replicated: bool) -> torch.Tensor:
         """One complete weight from the ranks' parts of it."""

@@ -67,6 +67,7 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
         )
     _check_length(run, layout)
     _check_ranks(run, layout)
+    _check_engine(run, layout)
     if (layout.checkpoint_every or 0) > run.training.t_stop:
         raise UserError(
             f"configuration: layout.checkpoint_every={layout.checkpoint_every} is beyond the run's last step, "
@@ -87,6 +88,27 @@ def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
             f"less than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
             f"layout.tokens_per_device={-(-longest // group)} or more, or raise layout.sequence_parallel"
         )
+
+
+def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
+    """What verl's engines carry of a run's settings, and what `cppo export` reads of it."""
+    rollout, optim, fsdp = run.rollout, run.optim, layout.strategy == "fsdp2"
+    for key, value, works, remedy in (
+        (
+            "rollout.router_replay",
+            rollout.router_replay,
+            not fsdp,
+            "a layout with Megatron: four_nodes_megatron",
+        ),
+        ("rollout.quantization", rollout.quantization, layout.device == "cuda", "a layout with GPUs"),
+        ("optim.master_dtype", optim.master_dtype, fsdp, "a layout with strategy fsdp2: four_nodes_moe"),
+        ("optim.lora_rank", optim.lora_rank, fsdp, "a layout with strategy fsdp2: one_node"),
+    ):
+        if value is not None and not works:
+            raise UserError(
+                f"configuration: {key}={value!r} cannot be had with layout={layout.name!r}, strategy={layout.strategy} "
+                f"on device={layout.device}: choose {remedy}, or set {key}=null"
+            )
 
 
 def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:

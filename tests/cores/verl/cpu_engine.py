@@ -34,9 +34,11 @@ def make_worker(
     micro_batch: int,
     remove_padding: bool = False,
     load_tokenizer: bool = False,
+    master_dtype: str = "fp32",
+    lora: tuple[int, int] = (0, 0),
     **optim: Any,
 ) -> Any:
-    """A TrainingWorker on the model saved at `path`, all in float32; without loss."""
+    """A TrainingWorker on the model saved at `path`, all in float32; without loss. `lora`: rank and alpha."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import (
         FSDPEngineConfig,
@@ -48,6 +50,7 @@ def make_worker(
 
     engine = FSDPEngineConfig(
         strategy="fsdp2",
+        model_dtype=master_dtype,
         use_torch_compile=False,
         use_dynamic_bsz=False,
         micro_batch_size_per_gpu=micro_batch,
@@ -60,6 +63,9 @@ def make_worker(
         use_remove_padding=remove_padding,
         enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "sdpa"},
+        lora_rank=lora[0],
+        lora_alpha=lora[1],
+        lora={"merge": True},
     )
     worker = TrainingWorker(
         TrainingWorkerConfig(
@@ -72,6 +78,13 @@ def make_worker(
     )
     worker.reset()
     return worker
+
+
+def sent(worker: Any) -> dict[str, torch.Tensor]:
+    """What the rollout engine gets: whole weights under the hub's names."""
+    parameters, adapter = worker.engine.get_per_tensor_param(base_sync_done=True)
+    assert adapter is None
+    return {name: value.detach().clone() for name, value in parameters}
 
 
 def weights(worker: Any) -> dict[str, torch.Tensor]:

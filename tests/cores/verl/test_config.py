@@ -437,6 +437,54 @@ def test_a_layout_that_does_not_fit_is_refused(overrides: list[str], peak: str) 
     check(composition := composed(*overrides, "layout.device_memory_gb=400"), tree(composition))
 
 
+LORA = ("optim.lora_rank=8", "optim.lora_alpha=32")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            [*DENSE, *LORA],
+            {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 32,
+             "actor_rollout_ref.model.lora.merge": True},
+        ),
+        ([*DENSE, "optim.master_dtype=bfloat16"], {f"{ACTOR}.fsdp_config.model_dtype": "bfloat16"}),
+        ([*DENSE, "rollout.quantization=fp8"], {f"{ROLLOUT}.quantization": "fp8"}),
+        (
+            [*EXPERTS, "rollout.router_replay=R3"],
+            {f"{ACTOR}.megatron.router_replay.mode": "R3", f"{ROLLOUT}.enable_rollout_routing_replay": True},
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expected: dict[str, Any]) -> None:
+    composition, plain = composed(*overrides), composed(*overrides[:2])
+    config, without = tree(composition), tree(plain)
+    check(composition, config)
+    assert {key: OmegaConf.select(config, key) for key in expected} == expected
+    assert {key: OmegaConf.select(without, key) for key in expected}.items().isdisjoint(expected.items())
+    assert composition.run.run_id != plain.run.run_id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([*EXPERTS, "rollout.router_replay=R3", "layout=four_nodes_moe"], "choose a layout with Megatron"),
+        ([*DENSE, "optim.master_dtype=bfloat16", "layout=one_node_megatron"], "with strategy fsdp2"),
+        ([*DENSE, *LORA, "layout=one_node_megatron"], "choose a layout with strategy fsdp2"),
+        ([*EXPERTS, *LORA, "layout=four_nodes_moe"], "no rollout engine reads; set null, or choose a dense"),
+        ([*EXPERTS, "rollout.router_replay=R2"], "set rollout.router_replay=R3, or null"),
+        ([*DENSE, "rollout.router_replay=R3"], "model=qwen3_1_7b_base has no experts to route to"),
+        ([*TINY, "rollout.quantization=fp8"], "choose a layout with GPUs"),
+    ],
+    ids=str,
+)
+def test_what_verls_engines_cannot_do_is_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=f"^configuration: (rollout|optim)[.].*{says}") as error:
+        composed(*overrides)
+    assert "\n" not in str(error.value)
+
+
 def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:
     for name in ("one_node_megatron", "two_nodes_megatron", "four_nodes_megatron"):
         config = tree(composed(*EXPERTS, f"layout={name}"))

@@ -16,6 +16,7 @@ pytest.importorskip("verl")
 
 import torch.multiprocessing as mp
 from torch import Tensor
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from cppo_lab import schema
@@ -51,6 +52,12 @@ CASES = {
     "one rank, by response": ("seq-mean-token-sum-norm", 1, False),
     "two ranks, by response": ("seq-mean-token-sum-norm", 2, False),
 }
+# What else a run may declare, on two ranks: settings of the worker, by name.
+DECLARED: dict[str, dict[str, Any]] = {
+    "adapters": {"lora": (4, 8)},
+    "experts": {"model": "experts"},
+    "bfloat16": {"master_dtype": "bfloat16"},
+}
 AGGREGATIONS = sorted({aggregation for aggregation, *_ in CASES.values()})
 
 
@@ -73,6 +80,10 @@ def record(aggregation: str, folder: Path) -> Recorded:
     trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
     first = as_qwen3(trainer.model, trainer.tokenizer)
     first.save_pretrained(folder / "model")
+    shape = first.config.to_dict() | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    drop = ("model_type", "architectures", "layer_types", "transformers_version")
+    config = Qwen3MoeConfig(**{key: value for key, value in shape.items() if key not in drop})
+    Qwen3MoeForCausalLM(config).save_pretrained(folder / "experts")
     batches, metrics = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
@@ -132,22 +143,29 @@ def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -
 
 
 def through_verl(
-    case: tuple[str, int, bool], rank: int, folder: Path, batches: list[dict[str, Tensor]]
+    case: tuple[str, int, bool],
+    rank: int,
+    folder: Path,
+    batches: list[dict[str, Tensor]],
+    model: str = "model",
+    **declared: Any,
 ) -> dict[str, Any]:
-    """The recorded steps through verl's worker: our metrics of each, and the parameters at the end."""
+    """The recorded steps through verl's worker: our metrics of each, the parameters before and at the end, and what
+    the rollout engine gets then.
+    """
     from functools import partial
 
     from verl.utils.metric import reduce_metrics
     from verl.utils.py_functional import rename_dict
 
     from cppo_lab.cores.verl.loss import trust_region_loss
-    from tests.cores.verl.cpu_engine import make_worker, weights
+    from tests.cores.verl.cpu_engine import make_worker, sent, weights
 
     aggregation, ranks, packed = case
     spec = spec_of(aggregation)
     optim = spec.optim
     worker = make_worker(
-        folder / "model", micro_batch=MICRO_BATCH, remove_padding=packed,
+        folder / model, micro_batch=MICRO_BATCH, remove_padding=packed, **declared,
         lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
         clip_grad=optim.clip_grad_norm, total_training_steps=100,
     )  # fmt: skip
@@ -157,12 +175,13 @@ def through_verl(
         convention=kind.convention, horizon=spec.rollout.max_response_length,
     )  # fmt: skip
     worker.set_loss_fn(partial(trust_region_loss, config=config))
-    metrics = []
+    metrics, before = [], weights(worker)
     for batch in batches:
         reported = tu.get(worker.train_mini_batch(verl_batch(spec, batch, rank, ranks)), "metrics")
         summarise_mismatch(reported)  # as our worker does
         metrics.append(rule_metrics(reduce_metrics(rename_dict(reported, "actor/"))))
-    return {"metrics": metrics, "after": weights(worker)}
+    served = sent(worker)  # which merges adapters, and takes them out again
+    return {"metrics": metrics, "before": before, "after": weights(worker), "sent": served}
 
 
 def work(rank: int, ranks: int, folder: str) -> None:
@@ -178,6 +197,11 @@ def work(rank: int, ranks: int, folder: str) -> None:
             result = through_verl(case, rank, place / case[0], batches[case[0]])
             if rank == 0:
                 torch.save(result, place / f"{name}.pt")
+    for name, declared in DECLARED.items() if ranks == 2 else ():
+        case = ("token-mean", 2, False)
+        result = through_verl(case, rank, place / case[0], batches[case[0]][:2], **declared)
+        if rank == 0:
+            torch.save(result, place / f"{name}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -200,7 +224,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded],
         minis[aggregation] = record(aggregation, folder / aggregation)
     torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
     mp.spawn(groups, (str(folder),))
-    return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in CASES}
+    names = (*CASES, *DECLARED)
+    return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in names}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -221,3 +246,31 @@ def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> No
     difference = max(float((mini.after[key] - verl["after"][key]).abs().max()) for key in mini.after)
     assert moved > 20 * 1e-4
     assert difference < 1e-5  # asked for: 1e-4
+
+
+def test_what_a_run_declares_trains_as_it_says(runs: Any) -> None:
+    """The engine serves whole weights under the hub's names, whatever is trained."""
+    minis, verls = runs
+    moved = {}
+    for name in DECLARED:
+        before, after = verls[name]["before"], verls[name]["after"]
+        moved[name] = {key for key in after if not torch.equal(before[key], after[key])}
+        assert all(0 < row["train/grad_norm"] < 1000 for row in verls[name]["metrics"]), name
+    adapters = verls["adapters"]["after"]
+    assert moved["adapters"] == {key for key in adapters if ".lora_" in key}
+    hub = minis["token-mean"].before
+    assert verls["adapters"]["sent"].keys() == hub.keys()
+    for key, value in verls["adapters"]["sent"].items():
+        at = f"base_model.model.{key.removesuffix('weight')}lora_"
+        change = torch.zeros(())
+        if f"{at}A.default.weight" in adapters:
+            change = 8 / 4 * adapters[f"{at}B.default.weight"] @ adapters[f"{at}A.default.weight"]
+            assert change.abs().max() > 0
+        torch.testing.assert_close(value, (hub[key] + change).bfloat16())  # verl rounds what it has merged
+    assert {value.dtype for value in verls["bfloat16"]["after"].values()} == {torch.bfloat16}
+    experts = verls["experts"]
+    assert any(".experts." in key for key in experts["after"])
+    assert {key for key in experts["after"] if ".mlp." in key} <= moved["experts"]
+    for layer in range(2):
+        for part in ("gate", "up", "down"):
+            assert f"model.layers.{layer}.mlp.experts.3.{part}_proj.weight" in experts["sent"]

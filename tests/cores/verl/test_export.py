@@ -42,6 +42,7 @@ RANKS = (1, 2)
 FACTOR = 1.25  # another model than the one that is loaded, and exact in every precision
 SPEC = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "seed=3"]).run
 RUN = SPEC.run_id
+LORA = (4, 6)  # rank and alpha
 FILES = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
     "model.safetensors", "README.md",
@@ -52,7 +53,7 @@ EXPORT = ("export", RUN, "--out", "model")
 
 def save(rank: int, ranks: int, model: str, folder: str) -> None:
     """One of `ranks` processes, in each of which verl's own engine writes a checkpoint of `model` times FACTOR."""
-    from tests.cores.verl.cpu_engine import join, make_worker
+    from tests.cores.verl.cpu_engine import join, make_worker, sent
 
     join(rank, ranks, Path(folder, f"store{ranks}"))
     torch.set_num_threads(1)
@@ -61,6 +62,12 @@ def save(rank: int, ranks: int, model: str, folder: str) -> None:
         for parameter in worker.engine.module.parameters():
             parameter.mul_(FACTOR)
     worker.save_checkpoint(f"{folder}/{ranks}/actor", global_step=4)
+    worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True, lora=LORA)
+    with torch.no_grad():
+        for parameter in worker.engine.module.parameters():
+            parameter.add_(0.01)
+    worker.save_checkpoint(f"{folder}/lora{ranks}/actor", global_step=4)
+    torch.save(sent(worker), f"{folder}/lora{ranks}/sent.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -178,6 +185,23 @@ def test_the_model_says_what_the_checkpoint_says(
     messages = [{"role": "user", "content": "1 + 2"}]
     chat = ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chat == "user: 1 + 2 assistant: "
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> None:
+    """The export is the model that verl gives to the rollout engine, in bfloat16."""
+    [rank, alpha] = LORA
+    sizes = [f"optim.lora_rank={rank}", f"optim.lora_alpha={alpha}"]
+    spec = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "seed=3", *sizes]).run
+    folder = saved[1].parents[1] / f"lora{ranks}"
+    best = record(run / "runs", spec) / BEST
+    shutil.copytree(folder / "actor", best / "actor")
+    (best / "step").write_text(f"{BEST_STEP}\n")
+    assert main(["export", spec.run_id, "--out", "adapted"]) == 0
+    weights, sent = loaded(run / "adapted").state_dict(), torch.load(folder / "sent.pt")
+    assert weights.keys() >= sent.keys()
+    for name, value in sent.items():
+        torch.testing.assert_close(weights[name].bfloat16(), value.bfloat16(), msg=name)
 
 
 @pytest.mark.slow
