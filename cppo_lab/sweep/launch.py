@@ -168,9 +168,9 @@ def launch(
             _train(plan, work, uri, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
-        unheld = end_dead(runs, trained, queued)
-        if not ahead.silence:
-            _send(unheld, uri)
+        ended = end_dead(runs, trained, queued)
+        if not ahead.silence:  # the rest was uploaded as far as there was time
+            _send([folder for folder, state in ended.items() if state], uri)
         states = _states(run_ids, queued, ahead.replaces)
         describe_sweeps(plan, uri, parents, states)
     for run_id in list(replaced):

@@ -161,6 +161,17 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
         assert {name: history(run, name) for name in numbers} == numbers
 
 
+def test_the_end_of_a_launch_sends_only_the_ends_that_it_has_just_recorded(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last upload had its time for the others: an interrupted launch of thousands of runs ends at once."""
+    sent: list[list[Path]] = []
+    monkeypatch.setattr("cppo_lab.sweep.launch.send", lambda folders, uri: sent.append(folders))
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    before, after = sent
+    assert len(before) == 2 and after == []
+
+
 def test_killed_launcher_leaves_nothing_running_for_ever(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
