@@ -1,9 +1,9 @@
 """Makes the locks of GPU machines: one for FSDP2 layouts, one for Megatron's.
 
 `python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` and `verl[vllm,megatron]`
-for CPython 3.12 on Linux (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl
-settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record the time until which releases
-count. A mirror may still show an older release later, so a resolution reproduces a lock only from the lock's versions.
+for CPython 3.12 on Linux (x86-64, glibc 2.34) through `uv` (pip install uv). Nothing is installed, and no GPU needed.
+The locks record the time until which releases count. A mirror may still show an older release later, so a resolution
+reproduces a lock only from the lock's versions.
 
 Three packages that Megatron needs are only in verl's own wheelhouse. requirements-gpu-megatron-wheels.txt names their
 files as verl's uv.lock does; that file has no hashes for them, and nothing here has fetched them.
@@ -37,13 +37,9 @@ REQUIREMENTS: dict[Path, tuple[str, ...]] = {
         *("einops", "importlib-metadata", "nvdlfw-inspect", "onnx", "onnxscript", "packaging", "pydantic"),
     ),
 }
-# verl 0.9.1's own (its pyproject.toml, [tool.uv].override-dependencies). A marker that is never true omits a package.
-OVERRIDES = (
-    "transformers==5.9.0",
-    "numpy>=2.0.0",
-    "kernels>=0.12.0,<0.13",
-    *(f"{name} ; python_version < '3'" for name in WHEELHOUSE),
-)
+# A marker that is never true leaves a package out. No line may choose a version, as verl's own does for numpy:
+# uv then ignores what every other package says of it, and the lock is a set that nobody supports.
+OVERRIDES = tuple(f"{name} ; python_version < '3'" for name in WHEELHOUSE)
 # Mirrors show a release some hours late, so a later resolution for the same time could find another one.
 SETTLED = timedelta(days=2)
 # A source archive whose metadata needs torch to build. It is installed last, against the torch of the lock.
@@ -53,6 +49,11 @@ CONFIG = f"""override-dependencies = {list(OVERRIDES)}
 name = "{LAST}"
 version = "2.8.3"
 requires-dist = ["torch", "einops"]
+# vLLM pins this release, whose metadata wants transformers below 5; verl and vLLM run it with 5.9. All of it but that.
+[[dependency-metadata]]
+name = "xgrammar"
+version = "0.2.5.post1"
+requires-dist = ["apache-tvm-ffi>=0.1.9", "numpy", "pydantic", "torch", "transformers", "triton", "typing-extensions"]
 [[dependency-metadata]]
 name = "megatron-core"
 version = "0.18.0"

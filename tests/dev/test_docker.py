@@ -35,13 +35,17 @@ def test_both_images_are_made_by_the_same_steps_on_the_same_base() -> None:
     assert [run for run in runs if "install.sh" not in run] == ["useradd --create-home --uid 1001 cppo"]
     post = post.partition("\n%")[0]
     assert re.findall(r"docker/install\.sh (\w+)$", post, re.MULTILINE) == STEPS
-    assert post.count("\n") + 1 == len(STEPS)
+    assert post.count("\n") == len(STEPS) and "\nexport FLASH_ATTN_CUDA_ARCHS=" in post
     # flash-attn is compiled by the CUDA toolkit of the base, against torch's.
     [base] = [rest for word, rest in instructions if word == "FROM"]
     assert header.startswith(f"Bootstrap: docker\nFrom: {base}\n%")
     for lock in REQUIREMENTS:
         version = pins(lock.read_text())["cuda-toolkit"].version
         assert base == f"nvidia/cuda:{version}-devel-ubuntu24.04"
+    # Both take the same settings for the build, with the same values unless others are given.
+    settings = {rest for word, rest in instructions if word == "ARG"}
+    assert settings == set(header.partition("%arguments\n")[2].partition("%")[0].split())
+    assert all(f"{{{{ {setting.partition('=')[0]} }}}}" in post for setting in settings)
     copied = [rest.split() for word, rest in instructions if word == "COPY"]
     assert [names[-1].rstrip("/") for names in copied] == [f"/opt/cppo-lab{at}" for at in ("/docker", "", "")]
     sources = {source for *names, _ in copied for source in names}
@@ -82,7 +86,7 @@ def stand_ins(tmp_path: Path) -> dict[str, str]:
         **dict.fromkeys(("apt-get", "rm", "git", "pip"), ""),
         "python3.12": made,
         "uv": '[ "${ACTIVE:-}" = 1 ] || exit 3\ncase "$*" in *"${FAIL:-nothing}"*) exit 1;; esac\n'
-        f'echo "FORCED=${{FLASH_ATTENTION_FORCE_BUILD:-}}" >> {tmp_path}/forced\n',
+        f'echo "${{FLASH_ATTENTION_FORCE_BUILD:-}},${{FLASH_ATTN_CUDA_ARCHS:-}}" >> {tmp_path}/forced\n',
     }.items():
         (programs / name).write_text(f"#!/bin/bash\n{record}{then}")
         (programs / name).chmod(0o755)
@@ -107,7 +111,7 @@ def test_the_script_does_what_the_documents_say(
     blocks = re.findall(r"```bash\n(python3\.12 -m venv.*?)```", text, re.S)
     [block] = [block for block in blocks if f"requirements-gpu-{backend}.lock" in block]
     parts = [part.strip() for line in block.splitlines() for part in line.partition(" #")[0].split("&&")]
-    force = "FLASH_ATTENTION_FORCE_BUILD=TRUE "
+    force = "FLASH_ATTN_CUDA_ARCHS=90 FLASH_ATTENTION_FORCE_BUILD=TRUE "
     written = [part for part in parts if part.startswith(("python3.12", ".venv/bin/pip", "uv", force))]
     assert len(written) == 6 + (backend == "megatron")
     calls = [
@@ -116,15 +120,20 @@ def test_the_script_does_what_the_documents_say(
         if line.startswith(("python", "pip", "uv"))
     ]
     assert calls == [part.replace(".venv/bin/pip", "pip").removeprefix(force) for part in written]
-    # Of the calls of uv, only flash-attn's must build.
+    # Of the calls of uv, only flash-attn's must build: for one kind of GPU, unless others are asked for.
     forced = (tmp_path / "forced").read_text().split()
-    assert [word == "FORCED=TRUE" for word in forced] == [
-        "flash-attn" in c for c in calls if c.startswith("uv ")
-    ]
+    flash = ["flash-attn" in call for call in calls if call.startswith("uv ")]
+    assert [word == "TRUE,90" for word in forced] == flash
+    (tmp_path / "forced").unlink()
+    assert run("packages", stand_ins | {"FLASH_ATTN_CUDA_ARCHS": "80;90"}) == 0
+    assert "TRUE,80;90" in (tmp_path / "forced").read_text().split()
     # Checked against hashes: all but what builds, verl's wheelhouse, and the project itself.
     unchecked = ("setuptools wheel ninja", "--no-deps -e .", "install uv", "venv .venv", WHEELS.name)
     assert all("--require-hashes" in call or call.endswith(unchecked) for call in calls)
     assert called[0] == "apt-get update"
+    # What NCCL and verl open at run time, and go on without (drivers of network devices are a package of their own).
+    libraries = {"ibverbs-providers", "libibverbs-dev", "libnuma-dev", "librdmacm-dev", "numactl"}
+    assert libraries <= set(called[1].split()), called[1]
     assert called[-1] == f"git config --system --add safe.directory {ROOT}"
 
 
