@@ -14,15 +14,18 @@ _held: list[int] = []  # numbers of the signals that came after `hold_signals`
 
 
 class Interrupted(SystemExit):
-    """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run."""
+    """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run.
 
-    def __init__(self, number: int | None) -> None:
-        limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
-        super().__init__(
-            "cancelled before it began"
-            if number is None
-            else f"terminated by {signal.Signals(number).name}{limit}"
-        )
+    A run that cannot go on here, but could in another job, ends by SIGUSR2 as well, and says `why`.
+    """
+
+    def __init__(self, number: int | None, why: str = "") -> None:
+        if number is None:
+            why = "cancelled before it began"
+        elif not why:
+            limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
+            why = f"terminated by {signal.Signals(number).name}{limit}"
+        super().__init__(why)
         self.number = number
 
 

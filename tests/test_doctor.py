@@ -322,6 +322,48 @@ def test_limits_of_the_machine_are_warnings(here: Here) -> None:
         assert status == "ok" or "about 107 GB of each node" in check.remedy
 
 
+@pytest.mark.parametrize(
+    ("more", "cpus", "status", "wanted"),
+    [
+        ("", 96, "ok", ""),
+        ("", 95, "warning", "layout=one_node wants 96: layout.cpus_per_gpu, or resources.cpus"),
+        ("", 31, "missing", "wants 96"),
+        ("layout.cpus_per_gpu=null", 31, "missing", "wants 32"),
+        ("layout.cpus_per_gpu=2", 31, "ok", ""),
+        ("layout.cpus_per_gpu=2", 15, "missing", "wants 16"),
+    ],
+)
+def test_gpus_need_cpus(here: Here, more: str, cpus: int, status: str, wanted: str) -> None:
+    """Those that this process may use: a job that asked for none has one of the machine's."""
+    here.gpus(8, 80)
+    here.patch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
+    check = here.checks(f"{PAPER} {more}")["CPUs"]
+    assert (check.status, check.found, wanted in check.remedy) == (status, f"{cpus} for this process", True)
+    assert "CPUs" not in here.checks(f"{PAPER} launcher=slurm")  # a login node
+
+
+def test_libraries_that_are_missed_in_silence(here: Here) -> None:
+    """NCCL's only where there is an InfiniBand."""
+    there: set[str] = set()
+
+    def load(name: str) -> None:
+        if name not in there:
+            raise OSError(name)
+
+    here.patch.setattr(verl.ctypes, "CDLL", load)
+    here.patch.setattr(verl, "INFINIBAND", here.folder / "infiniband")
+    assert verl.RDMA not in here.checks(PAPER)
+    (here.folder / "infiniband" / "mlx5_0").mkdir(parents=True)
+    assert here.line(PAPER, verl.RDMA) == (
+        "warning     libibverbs.so.1: not found, and NCCL takes TCP in place of InfiniBand: "
+        "apt-get install libibverbs-dev ibverbs-providers"
+    )
+    assert here.checks(PAPER)["libnuma.so"].status == "warning"
+    there |= {verl.RDMA, "libnuma.so"}
+    assert {here.checks(PAPER)[name].status for name in there} == {"ok"}
+    assert not there & here.checks(TINY).keys()
+
+
 def test_what_a_launch_through_slurm_needs(here: Here) -> None:
     """With stand-ins for Slurm's commands; the nodes, not this machine, have the GPUs."""
     programs, run = here.folder / "bin", f"{PAPER} launcher=slurm"

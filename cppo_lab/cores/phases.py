@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cppo_lab.files import open_append
+from cppo_lab.files import open_append, replace_file
 
 FILE = "verl_phases.jsonl"
+MACHINE = "verl_machine.json"  # what the run's processes saw of the machines and the engine once all of them were up
 _MEMORY = ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb")
 
 
@@ -34,6 +35,17 @@ def append(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mappi
     }
     with open_append(folder / FILE) as file:
         file.write(json.dumps({"step": step, "seconds": dict(seconds), "memory": memory}) + "\n")
+
+
+def write_machine(folder: Path, seen: Mapping[str, float | str]) -> None:
+    """Write it; names and values are for people."""
+    replace_file(folder / MACHINE, json.dumps(dict(seen)))
+
+
+def read_machine(folder: Path) -> dict[str, float | str]:
+    """It, or nothing if the run did not get that far."""
+    path = folder / MACHINE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def read(folder: Path) -> list[Phases]:

@@ -1,5 +1,6 @@
 """Checks of what verl, Ray and their dependencies need from a machine."""
 
+import ctypes
 import json
 import os
 import re
@@ -21,6 +22,12 @@ SHARED_BYTES = {"cuda": 32e9, "cpu": 1e9}
 OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,536 on clusters
 # Bytes per parameter in host memory: with layout.offload, and with AdamW's step on the CPU.
 OFFLOADED = {"fsdp2": 12, "megatron": 14}
+INFINIBAND = Path("/sys/class/infiniband")
+RDMA = "libibverbs.so.1"
+LIBRARIES = (
+    (RDMA, "libibverbs-dev ibverbs-providers", "NCCL takes TCP in place of InfiniBand"),
+    ("libnuma.so", "libnuma-dev", "verl keeps no process near its GPU"),
+)
 DRIVERS = {12: 525, 13: 580}  # the oldest driver of each CUDA, by NVIDIA's release notes
 _MEGATRON = (
     "docs/verl.md, On GPUs, says where Megatron's packages come from; layout=four_nodes_moe needs none"
@@ -98,8 +105,22 @@ def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     yield _open_files(layout)
     if layout.device == "cuda":
         yield _locked_memory()
+        yield from _libraries()
         yield from _driver()
         yield from _host_memory(run, layout)
+
+
+def _libraries() -> Iterator[Check]:
+    """System libraries that NCCL and verl load while they run, and without which they silently go on slower."""
+    for name, package, otherwise in LIBRARIES:
+        if name == RDMA and not any(INFINIBAND.glob("*")):
+            continue  # no such network here
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            yield Check(name, WARNING, f"not found, and {otherwise}", f"apt-get install {package}")
+        else:
+            yield Check(name, OK, "found")
 
 
 def _driver() -> Iterator[Check]:

@@ -50,6 +50,10 @@ class Job(Protocol):
         """GPUs that it takes on each machine."""
 
     @property
+    def cpus(self) -> int | None:
+        """CPUs that its layout asks for on each machine; None: it asks for none."""
+
+    @property
     def resources(self) -> ResourcesSpec | None:
         """Limits of time and memory, and the shares of a machine or cluster; None: no limits."""
 

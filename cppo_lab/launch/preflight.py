@@ -3,7 +3,7 @@
 `runs/preflight` has a folder for each kind of run. Nothing is sent to MLflow, since a preflight is not a result.
 
 Each part runs in a separate process, since Ray and verl can be loaded only once, and since the second part must start
-from the state that a killed run leaves. On several nodes only the first part runs: the other machines exit with it.
+from the state that a killed run leaves. On several nodes all machines meet anew for each part.
 """
 
 import json
@@ -25,8 +25,9 @@ from cppo_lab.cores.base import StandIns, load_core, load_part
 from cppo_lab.errors import UserError
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.plugins import install_extra
-from cppo_lab.runs.attempt import Equipped, describe, lend_machine, prepare_process, read_folders
+from cppo_lab.runs.attempt import Allocation, Equipped, describe, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
 
@@ -88,14 +89,23 @@ class PreflightJob(Equipped):
 
     def run(self) -> None:
         """Measure and write the result; on the other machines of an allocation, serve as a worker node."""
+        starts = {last: replace(self, allocation=self._meeting(last)) for last in (1, 2)}
         if self.allocation is not None and self.allocation.rank:
-            lend_machine(self.spec.core, self.resources_in(self.folder), self.visible_devices)
+            resources = [start.resources_in(self.folder) for start in starts.values()]
+            lend_machine(self.spec.core, resources, self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
-        parts = {1: self._part(1)}
-        if self.layout.nodes == 1 and not parts[1].error:
-            parts[2] = self._part(2)
+        parts: dict[int, _Part] = {}
+        try:
+            for last, start in starts.items():
+                parts[last] = start._part(last)
+                if parts[last].error:
+                    break
+        finally:
+            for start in starts.values():
+                if start.allocation is not None:
+                    start.allocation.end()  # also of a start that there was not
         result = self._measured(parts)
         result.write(self.folder)
         _clear(self.folder, keep=("attempts", FILE, phases.FILE))
@@ -104,6 +114,12 @@ class PreflightJob(Equipped):
         """Record why the job will not be continued."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._nothing(why).write(self.folder)
+
+    def _meeting(self, last: int) -> Allocation | None:
+        """The machines, with a folder of their own to meet for the part up to step `last`."""
+        if self.allocation is None:
+            return None
+        return replace(self.allocation, meeting=self.allocation.meeting / f"part-{last}")
 
     def _part(self, last: int) -> "_Part":
         """Train up to step `last` in a separate process."""
@@ -115,6 +131,8 @@ class PreflightJob(Equipped):
             if process.is_alive():  # interrupted
                 process.terminate()
                 process.join()
+            if self.allocation is not None:
+                self.allocation.end()
         part = _Part.read(self.folder, last)
         if part.ended:
             return part
@@ -145,6 +163,7 @@ class PreflightJob(Equipped):
             validation=_median(line.seconds.get("testing") for line in lines.values()),
             checkpoint=_median(line.seconds.get("save_checkpoint") for line in lines.values()),
             memory=memory,
+            machine=phases.read_machine(self.folder),
         )
 
 
@@ -213,7 +232,7 @@ def _train(job: PreflightJob, last: int) -> None:
     with sampling(job.folder, SYSTEM_SECONDS) as load:
         try:
             load_core(job.spec.core)(shortened(job.spec, last), sink, job.resources_in(job.folder))
-        except Exception as raised:  # noqa: BLE001 - any error is the result
+        except (Exception, Interrupted) as raised:  # noqa: BLE001 - any error is the result; nodes that do not join
             traceback.print_exc()
             error = describe(raised)
     peaks = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}

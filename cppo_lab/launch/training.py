@@ -101,6 +101,11 @@ class TrainingJob:
         return self.attempts[0].gpus
 
     @property
+    def cpus(self) -> int | None:
+        """CPUs that its layout asks for on each machine."""
+        return self.attempts[0].cpus
+
+    @property
     def resources(self) -> ResourcesSpec | None:
         """The resource limits of each run."""
         return self.attempts[0].resources
@@ -119,7 +124,7 @@ class TrainingJob:
         """Train the runs, in this process; on the other machines of an allocation, help with the first."""
         first = self.attempts[0]
         if first.allocation is not None and first.allocation.rank:
-            lend_machine(first.spec.core, resources_of(first), first.visible_devices)
+            lend_machine(first.spec.core, [resources_of(first)], first.visible_devices)
             return
         with contextlib.ExitStack() as stack:
             if self.batch:

@@ -96,6 +96,11 @@ class Equipped:
         """GPUs that it takes on each machine."""
         return core_of(self.spec.core).gpus(self.layout)
 
+    @property
+    def cpus(self) -> int | None:
+        """CPUs that its GPUs ask for on each machine; None: they ask for none."""
+        return self.gpus * ((self.layout.cpus_per_gpu if self.layout else None) or 0) or None
+
     def resources_in(self, folder: Path) -> Resources:
         """The resources that are passed to the core, which keeps its files in `folder`."""
         return Resources(
@@ -364,13 +369,16 @@ def abandon(attempt: Attempt, why: str) -> None:
         record_end(attempt.folder, schema.PARTIAL, f"{reason}; {why}")
 
 
-def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
-    """Serve as a worker node for a run that another machine trains, until it ends or this process gets a signal."""
-    prepare_process(resources.threads, visible_devices)
+def lend_machine(core: str, starts: Sequence[Resources], visible_devices: str | None) -> None:
+    """Serve as a worker node for each start of a run that another machine trains, until it ends or this process gets a
+    signal.
+    """
+    prepare_process(starts[0].threads, visible_devices)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # only the training machine handles the warning
     # Exit without an error: otherwise Slurm would kill the training machine before it has recorded the end.
     with contextlib.suppress(Interrupted):
-        load_part(core, "worker_node")(resources)
+        for resources in starts:
+            load_part(core, "worker_node")(resources)
 
 
 def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:

@@ -237,6 +237,11 @@ class Worker:
         return self.training.gpus
 
     @property
+    def cpus(self) -> int | None:
+        """The number of CPUs per machine of a training run; None: its layout asks for none."""
+        return self.training.cpus
+
+    @property
     def resources(self) -> ResourcesSpec | None:
         """The time and resources of one training run."""
         return self.training.resources

@@ -15,6 +15,8 @@ GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_len
 Hours = Annotated[float, Field(gt=0, le=10_000)]
 Memory = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+LEAST_CPUS = 4  # for each GPU
+
 
 class ResourcesSpec(Spec):
     """Time and resources of a run; None: the cluster's default. Nodes and devices are in the layout."""
@@ -56,6 +58,7 @@ class LayoutSpec(Spec):
     device_memory_gb: Positive = 80.0  # 1e9 bytes, of each device; ignored for a CPU
     nodes: Count
     devices_per_node: Count
+    cpus_per_gpu: Count | None = None  # that a job asks for; None: the cluster's default
     strategy: Literal["fsdp2", "megatron"]
     megatron: Megatron | None
     sequence_parallel: Count  # Ulysses; FSDP2 only
@@ -96,6 +99,11 @@ class LayoutSpec(Spec):
         return self.nodes * self.devices_per_node
 
     @property
+    def least_cpus(self) -> int:
+        """CPUs of a node below which a run on GPUs is refused: each has a trainer, an engine and their front ends."""
+        return self.devices_per_node * min(LEAST_CPUS, self.cpus_per_gpu or LEAST_CPUS)
+
+    @property
     def data_parallel_ranks(self) -> int:
         """Ranks that train different responses."""
         return self.devices // (self.megatron.replica if self.megatron else self.sequence_parallel)
@@ -109,8 +117,11 @@ class PathsSpec(Spec):
 
 
 def layout_tag(layout: LayoutSpec) -> str:
-    """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named layout."""
-    return f"{layout.name}@{fingerprint(layout)}"
+    """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named layout.
+
+    CPUs do not count, like `resources`.
+    """
+    return f"{layout.name}@{fingerprint(layout.model_copy(update={'cpus_per_gpu': None}))}"
 
 
 class AnswersSpec(Spec):

@@ -123,7 +123,7 @@ def report(kind: RunKind) -> str:
     if result.error:
         lines += [f"  FAILED {one_line(result.error)}", f"  logs: {kind.folder / 'attempts'}"]
     planned = estimate(run.spec, run.layout)
-    lines += _aligned([*_times(result, planned), *_memory(result, planned), *_gap(result)])
+    lines += _aligned([*_times(result, planned), *_memory(result, planned), *_gap(result), *_machine(result)])
     hours = kind.hours
     if hours:
         cuda = run.layout.device == "cuda"
@@ -193,6 +193,11 @@ def _gap(result: PreflightResult) -> Iterator[Line]:
     errors = [step.logprob_error for step in result.steps if step.logprob_error is not None]
     if errors:
         yield "mean |mu/pi - 1| over a step's updates", f"{errors[0]:.1e}", ""
+
+
+def _machine(result: PreflightResult) -> Iterator[Line]:
+    for name, value in result.machine.items():
+        yield name, value if isinstance(value, str) else _number(value), ""
 
 
 def _line(name: str, value: float | None, unit: str, guess: float | None = None) -> Iterator[Line]:

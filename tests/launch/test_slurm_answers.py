@@ -13,12 +13,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.launch.preflight import PreflightJob
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
@@ -38,10 +40,14 @@ from cppo_lab.launch.slurm.submit import launch_slurm, title_of
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning
+from cppo_lab.search.worker import Worker
 from cppo_lab.signals import Interrupted
+from cppo_lab.spec.job import layout_tag
+from cppo_lab.spec.run import fingerprint
 from cppo_lab.sweep.cancel import WORD, Cancelled, cancel
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.status import Label, RunStatus
+from tests.jobs import job as job_of
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
 SILENT = "exec /bin/sleep 600"
@@ -334,29 +340,71 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
     assert "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2" in slurm.script
 
 
+EIGHT = {"gpus": 8, "cpus": 96}
+NONE = {"cpus-per-task": None, "srun": None, "mem": None}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "settings", "resources", "expected"),
+    ("job", "settings", "resources", "expected"),
     [
-        (0, {"threads": 2}, {}, {"cpus-per-task": "2", "srun": "2", "gpus-per-node": None, "mem": None}),
-        (0, {}, {"cpus": 6, "gpu_type": "a100"}, {"cpus-per-task": "6", "srun": "6", "gpus-per-node": None}),
-        (2, {}, {}, {"gpus-per-node": "2", "cpus-per-task": None, "srun": None}),
-        (2, {}, {"gpu_type": "a100"}, {"gpus-per-node": "a100:2"}),
-        (0, {}, {"memory_gb": 0}, {"mem": "0M"}),
-        (0, {}, {"memory_gb": 1.5}, {"mem": "1536M"}),
-        (0, {"sbatch": {"exclusive": True, "nice": 0}}, {}, {"exclusive": "", "nice": "0"}),
-        (0, {"sbatch": {"exclusive": False, "hold": None}}, {}, {"exclusive": None, "hold": None}),
+        ({}, {"threads": 2}, {}, {"cpus-per-task": "2", "srun": "2", "gpus-per-node": None, "mem": None}),
+        ({}, {}, {"cpus": 6, "gpu_type": "a100"}, {"cpus-per-task": "6", "srun": "6", "gpus-per-node": None}),
+        ({"gpus": 2}, {}, {}, {"gpus-per-node": "2", "cpus-per-task": None, "srun": None, "mem": None}),
+        ({"gpus": 2}, {}, {"gpu_type": "a100"}, {"gpus-per-node": "a100:2"}),
+        ({}, {}, {"memory_gb": 0}, {"mem": "0M"}),
+        ({}, {}, {"memory_gb": 1.5}, {"mem": "1536M"}),
+        ({}, {"sbatch": {"exclusive": True, "nice": 0}}, {}, {"exclusive": "", "nice": "0"}),
+        ({}, {"sbatch": {"exclusive": False, "hold": None}}, {}, {"exclusive": None, "hold": None}),
+        # What a layout asks for, with the memory of nodes that are taken whole; anything that a user says comes first.
+        ({"gpus": 2, "cpus": 24}, {"threads": 2}, {}, {"cpus-per-task": "24", "srun": "24", "mem": None}),
+        (EIGHT, {}, {}, {"cpus-per-task": "96", "srun": "96", "mem": "0M"}),
+        ({"gpus": 2, "cpus": 24, "nodes": 2}, {}, {}, {"cpus-per-task": "24", "srun": "24", "mem": "0M"}),
+        (EIGHT, {}, {"cpus": 64, "memory_gb": 500}, {"cpus-per-task": "64", "srun": "64", "mem": "512000M"}),
+        (EIGHT, {"srun": ("--cpus-per-task=80",)}, {}, {"cpus-per-task": "96", "srun": "80"}),
+        (EIGHT, {"sbatch": {"cpus-per-gpu": 8, "mem-per-gpu": "90G"}}, {}, {**NONE, "cpus-per-gpu": "8"}),
+        (EIGHT, {"sbatch": {"cpus-per-gpu": None, "mem-per-cpu": False}}, {}, {"srun": "96", "mem": "0M"}),
+        ({"nodes": 2}, {}, {}, {"srun": "1", "mem": None}),
     ],
 )
 def test_the_options_of_a_job(
-    slurm: Slurm, runs: Path, gpus: int, settings: dict[str, object], resources: dict[str, object],
+    slurm: Slurm, runs: Path, job: dict[str, Any], settings: dict[str, object], resources: dict[str, object],
     expected: dict[str, str | None],
 ) -> None:  # fmt: skip
-    launched(runs, Noted(runs, "a", gpus=gpus, resources=takes(**resources)), **settings)
+    launched(runs, Noted(runs, "a", **job, resources=takes(**resources)), **settings)
     lines = "\n".join(slurm.script)
     options = {name: value for name, _, value in re.findall(r"^#SBATCH --([a-z-]+)(=(.*))?$", lines, re.M)}
-    if cpus := re.search(r"^srun .*--cpus-per-task=(\d+)", lines, re.M):
+    if cpus := re.search(r"^srun .*--cpus-per-task=(\d+)", lines, re.M):  # the last, as srun takes it
         options["srun"] = cpus[1]
     assert {name: options.get(name) for name in expected} == expected
+
+
+def test_every_layout_on_gpus_asks_for_cpus() -> None:
+    texts = [path.read_text() for path in (Path(__file__).parents[2] / "conf" / "layout").glob("*.yaml")]
+    silent = [text for text in texts if "device: cuda" in text and "\ncpus_per_gpu: " not in text]
+    assert len(texts) > 9 and silent == []
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus"),
+    [
+        ("core=verl model=qwen3_1_7b", 96),
+        ("core=verl model=qwen3_30b_a3b_base layout=four_nodes_megatron", 96),
+        ("core=verl model=qwen3_1_7b layout.devices_per_node=1", 12),
+        ("core=verl model=qwen3_1_7b layout.cpus_per_gpu=5", 40),
+        ("core=verl model=qwen3_1_7b layout.cpus_per_gpu=null", None),  # the cluster gives them by itself
+        ("core=verl model=tiny_qwen3 +layout.cpus_per_gpu=5", None),
+        ("layout=one_node", None),  # the embedded core has no layout
+    ],
+)
+def test_every_kind_of_job_asks_for_the_cpus_of_its_gpus(words: str, cpus: int | None, runs: Path) -> None:
+    composed = compose(words.split())
+    training = job_of(composed.run, runs, "", layout=composed.layout)
+    preflight = PreflightJob(composed.run, runs, composed.layout, folder=runs / "preflight")
+    worker = Worker(cast(Any, None), training)
+    assert [job.cpus for job in (training, preflight, worker)] == [cpus] * 3
+    # Times are kept by the layout without them, as those of older versions are.
+    none = composed.layout.model_copy(update={"cpus_per_gpu": None})
+    assert layout_tag(composed.layout) == layout_tag(none) == f"{none.name}@{fingerprint(none)}"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MACHINES = 2
 class RayJob:
     """`kind` `hold`: once Ray is there the first machine waits for an end from outside, and fails in its second life.
 
-    `alone`: the other machine does not join.
+    `alone`: in the first life the other machine does not join.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RayJob:
             self.runs, self.folder, layout=self.layout, memory_gb=1.0, allocation=self.allocation
         )
         cluster.HEAD_SECONDS = cluster.JOIN_SECONDS = CEILING_SECONDS
-        if self.kind == "alone":
+        if self.kind == "alone" and not os.environ.get("SLURM_RESTART_COUNT"):
             cluster.JOIN_SECONDS = 1.0
             if self.allocation.rank:
                 return

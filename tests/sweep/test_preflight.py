@@ -3,11 +3,15 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cppo_lab.cores import phases
+from cppo_lab.cores.base import Allocation
 from cppo_lab.errors import UserError
+from cppo_lab.launch import preflight as module
 from cppo_lab.launch.preflight import PreflightJob, _Part, shortened
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.cost import LONGER, PREFLIGHT, SPREAD, Hours, costs, whole_run
@@ -29,6 +33,7 @@ RESULT = PreflightResult(
     validation=200.0,
     checkpoint=20.0,
     memory={"max_memory_allocated_gb": 55.0, "system/gpu_0_memory_peak_megabytes": 70000.0},
+    machine={"all-reduce over 8 devices, GB/s": 312.4, "vLLM": "0.24.0, model runner 2"},
 )
 
 
@@ -139,12 +144,65 @@ def test_the_report_names_parts_memory_and_hours(kind: RunKind) -> None:
     assert report(kind).endswith("not measured yet")
     on_file(kind, RESULT)
     text = report(kind)
-    parts = ("start from a checkpoint", "320 s", "sampled", "4,000 tokens/s", "55 GiB", "65.2 GiB", "1.0e-03")
+    parts = (
+        "start from a checkpoint",
+        "320 s",
+        "sampled",
+        "4,000 tokens/s",
+        "55 GiB",
+        "65.2 GiB",
+        "1.0e-03",
+        "312",
+        "model runner 2",
+    )
     assert [part for part in (*parts, "estimate", "GPU-hours") if part not in text] == []
     assert f"{len(kind.runs)} runs to the last step: " in text
     on_file(kind, replace(RESULT, error="resuming, after step 1: OutOfMemoryError: 80\n\x1b[2JGB"))
     assert r"FAILED resuming, after step 1: OutOfMemoryError: 80 \x1b[2JGB" in report(kind)
     assert "to the last step" not in report(kind)
+
+
+@pytest.mark.parametrize(("error", "trained"), [("", [1, 2]), ("OutOfMemoryError", [1])])
+def test_several_nodes_meet_anew_for_each_part(
+    job: PreflightJob, error: str, trained: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that resuming is tried there too; none waits for a part that does not come."""
+    first, other = (
+        replace(job, allocation=Allocation(("a", "b"), rank, job.folder / "attempts" / "nodes"))
+        for rank in (0, 1)
+    )
+    lent: list[Any] = []
+    monkeypatch.setattr(module, "lend_machine", lambda core, starts, devices: lent.extend(starts))
+    other.run()
+    meetings = [start.allocation for start in lent]
+    assert [allocation.meeting.name for allocation in meetings] == ["part-1", "part-2"]
+    seen = []
+
+    class Process:
+        """Trains nothing, and looks which meetings are over."""
+
+        exitcode = 0
+
+        def __init__(self, target: object, args: tuple[PreflightJob, int]) -> None:
+            self.job, self.last = args
+
+        def start(self) -> None:
+            assert self.job.allocation is not None
+            over = [allocation.ended() for allocation in meetings]
+            seen.append((self.last, self.job.allocation.meeting == meetings[self.last - 1].meeting, over))
+            part = {"began": 1.0, "ended": 2.0, "error": error}
+            module._part_file(job.folder, self.last).write_text(json.dumps(part))
+
+        def join(self) -> None:
+            """It has ended."""
+
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Process))
+    first.run()
+    assert seen == [(last, True, [last > 1, False]) for last in trained]
+    assert all(allocation.ended() for allocation in meetings)
 
 
 def test_only_what_is_not_on_file_is_measured(main_plan: Plan, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_supervisor import ray_process
 from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec
 
 PLACE, PREFIX = Path("/tmp"), "cppo-ray-"  # short: Ray's sockets have at most 107 bytes for their path
@@ -131,6 +132,23 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
 def logical_cpus(layout: LayoutSpec) -> int:
     """The number of logical processors of one machine for Ray."""
     return LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
+
+
+def openmp_threads(layout: LayoutSpec) -> int:
+    """OpenMP threads of each process of a run: on GPUs a GPU's share of the CPUs that this process may use.
+
+    Raises UserError if these are too few, as for a Slurm job that asked for none: it gets one, and would crawl.
+    """
+    if layout.device == "cpu":
+        return int(os.environ.get("OMP_NUM_THREADS", "1"))
+    cpus = len(os.sched_getaffinity(0))
+    if cpus < layout.least_cpus:
+        raise UserError(
+            f"this job may use {cpus} CPUs of {socket.gethostname()}, and its {layout.devices_per_node} GPUs need "
+            f"{layout.least_cpus}: on Slurm set layout.cpus_per_gpu or resources.cpus to what the GPUs should have; a "
+            "lower layout.cpus_per_gpu permits a machine that has no more"
+        )
+    return cpus // layout.devices_per_node
 
 
 def object_store_bytes(memory_gb: float) -> int:
@@ -238,7 +256,8 @@ def private_token(path: Path) -> Path:
 HEAD = "ray_head.json"  # in the meeting folder: the address of Ray's head
 TOKEN = "ray_token"
 HEAD_SECONDS = 120.0  # until the head answers on its machine
-JOIN_SECONDS = 300.0  # until every machine has joined
+# Until every machine has joined: images of 25 GB arrive on some nodes long after others.
+JOIN_SECONDS = 1800.0
 MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
 )
@@ -254,7 +273,7 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
 
     Sets the environment for Ray and torch's process groups; the caller restores it.
 
-    Raises UserError naming the machines that have not joined in time.
+    Raises Interrupted, so that the job goes back into the queue, naming the machines that have not joined in time.
     """
     host = own_address(allocation)
     address = f"{host}:{free_port(host)}"
@@ -282,6 +301,7 @@ def run_worker_node(resources: Resources) -> None:
     """
     layout, allocation = resources.layout, resources.allocation
     assert layout is not None and allocation is not None
+    openmp_threads(layout)
     address = _meet(allocation)
     if address is None:
         return
@@ -440,10 +460,11 @@ def _wait_for_all(
                 return
             if keeper.poll() is not None:
                 raise RuntimeError(f"Ray's head ended (exit status {keeper.returncode}): see the run's log")
-        raise UserError(
+        raise Interrupted(  # a job that starts again may get other nodes, or find the image on these
+            signal.SIGUSR2,
             f"{', '.join(missing)} did not join Ray's cluster on {allocation.machine} within "
             f"{JOIN_SECONDS:g} s: see the run's log, and whether the machines reach each other at "
-            f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)"
+            f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)",
         )
     finally:
         ray.shutdown()

@@ -1,5 +1,6 @@
 """Trains a run with verl's trainer, from the first step or the last complete checkpoint to the end."""
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints
@@ -23,6 +25,7 @@ from cppo_lab.cores.verl.cluster import (
     logical_cpus,
     longer_start_timeout,
     object_store_bytes,
+    openmp_threads,
     own_folder,
     own_handlers,
     plugin_environment,
@@ -95,14 +98,15 @@ def _train_on(
     """Train from `step` (None: from the beginning) with verl."""
     layout, paths, folder = resources.layout, resources.paths, resources.folder
     assert layout is not None and paths is not None
+    resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
+    files = planned_files(spec, paths, resources.shared, folder, resume)
     resources.doing("starting Ray")
-    with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
+    offline = Path(files.model).is_absolute()
+    with own_ray(layout, resources.memory_gb, resources.allocation, offline) as ray_init:
         resources.doing("importing verl")
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.config import check_config, verl_config
 
-        resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
-        files = planned_files(spec, paths, resources.shared, folder, resume)
         require_files(spec, files, resources.shared)
         config = verl_config(spec, layout, files, resources.answers, resources.mismatch, resources.deadline)
         config.ray_kwargs.ray_init = ray_init
@@ -134,16 +138,24 @@ VLLM_ON_CPU = {
 
 @contextmanager
 def own_ray(
-    layout: LayoutSpec, memory_gb: float | None = None, allocation: Allocation | None = None
+    layout: LayoutSpec,
+    memory_gb: float | None = None,
+    allocation: Allocation | None = None,
+    offline: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Arguments of `ray.init` for a new cluster on this machine or the allocation, which is shut down afterwards."""
+    """Arguments of `ray.init` for a new cluster on this machine or the allocation, which is shut down afterwards.
+
+    `offline`: no process asks the hub, unless HF_HUB_OFFLINE says otherwise.
+    """
     cpu = layout.device == "cpu"
     plugin = plugin_environment(cpu) | {
         SOCKET_VARIABLE: new_socket_name(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": str(openmp_threads(layout)),
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",  # vLLM would report usage
     }
+    if offline:
+        plugin["HF_HUB_OFFLINE"] = os.environ.get("HF_HUB_OFFLINE", "1")
     if cpu and layout.rollout == "vllm":
         plugin |= VLLM_ON_CPU
     before = dict(os.environ)
@@ -225,6 +237,7 @@ class TaskRunner:
             with checkpoints.writing(lab_settings(config).folder):
                 trainer = LabTrainer(config=config)
                 trainer.init()
+                phases.write_machine(lab_settings(config).folder, _machine(trainer))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
                 loops = manager.create(
                     config=config,
@@ -236,6 +249,25 @@ class TaskRunner:
                     trainer.fit(loops)
         finally:
             transfer_queue.close()
+
+
+def _machine(trainer: Any) -> dict[str, float | str]:
+    """What a preflight tells of the machines and the engine."""
+    import ray
+
+    seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
+    if any(Path("/sys/class/infiniband").glob("*")):
+        try:
+            ctypes.CDLL("libibverbs.so.1")
+            seen["InfiniBand"] = "libibverbs.so.1 found"
+        except OSError:
+            seen["InfiniBand"] = "no libibverbs.so.1, so NCCL takes TCP"
+    speeds = trainer.actor_rollout_wg.all_reduce_speed()
+    if len(speeds) > 1:
+        seen[f"all-reduce over {len(speeds)} devices, GB/s"] = min(speeds)
+    if trainer.config.actor_rollout_ref.rollout.name == "vllm":
+        seen["vLLM"] = ray.get(trainer.llm_server_manager.server_handles[0].runner.remote())
+    return seen
 
 
 @contextmanager

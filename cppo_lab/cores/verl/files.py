@@ -12,6 +12,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.datasets import held_out_sets, training_set
 from cppo_lab.errors import UserError
+from cppo_lab.plugins import lacking, snapshot
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun
 
@@ -94,15 +95,16 @@ class Files:
 def planned_files(
     spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, resume: Path | None = None
 ) -> Files:
-    """The paths of a run's files, whether or not they exist. Nothing is read."""
+    """The paths of a run's files, whether or not they exist. Only the hub's cache is looked into."""
     if isinstance(spec.model, HubModel):
         assert isinstance(spec.data, MathData)
         train, validation = prepared_files(spec.data, paths)
-        model = (
-            spec.model.repository
-            if paths.models is None
-            else str(Path(paths.models).resolve() / spec.model.repository)
-        )
+        if paths.models is not None:
+            model = str(Path(paths.models).resolve() / spec.model.repository)
+        else:
+            cached = snapshot(spec.model.repository, spec.model.revision)
+            # By its folder, for which no library asks the hub: nodes without a route to it would wait for time-outs.
+            model = spec.model.repository if lacking(cached) else str(cached.absolute())
         return Files(model, train, validation, folder, resume)
     assert isinstance(spec.data, TaskData)
     # The weights do not depend on the context length, but the model's configuration does.

@@ -7,6 +7,7 @@ a rank is a group of processes, each of which fetches all columns of the part fr
 the largest of them: 2 K numbers per token. Here the first process of a group fetches it and sends it to the others.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -145,6 +146,21 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         """The marked responses that this rank has trained since the last call; each is on one rank only."""
         responses, self._kept_responses = self._kept_responses, []
         return responses
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def all_reduce_speed(self) -> float:
+        """Bytes per second through each rank's network, in units of 1e9, when all ranks sum a large tensor.
+
+        NCCL goes on by TCP where it finds no InfiniBand, and says so in its own log alone.
+        """
+        message = torch.zeros(_BYTES, dtype=torch.uint8, device=get_device_name())
+        for _ in range(3):  # the first connects
+            began = time.perf_counter()
+            dist.all_reduce(message)
+            message[0].item()  # a GPU works on its own
+            seconds = time.perf_counter() - began
+        ranks = dist.get_world_size()
+        return 2 * (ranks - 1) / ranks * _BYTES / seconds / 1e9
 
     @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))

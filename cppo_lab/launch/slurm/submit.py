@@ -32,6 +32,7 @@ _EARLY_SECONDS = 30  # Slurm checks limits at this interval: its warning may com
 _START_SECONDS = 15  # until a job receives the warning
 _SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
 _SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
+_GPUS_OF_A_NODE = 8  # a job with so many, or on several nodes, takes them whole, and so their memory
 _LONGEST_NAME = 100  # characters of a job's name
 _LARGEST_ARRAY = 1000  # if the cluster does not report its limit
 _REASON_TRIES, _REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
@@ -51,7 +52,7 @@ OURS = {
     "array": "one array is made of equal runs",
     "clusters": "jobs are looked for on this cluster",
     "comment": "write the whole word, sbatch.comment",
-    "cpus-per-task": "set resources.cpus",
+    "cpus-per-task": "set resources.cpus, or layout.cpus_per_gpu",
     "error": "see `cppo logs`",
     "gpus-per-node": "set layout.devices_per_node",
     "job-name": "it is that of the sweep and the run",
@@ -132,7 +133,14 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     """
     taken = job.resources
     wrapped = wrapping(job, spec.container, spec.python)
-    cpus = (taken.cpus if taken else None) or (None if job.gpus else spec.threads)
+    # What a layout asks for gives way to what a user sets, in whatever way.
+    theirs = {name: value for name, value in spec.sbatch.items() if value is not False and value is not None}
+    cpus, memory = (taken.cpus, taken.memory_gb) if taken else (None, None)
+    if cpus is None and "cpus-per-gpu" not in theirs:
+        cpus = job.cpus if job.gpus else spec.threads
+    whole = job.gpus >= _GPUS_OF_A_NODE or (job.gpus > 0 and job.nodes > 1)
+    if memory is None and whole and theirs.keys().isdisjoint(("mem-per-cpu", "mem-per-gpu")):
+        memory = 0
     gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
     agreement = " ".join(f"{name}={value}" for name, value in AGREED.items())
     values: dict[str, Any] = {
@@ -155,16 +163,14 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             "requeue" if spec.requeues else "no-requeue": True,
             # In place of submitit's, which is as the shell was when submitit was loaded.
             "signal": f"{AGREED['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
-            **{
-                name: value for name, value in spec.sbatch.items() if value is not False and value is not None
-            },
+            **theirs,
         },
         "time": 0,  # no limit, where submitit would set five minutes
     }
     if taken is not None:
         values |= {
             "time": time_limit(spec, taken),
-            "mem": None if taken.memory_gb is None else f"{math.ceil(taken.memory_gb * 1024)}M",
+            "mem": None if memory is None else f"{math.ceil(memory * 1024)}M",
             **{name: getattr(taken, name) for name in ("partition", "account", "qos", "constraint")},
         }
     values = {key: value for key, value in values.items() if value is not None}

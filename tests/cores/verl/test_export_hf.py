@@ -24,6 +24,7 @@ from tests.waiting import CEILING_SECONDS
 
 pytestmark = pytest.mark.verl
 TINY = ["core=verl", "model=tiny_qwen3", "model.warm_start.steps=30"]
+FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors")
 HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 
@@ -142,6 +143,25 @@ def test_two_processes_make_it_once_and_what_a_kill_left_is_made_again(tmp_path:
         process.join()
         assert process.exitcode == 0
     assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
+
+
+def test_a_model_that_the_hubs_cache_has_whole_is_taken_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No library then asks the hub, which nodes of a cluster may not reach; of half a model it has to."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--Qwen--Qwen3-1.7B-Base"
+    snapshot = repository / "snapshots" / "0123abcd"
+    for path in (repository / "refs" / "main", *(snapshot / name for name in FILES)):
+        assert planned(tmp_path, *HUB)[1].model == "Qwen/Qwen3-1.7B-Base"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("0123abcd")
+    for more in ("seed=0", "model.revision=0123abcd"):  # verl could not ask for a revision
+        spec, files = planned(tmp_path, *HUB, f"paths.data={tmp_path}", more)
+        for path in (files.train, *files.validation):
+            path.touch()
+        require_files(spec, files, tmp_path)
+        assert files.model == str(snapshot)
 
 
 def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import UserError
+from cppo_lab.signals import Interrupted
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
@@ -198,6 +199,94 @@ def test_a_machine_waits_for_the_first_one_only_so_long(
         cluster._meet(allocation)
     allocation.end()
     cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))
+
+
+def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of 25 GB take more than five minutes to reach the last node; the next start may find it there."""
+    assert cluster.JOIN_SECONDS >= 1800
+    nodes = [
+        {"NodeName": allocation.machines[0], "Alive": True},
+        {"NodeName": allocation.machine, "Alive": False},
+    ]
+    for name, value in (("init", lambda **_: None), ("nodes", lambda: nodes), ("shutdown", lambda: None)):
+        monkeypatch.setattr(f"ray.{name}", value)
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.0)
+    with pytest.raises(
+        Interrupted, match=r"^there\.invalid did not join Ray's cluster on .* within 0 s"
+    ) as caught:
+        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
+    assert caught.value.number == signal.SIGUSR2  # which Slurm's jobs requeue
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus", "threads"),
+    [
+        ("model=tiny_qwen3", 1, 3),  # those of the launcher
+        ("model=qwen3_1_7b", 96, 12),
+        ("model=qwen3_1_7b", 32, 4),
+        (
+            "model=qwen3_1_7b",
+            31,
+            "may use 31 CPUs of .*, and its 8 GPUs need 32: on Slurm set layout.cpus_per_gpu",
+        ),
+        ("model=qwen3_1_7b layout.cpus_per_gpu=null", 1, "may use 1 CPUs of .* need 32: "),
+        ("model=qwen3_1_7b layout.cpus_per_gpu=2", 16, 2),  # a machine that has no more
+        ("model=qwen3_1_7b layout.cpus_per_gpu=2", 15, "need 16: "),
+        ("model=qwen3_1_7b layout.devices_per_node=1", 4, 4),
+    ],
+)
+def test_the_processes_of_a_gpu_share_its_cpus_and_too_few_are_refused(
+    words: str, cpus: int, threads: int | str, allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the machine that trains, and on those that it borrows."""
+    layout = compose(["core=verl", *words.split()]).layout
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
+    allocation.end()
+    lent = Resources(Path(), Path(), layout=layout, allocation=allocation)
+    if isinstance(threads, int):
+        cluster.run_worker_node(lent)
+        with core.own_ray(layout) as ray_init:
+            assert ray_init["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(threads)
+        return
+    with pytest.raises(UserError, match=threads):
+        cluster.run_worker_node(lent)
+    with pytest.raises(UserError, match=threads), core.own_ray(layout):
+        pass
+
+
+@pytest.mark.parametrize(("outside", "inside"), [(None, "1"), ("0", "0"), ("1", "1")])
+def test_a_run_with_its_model_on_disk_asks_no_hub(
+    outside: str | None, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if outside is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", outside)
+    for offline, value in ((True, inside), (False, outside)):
+        with core.own_ray(LAYOUT, offline=offline) as ray_init:
+            assert os.environ.get("HF_HUB_OFFLINE") == value
+            assert ray_init["runtime_env"]["env_vars"].get("HF_HUB_OFFLINE") == (value if offline else None)
+        assert os.environ.get("HF_HUB_OFFLINE") == outside
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "cpu:gloo"), ("cuda", None)])
+def test_ranks_wait_an_hour_for_a_checkpoint(
+    device: str, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl opens the process group with torch's ten minutes of NCCL, unless there is one already."""
+    from cppo_lab.cores.verl import worker
+
+    calls: list[Any] = []
+    monkeypatch.setattr(worker, "get_device_name", lambda: device)
+    monkeypatch.setattr(worker, "initialize_global_process_group_ray", lambda *how: calls.append(how))
+    monkeypatch.setattr(
+        worker.ActorRolloutRefWorker, "init_model", lambda self: calls.append("verl") or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        worker.TrustRegionWorker.init_model(object.__new__(worker.TrustRegionWorker))
+    assert calls == [(3600.0, backend), "verl"]
 
 
 def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:

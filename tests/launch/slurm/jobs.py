@@ -47,6 +47,7 @@ class Noted:
     fresh_process: bool = False
     nodes: int = 1
     gpus: int = 0
+    cpus: int | None = None
 
     @property
     def folder(self) -> Path:

@@ -1,6 +1,10 @@
 """Many jobs as one array, on a real slurmctld: throttled, and indifferent to the controller's restart."""
 
+import os
+import re
+import subprocess
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,43 @@ from cppo_lab.launch.base import Event
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.runs.attempt import Equipped
+from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
-from tests.launch.slurm.jobs import Noted, begun, ended, most_at_once, slurm_spec
+from tests.launch.slurm.jobs import Noted, begun, ended, most_at_once, notes, slurm_spec, takes
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class Sized(Noted):
+    """A job that notes the CPUs that it was given."""
+
+    def run(self) -> None:
+        """What Slurm says of the job, and of the step that this process is."""
+        job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
+        for text in (
+            subprocess.check_output(["scontrol", "show", "job", "--oneliner", job], text=True),
+            subprocess.check_output(["scontrol", "show", "step", "--oneliner", f"{job}.{step}"], text=True),
+        ):
+            [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
+            self.note(number)
+        self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
+
+
+def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Cluster, tmp_path: Path) -> None:
+    """A job that asks for none has one, on which the processes of eight GPUs would run."""
+    layout = compose(
+        ["core=verl", "model=qwen3_1_7b", "layout.devices_per_node=2", "layout.cpus_per_gpu=1"]
+    ).layout
+    cpus = Equipped(compose(["core=verl", "model=qwen3_1_7b"]).run, tmp_path, layout).cpus
+    jobs = [Sized(tmp_path, "layout", gpus=2, cpus=cpus), Sized(tmp_path, "cluster", gpus=2)]
+    jobs.append(Sized(tmp_path, "user", gpus=2, cpus=2, resources=takes(cpus=1)))
+    launch_slurm(jobs, slurm_spec(), lambda event: None)
+    until("they have noted it", lambda: len(notes(tmp_path)) == 9)
+    for name, numbers in {"layout": ["2"] * 3, "cluster": ["1", "1", "none"], "user": ["1"] * 3}.items():
+        assert [what for _, what in notes(tmp_path, name)] == numbers, name
 
 
 def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(

@@ -39,7 +39,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(
         training,
         "lend_machine",
-        lambda core, resources, devices: seen.lent.append((devices, resources.allocation)),
+        lambda core, starts, devices: seen.lent.extend((devices, start.allocation) for start in starts),
     )
     for name, value in {
         "SUBMITIT_EXECUTOR": "slurm",

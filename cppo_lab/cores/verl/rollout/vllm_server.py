@@ -15,6 +15,7 @@ tokens with K = 20 is 172k Python objects; `FlatLogprobs` (since vLLM 0.12) hold
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +135,10 @@ class TopKServer(vLLMHttpServer):
         tell_engine()
         await super().run_server(args)
         self.engine = TopKEngine(self.engine)
+
+    def runner(self) -> str:
+        """vLLM's version, and which of its model runners the engine has chosen: each has a sampler of its own."""
+        return f"{version('vllm')}, model runner {1 + self.engine.vllm_config.use_v2_model_runner}"
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **arguments: Any
