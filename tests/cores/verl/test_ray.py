@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import UserError
@@ -45,6 +46,17 @@ def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(on_ray: OnRay
     for client in refused:
         assert client.returncode != 0 and "let in" not in client.stdout
         assert "Unauthenticated" in client.stderr or "AuthenticationError" in client.stderr
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_has_seen_of_its_machines(on_ray: OnRay) -> None:
+    """For a preflight; over two ranks on one machine a quarter of a gigabyte takes no minute."""
+    on_ray.seen("trained")
+    machine = phases.read_machine(on_ray.folder)
+    assert machine.pop("CPUs of the first node") == len(os.sched_getaffinity(0))
+    speed = machine.pop("all-reduce over 2 devices, GB/s")
+    assert isinstance(speed, float) and speed > 2**28 / 60e9
+    assert machine.keys() <= {"InfiniBand"}  # no vLLM
 
 
 @pytest.mark.slow
