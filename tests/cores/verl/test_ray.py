@@ -284,7 +284,7 @@ def test_a_run_with_its_model_on_disk_asks_no_hub(
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "cpu:gloo"), ("cuda", None)])
-def test_ranks_wait_an_hour_for_a_checkpoint(
+def test_ranks_wait_for_a_checkpoint_as_long_as_the_settings_say(
     device: str, backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """verl opens the process group with torch's ten minutes of NCCL, unless there is one already."""
@@ -296,9 +296,11 @@ def test_ranks_wait_an_hour_for_a_checkpoint(
     monkeypatch.setattr(
         worker.ActorRolloutRefWorker, "init_model", lambda self: calls.append("verl") or 1 / 0
     )
+    rank = object.__new__(worker.TrustRegionWorker)
+    rank.config = SimpleNamespace(nccl_timeout=3600)
     with pytest.raises(ZeroDivisionError):
-        worker.TrustRegionWorker.init_model(object.__new__(worker.TrustRegionWorker))
-    assert calls == [(3600.0, backend), "verl"]
+        worker.TrustRegionWorker.init_model(rank)
+    assert calls == [(3600, backend), "verl"]
 
 
 def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:
