@@ -47,6 +47,7 @@ class SmallJob:
     fresh_process: bool = False
     nodes: int = 1
     gpus: int = 0
+    cpus: int | None = None
     resources: ResourcesSpec | None = None
     created: float | None = None
 
