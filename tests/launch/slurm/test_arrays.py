@@ -37,6 +37,7 @@ class Sized(Noted):
             [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
             self.note(number)
         self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
+        self.note(os.environ["CUDA_VISIBLE_DEVICES"].replace(",", " "))
 
 
 def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Cluster, tmp_path: Path) -> None:
@@ -48,9 +49,10 @@ def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Clus
     jobs = [Sized(tmp_path, "layout", gpus=2, cpus=cpus), Sized(tmp_path, "cluster", gpus=2)]
     jobs.append(Sized(tmp_path, "user", gpus=2, cpus=2, resources=takes(cpus=1)))
     launch_slurm(jobs, slurm_spec(), lambda event: None)
-    until("they have noted it", lambda: len(notes(tmp_path)) == 9)
+    until("they have noted it", lambda: len(notes(tmp_path)) == 12)
     for name, numbers in {"layout": ["2"] * 3, "cluster": ["1", "1", "none"], "user": ["1"] * 3}.items():
-        assert [what for _, what in notes(tmp_path, name)] == numbers, name
+        *given, gpus = [what for _, what in notes(tmp_path, name)]
+        assert (given, len(gpus.split())) == (numbers, 2), name
 
 
 def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
