@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl.rollout.cpu import (
@@ -227,6 +235,23 @@ def test_new_weights_change_responses_and_their_step(model: PreTrainedModel, tin
     np.testing.assert_allclose(after.log_probs, expected[range(12), after.token_ids], atol=1e-5)
     asyncio.run(server.load_weights(other.state_dict(), None))
     assert server.global_steps == 7
+
+
+def test_experts_come_one_by_one(model: PreTrainedModel) -> None:
+    """As verl takes them apart."""
+    shape = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    drop = ("model_type", "architectures", "layer_types", "transformers_version")
+    sizes = {key: value for key, value in model.config.to_dict().items() if key not in drop}
+    config = Qwen3MoeConfig(**sizes | shape)
+    source, target = Qwen3MoeForCausalLM(config), Qwen3MoeForCausalLM(config)
+    sent = dict(unfuse_moe_params(source.state_dict().items(), "qwen3_moe"))
+    assert "model.layers.1.mlp.experts.11.up_proj.weight" in sent
+    load_named_tensors(target, sent)
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value), name
+    del sent["model.layers.1.mlp.gate.weight"]
+    with pytest.raises(UserError, match=r"missing \['model.layers.1.mlp.gate.weight'\], unexpected none"):
+        load_named_tensors(target, sent)
 
 
 def test_wrong_weights_are_named(model: PreTrainedModel) -> None:

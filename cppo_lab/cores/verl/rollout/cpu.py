@@ -327,8 +327,28 @@ class CpuServer:
     start_profile = stop_profile = resume_generation = _nothing
 
 
+def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights with all experts of a layer in one tensor, as transformers has them. verl sends each expert by itself
+    (`unfuse_moe_params`), in order.
+    """
+    packed: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for name, value in weights.items():
+        layer, _, expert = name.partition(".mlp.experts.")
+        number, _, part = expert.partition(".")
+        if number.isdecimal():
+            experts.setdefault(f"{layer}.mlp.experts", {}).setdefault(part, []).append(value)
+        else:
+            packed[name] = value
+    for layer, parts in experts.items():
+        gate, up, down = (torch.stack(parts[f"{part}_proj.weight"]) for part in ("gate", "up", "down"))
+        packed |= {f"{layer}.gate_up_proj": torch.cat([gate, up], dim=1), f"{layer}.down_proj": down}
+    return packed
+
+
 def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
     """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
+    weights = _packed(weights)
     state = model.state_dict(keep_vars=True)
     # Names that share one tensor are tied: a single name is enough.
     given = {id(state[name]) for name in weights.keys() & state.keys()}
