@@ -314,12 +314,30 @@ def test_limits_of_the_machine_are_warnings(here: Here) -> None:
     line = f"warning     shared memory: no {here.folder}/shm: Ray will use the disk, which is slow"
     assert here.line(TINY, "shared memory") == line
     assert "host memory" not in here.checks(PAPER)
-    for pages, status in ((25_000_000, "warning"), (27_000_000, "ok")):  # 102 GB, 111 GB
+    stale = f"{PAPER} rollout.staleness=2"
+    for run, pages, remedy in (
+        (
+            MOE,
+            25_000_000,
+            "layout.offload takes about 107 GB of each node",
+        ),  # 30.5e9 x 14 bytes / 4; has 102 GB
+        (MOE, 27_000_000, ""),
+        (
+            stale,
+            5_000_000,
+            "rollout.staleness=2 takes about 21 GB of each node",
+        ),  # 1.72e9 x 4 bytes x 3 policies
+        (stale, 6_000_000, ""),
+        (
+            f"{stale} layout.offload=true",
+            6_000_000,
+            "layout.offload and rollout.staleness=2 takes about 41 GB",
+        ),
+    ):
         memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}
         here.patch.setattr(verl.os, "sysconf", lambda name, memory=memory: memory[name])
-        check = here.checks(MOE)["host memory"]  # 30.5e9 parameters, 14 bytes each, four nodes: 107 GB
-        assert check.status == status
-        assert status == "ok" or "about 107 GB of each node" in check.remedy
+        check = here.checks(run)["host memory"]
+        assert check.status == ("warning" if remedy else "ok") and remedy in check.remedy, run
 
 
 @pytest.mark.parametrize(

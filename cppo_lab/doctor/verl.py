@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
-from cppo_lab.spec.estimate import CPU_OPTIMISER
+from cppo_lab.spec.estimate import CPU_OPTIMISER, past_policies
 
 SHARED = Path("/dev/shm")  # Ray's object store
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -147,18 +147,26 @@ def _driver() -> Iterator[Check]:
 
 
 def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
-    """Check that parameters, gradients and optimiser states fit in this node's memory when offloaded."""
-    if not isinstance(run.model, HubModel) or not (layout.offload or layout.verl.get(CPU_OPTIMISER)):
+    """Check that what is offloaded of parameters, gradients and optimiser fits in this node's memory, with earlier
+    policies.
+    """
+    if not isinstance(run.model, HubModel):
         return
-    needed = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
+    offloaded = layout.offload or layout.verl.get(CPU_OPTIMISER)
+    parts = {
+        "layout.offload": run.model.parameters * 1e9 * OFFLOADED[layout.strategy] if offloaded else 0.0,
+        f"rollout.staleness={run.rollout.staleness}": past_policies(run),
+    }
+    taken = " and ".join(name for name, part in parts.items() if part)
+    needed = sum(parts.values()) / layout.nodes
+    if not needed:
+        return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"{total / 1e9:.0f} GB on this node"
     if total >= needed:
         yield Check("host memory", OK, text)
         return
-    remedy = (
-        f"layout.offload takes about {needed / 1e9:.0f} GB of each node: more nodes, or layout.offload=false"
-    )
+    remedy = f"{taken} takes about {needed / 1e9:.0f} GB of each node: more nodes, or do without"
     yield Check("host memory", WARNING, text, remedy)
 
 

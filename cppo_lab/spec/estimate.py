@@ -6,7 +6,7 @@ fixed costs, are assumptions made before any run of ours on such a machine: the 
 of UNCERTAINTY either way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cppo_lab.core_records import core_of
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, SyntheticModel, TaskData
@@ -176,7 +176,7 @@ class MemoryEstimate:
 
     `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
     the room for keys and values of an engine besides its weights, on all its GPUs (negative: not even the weights
-    fit); `kv_needed` is the size of a sequence of maximum length.
+    fit); `kv_needed` is the size of a sequence of maximum length. `host`: of each node's own memory, earlier policies.
     """
 
     state: float
@@ -187,6 +187,7 @@ class MemoryEstimate:
     kv_cache: float
     kv_needed: float
     available: float
+    host: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -394,9 +395,17 @@ def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None =
         return None
     shape, amounts = shape_of(run), amounts_of(run)
     available = available or layout.device_memory_gb * 1e9
+    memory = estimate_memory(shape, amounts, layout, available)
     return CostEstimate(
-        estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available)
+        estimate_time(shape, amounts, layout), replace(memory, host=past_policies(run) / layout.nodes)
     )
+
+
+def past_policies(run: RunSpec) -> float:
+    """Bytes of host memory, on all nodes, of the policies that a stale mu needs, the current one among them."""
+    copies = run.rollout.staleness + 1 if run.rollout.staleness else 0
+    weights = SAVED["fsdp2"][1] / (2 if run.optim.master_dtype else 1)
+    return copies * shape_of(run).parameters * weights
 
 
 # Bytes per parameter of a checkpoint with AdamW's state, and of its weights alone: float32 weights and two moments;
@@ -426,6 +435,7 @@ def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
         whole = weights
     if run.optim.master_dtype:
         whole, weights = whole / 2, weights / 2
+    whole += run.rollout.staleness * weights  # the earlier policies
     every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
     number = layout.verl.get(CHECKPOINTS_KEY, CHECKPOINTS) or run.training.t_stop // every
     return DiskEstimate(parameters * (number * whole + weights), parameters * weights)

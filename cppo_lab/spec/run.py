@@ -620,10 +620,11 @@ class VerlRun(RunSpec):
                 f"rollout.temperature={self.rollout.temperature}: vLLM samples at {COLDEST:g} instead, and pi would be "
                 f"compared with another mu; set rollout.temperature={COLDEST:g} or more"
             )
-        if self.rollout.staleness:
+        if self.rollout.staleness and self.optim.lora_rank:
             raise ValueError(
-                f"rollout.staleness={self.rollout.staleness}: verl's synchronous trainer samples from the current "
-                "policy; set rollout.staleness=0, or core=mini"
+                f"rollout.staleness={self.rollout.staleness} with optim.lora_rank={self.optim.lora_rank}: earlier "
+                "policies are kept whole, and that merged adapters come back unchanged has not been tested; set "
+                "rollout.staleness=0, or optim.lora_rank=null"
             )
         replay = self.rollout.router_replay
         if replay == "R2":

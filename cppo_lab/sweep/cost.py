@@ -82,7 +82,7 @@ class Cost:
     """Wall-clock hours of a run, and its total GPU-hours if it uses GPUs.
 
     `basis` is ESTIMATE, PREFLIGHT or MEASURED (by `measured_runs` past runs). For a run on GPUs, `verdict` explains
-    whether its memory `fits`, according to the estimate or a preflight.
+    whether its memory `fits`, according to the estimate or a preflight; `host` is of each node's memory, in bytes.
     """
 
     hours: float
@@ -91,6 +91,7 @@ class Cost:
     measured_runs: int = 0
     fits: bool = True
     verdict: str = ""
+    host: float = 0.0
 
 
 def cost_of(
@@ -121,6 +122,7 @@ def cost_of(
         measured_runs=len(medians),
         fits=estimated.memory.fits,
         verdict=estimated.memory.verdict,
+        host=estimated.memory.host,
     )
 
 

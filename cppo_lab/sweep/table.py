@@ -110,12 +110,16 @@ def cost_summary(
         total = sum(part.gpu_hours or 0.0 for part in sums)
         remaining = sum(part.gpu_hours_left or 0.0 for part in sums)
         lines.append(f"Together: {total:.0f} GPU-hours; {remaining:.0f} remaining.")
-    verdicts: dict[tuple[str, str], str] = {}
+    verdicts: dict[tuple[str, str], tuple[str, float]] = {}
     for run in runs:
         cost = costs.get(run.run_id)
         if cost is not None and cost.verdict:
-            verdicts.setdefault((run.spec.model.name, run.layout.name), cost.verdict)
-    lines += [f"{model} on {layout}: {verdict}" for (model, layout), verdict in verdicts.items()]
+            name = (run.spec.model.name, run.layout.name)
+            verdict, host = verdicts.get(name, (cost.verdict, 0.0))
+            verdicts[name] = verdict, max(host, cost.host)
+    for (model, layout), (verdict, host) in verdicts.items():
+        more = f"; earlier policies take up to {host / 1e9:.0f} GB of each node's memory" if host else ""
+        lines.append(f"{model} on {layout}: {verdict}{more}")
     if disks := [disk for run in runs if (disk := estimate_disk(run.spec, run.layout))]:
         stays, most = sum(disk.recorded for disk in disks), max(disk.training for disk in disks)
         lines.append(
@@ -299,6 +303,7 @@ def _cost(cost: CostEstimate) -> dict[str, Any]:
             "peak_in_training": round(memory.training / 1e9, 1),
             "peak_in_rollout": round(memory.rollout / 1e9, 1),
         },
+        "earlier_policies_gigabytes_per_node": round(memory.host / 1e9, 1),
     }
 
 

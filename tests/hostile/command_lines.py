@@ -242,6 +242,8 @@ LINES = {
     "doctor core=verl model=qwen3_8b_base layout.sequence_parallel=3": "must divide the 16 devices",
     "doctor core=verl model=qwen3_8b_base layout.nodes=3":
         "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
+    "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron rollout.staleness=1":
+        "rollout.staleness=1 with layout=two_nodes_megatron: …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_8b_base divergence.k=151937": "set divergence.k=151936 or less",
     "doctor core=verl model=qwen3_30b_a3b_base rule=cppo_kl layout.megatron.tensor=3":
         "= 3 must divide the 32 devices",

@@ -199,7 +199,7 @@ LAUNCH = {
 }
 
 VERL = {
-    "rollout.staleness=1": "rollout.staleness=1: …set rollout.staleness=0, or core=mini",
+    "rollout.staleness=101": "rollout.staleness=101: must be in [0, 100]",
     "layout.nodes=0": "layout: nodes=0: must be in [1, 1000000000]",
     "layout.strategy=ddp": "layout: strategy='ddp': must be 'fsdp2' or 'megatron'",
     "layout.device=tpu": "layout: device='tpu': must be 'cuda' or 'cpu'",

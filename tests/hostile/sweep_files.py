@@ -318,9 +318,6 @@ VERL = {
     "variants: {a: {rule: cppo, divergence: exact_tv}}":
         ": variants.a.divergence='exact_tv': divergence.estimator='exact' would carry mu's whole vocabulary "
         "for every token: choose divergence=topk_tv or topk_kl",
-    "variants: {a: {rule: cppo, rollout.staleness: 1}}":
-        ": variants.a.rollout.staleness=1: verl's synchronous trainer samples from the current policy; set "
-        "rollout.staleness=0, or core=mini",
     "resources: [{hours: 3}, {gpus: 3}]":
         ": resources.1.gpus=3: layout='two_nodes' has 6 data-parallel ranks, which cannot share a minibatch "
         "of 32 prompts x 8 responses equally: choose a layout whose ranks divide 256",

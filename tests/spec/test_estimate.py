@@ -132,6 +132,15 @@ def test_what_does_not_fit(overrides: list[str], reason: str) -> None:
     assert reason in memory.verdict
 
 
+def test_earlier_policies_take_the_memory_of_the_nodes() -> None:
+    """The current one and k earlier ones, float32, spread over the nodes; none without staleness."""
+    eight = ["core=verl", "model=qwen3_8b_base", "layout=two_nodes"]
+    for staleness, copies in ((0, 0), (1, 2), (8, 9)):
+        memory = cost(*eight, f"rollout.staleness={staleness}").memory
+        assert memory.host == pytest.approx(copies * 8.19e9 * 4 / 2, rel=0.01)
+        assert memory.peak == cost(*eight).memory.peak
+
+
 def test_runs_without_gpus_have_no_estimate() -> None:
     for overrides in ([], ["core=verl", "model=tiny_qwen3"]):
         composed = compose(overrides)

@@ -79,6 +79,7 @@ _TRAINER = {
     "PPOTrainer": "config",
     "PPOTrainer._init_resource_pool_mgr": "self",
     "PPOTrainer._load_checkpoint": "self",
+    "PPOTrainer.on_validate_end": "self",
     "PPOTrainer._submit_batch_to_rollout": "self batch",
     "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
     "PPOTrainer._compute_old_log_prob": "self batch metrics",
@@ -94,6 +95,15 @@ _BUFFER = {
     "max_inflight_gen_batches sync_refill_failed_groups",
     "ReplayBuffer.sample": "self global_steps partition_id batch_size",
 }
+_SYNC = {
+    "PPOTrainerSync": "config",
+    "PPOTrainerSync.on_init_end": "self",
+    "PPOTrainerSync.on_step_end": "self",
+}
+_SERVERS = {
+    "CheckpointEngineManager.update_weights": "self global_steps",
+    "CheckpointEngineManager.sleep_replicas": "self",
+}
 _PADDING = {
     "construct_minimal_padding_template": "source_td source_tag eos_token_id",
 }
@@ -104,6 +114,8 @@ _WORKER = {
     "ActorRolloutRefWorker.init_model": "self",
     "ActorRolloutRefWorker.update_actor": "self data",
     "ActorRolloutRefWorker.update_weights": "self global_steps mode",
+    "ActorRolloutRefWorker.save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep",
+    "ActorRolloutRefWorker.load_checkpoint": "self local_path hdfs_path del_local_after_load",
     "TrainingWorker.train_mini_batch": "self data",
     "TrainingWorker.train_batch": "self data",
     "TrainingWorker.set_loss_fn": "self loss_fn",
@@ -182,7 +194,9 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
     # Trainer
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
-    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config"}),
+    *_points(OVERRIDE, _V1, _SYNC),
+    *_points(CALL, "verl.checkpoint_engine", _SERVERS),
+    *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
     *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
     *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
     *_points(CALL, "verl.trainer.main_ppo", _MAIN),
@@ -203,6 +217,6 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(CALL, "verl.utils.config", {"validate_config": "config use_reference_policy use_critic"}),
     *_points(CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
     *_points(CALL, "verl.utils.import_utils", {"load_class_from_fqn": "fqn description"}),
-    *_points(CALL, "verl.utils.device", {"get_device_name": ""}),
+    *_points(CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
     *_points(CALL, "verl.single_controller.base.decorator", _DISPATCH),
 )

@@ -93,6 +93,12 @@ def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
 def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
     """What verl's engines carry of a run's settings, and what `cppo export` reads of it."""
     rollout, optim, fsdp = run.rollout, run.optim, layout.strategy == "fsdp2"
+    if rollout.staleness and not fsdp:
+        raise UserError(
+            f"configuration: rollout.staleness={rollout.staleness} with layout={layout.name}: Megatron's weights are "
+            "views of its optimiser's buffers, and that they come back unchanged from an earlier policy has not been "
+            "tested: choose a layout with strategy fsdp2, or rollout.staleness=0"
+        )
     for key, value, works, remedy in (
         (
             "rollout.router_replay",

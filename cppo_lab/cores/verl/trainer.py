@@ -26,6 +26,7 @@ from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
@@ -194,6 +195,39 @@ class LabTrainer(PPOTrainerSync):
                 self.spec, self._answer_settings, rows, decode, self.tokenizer.decode
             )
             self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
+
+    def on_init_end(self) -> None:
+        """Give the rollout servers mu of the first step; a resumed run's may be older than its checkpoint."""
+        self._keep_policy()
+        self._serve(self._mu())
+
+    def on_step_end(self) -> None:
+        """Give the rollout servers mu of the next step, or the policy that is validated first."""
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self._keep_policy()
+            self._serve(self.global_steps if self._is_validated() else self._mu())
+
+    def on_validate_end(self) -> None:
+        """Give the rollout servers mu of the next step, if there is one, where mu is not the policy just validated."""
+        if self._mu() < self.global_steps < self.total_training_steps:
+            self.checkpoint_manager.sleep_replicas()  # new weights need sleeping servers, without the old ones' cache
+            self._serve(self._mu())
+
+    def _keep_policy(self) -> None:
+        if staleness := self.spec.rollout.staleness:
+            self.actor_rollout_wg.keep_policy(self.global_steps, staleness)
+
+    def _mu(self) -> int:
+        """The step after which the policy was that of the next step's rollouts: `rollout.staleness` batches ago."""
+        return max(0, self.global_steps - self.spec.rollout.staleness)
+
+    def _serve(self, step: int) -> None:
+        """Give the rollout servers the policy after `step`."""
+        if step != self.global_steps:
+            self.actor_rollout_wg.use_policy(step)
+        self.checkpoint_manager.update_weights(step)
+        if step != self.global_steps:
+            self.actor_rollout_wg.use_policy(self.global_steps)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}

@@ -10,15 +10,17 @@ the largest of them: 2 K numbers per token. Here the first process of a group fe
 import time
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch.distributed.tensor import DTensor
 from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name
+from verl.utils.device import get_device_name, get_torch_device
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -27,6 +29,7 @@ from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run
+from cppo_lab.errors import UserError
 from cppo_lab.spec import RuleSpec
 
 _COLUMNS = (TOPK_IDS, TOPK_LOGP)
@@ -121,12 +124,76 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0
         self._kept_responses: list[KeptResponse] = []
+        self._staleness = 0
+        self._policies: dict[int, dict[str, torch.Tensor]] = {}  # this rank's shards, by step and name
         self.use_loss(self.actor_config)
 
     def use_loss(self, config: Any) -> None:
         """Train with our loss under `config`, an ActorConfig."""
         self.loss_fn = partial(trust_region_loss, config=config, watch=self._watch, keep=self._keep)
         self.actor.set_loss_fn(self.loss_fn)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_policy(self, step: int, staleness: int) -> None:
+        """Copy the policy after `step` to host memory, where the last `staleness` + 1 are.
+
+        Raises UserError if one of them is missing: a resumed run's come from its checkpoint.
+        """
+        self._staleness, oldest = staleness, max(0, step - staleness)
+        if missing := [past for past in range(oldest, step) if past not in self._policies]:
+            raise UserError(
+                f"the checkpoint of step {step} lacks {self._policies_file()} or its policies of steps {missing}, from "
+                f"which rollout.staleness={staleness} samples: remove its folder to resume from an older one"
+            )
+        self._policies = {past: shards for past, shards in self._policies.items() if past >= oldest}
+        self._policies[step] = {name: shard.to("cpu", copy=True) for name, shard in self._shards().items()}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def use_policy(self, step: int) -> None:
+        """Make the policy after `step`, which is in host memory, that of the engine; bit for bit."""
+        with torch.no_grad():
+            for name, shard in self._shards().items():
+                shard.copy_(self._policies[step][name])
+
+    def _shards(self) -> dict[str, torch.Tensor]:
+        """What this rank holds of the parameters, by name; tied ones once."""
+        get_torch_device().synchronize()  # verl moves offloaded parameters without waiting
+        # Not `named_parameters`: only this brings FSDP2's parameters back from their gathered form.
+        whole = self.actor.engine.module.state_dict(keep_vars=True)
+        named = {id(tensor): (name, tensor) for name, tensor in whole.items()}
+        with torch.no_grad():
+            return {
+                name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                for name, tensor in named.values()
+            }
+
+    def _policies_file(self) -> str:
+        # Like verl's file of extra state, it is nothing that a best checkpoint needs.
+        return f"extra_policies_world_size_{self.world_size}_rank_{self.rank}.pt"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        """Save verl's checkpoint, with the earlier policies that later steps sample from."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        if self._staleness:
+            oldest = global_step - self._staleness
+            needed = {step: shards for step, shards in self._policies.items() if step >= oldest}
+            torch.save(needed, Path(local_path) / self._policies_file())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Load verl's checkpoint, and the earlier policies in it."""
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+        path = Path(local_path) / self._policies_file()
+        self._policies = torch.load(path, weights_only=True) if path.exists() else {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_diagnostics(self, rule: dict[str, Any], horizon: int, state: dict[str, Any] | None) -> None:

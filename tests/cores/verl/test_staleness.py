@@ -1,0 +1,234 @@
+"""`rollout.staleness` in verl's own trainer: from which policy it samples and validates, against the embedded core.
+
+The runs are those of `stale`, a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
+from cppo_lab.cores.verl.trainer import LabTrainer
+from cppo_lab.cores.verl.worker import TrustRegionWorker
+from cppo_lab.errors import UserError
+from cppo_lab.schema import MISMATCH
+from cppo_lab.spec.estimate import shape_of
+from cppo_lab.sweep.compose import compose
+from tests.cores.verl.stale import EVERY, RANKS, SETTINGS, STALENESS, STEPS, composed
+from tests.waiting import CEILING_SECONDS
+
+pytestmark = pytest.mark.verl
+slow = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+STALE = [staleness for staleness in STALENESS if staleness]
+
+
+class Runs:
+    """What the process has seen of each run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        assert not self.process.returncode, self.process.stdout[-5000:]
+        return dict(torch.load(self.folder / f"{name}.pt", weights_only=False))
+
+    @cached_property
+    def process(self) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "tests.cores.verl.stale", str(self.folder)],
+            cwd=self.folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
+        )  # fmt: skip
+
+
+class Machine:
+    """Engine and servers of a trainer, with the number of a step for the policy after it."""
+
+    def __init__(self) -> None:
+        self.engine = self.server = 0
+        self.copies: dict[int, int] = {}
+        self.asleep, self.calls = True, 0
+
+    def keep_policy(self, step: int, staleness: int) -> None:
+        self.copies[step] = self.engine
+        self.calls += 1
+
+    def use_policy(self, step: int) -> None:
+        self.engine = self.copies[step]
+
+    def sleep_replicas(self) -> None:
+        self.asleep = True
+
+    def update_weights(self, step: int) -> None:
+        assert self.asleep and self.engine == step  # as verl requires; they wake up, without a cache
+        self.server, self.asleep = step, False
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+@pytest.mark.parametrize("staleness", [0, 1, 2, 100])
+def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int, start: int) -> None:
+    """In verl's order of calls, from the start or a checkpoint; training goes on from its own policy."""
+    made: LabTrainer = LabTrainer.__new__(LabTrainer)
+    made.spec, made.timing_raw = composed(staleness).run, {}
+    made.actor_rollout_wg = made.checkpoint_manager = machine = Machine()
+    made.global_steps, made.total_training_steps = start, STEPS
+    machine.engine, machine.copies = start, {step: step for step in range(start)}
+    made.on_init_end()
+    if start == 0:
+        assert machine.server == 0 and not machine.asleep
+        made.on_validate_end()
+    for made.global_steps in range(start + 1, STEPS + 1):
+        assert machine.server == max(0, made.global_steps - 1 - staleness) and not machine.asleep
+        machine.sleep_replicas()  # behind sampling
+        assert machine.engine == made.global_steps - 1
+        machine.engine = made.global_steps
+        made.on_step_end()
+        if made.global_steps % EVERY == 0:
+            assert machine.server == made.global_steps and not machine.asleep
+            made.on_validate_end()
+    assert machine.engine == machine.server == STEPS  # nothing is sampled behind the last validation
+    assert machine.calls == (STEPS + 1 - start if staleness else 0)
+
+
+def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what a checkpoint should have had the run ends at once."""
+    device = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr("cppo_lab.cores.verl.worker.get_torch_device", lambda: device)
+    model = torch.nn.ModuleDict(
+        {"a": torch.nn.Linear(3, 3, bias=False), "b": torch.nn.Linear(3, 3, bias=False)}
+    )
+    model["b"].weight = model["a"].weight
+    worker: TrustRegionWorker = TrustRegionWorker.__new__(TrustRegionWorker)
+    worker.__dict__.update(
+        _policies={}, _rank=0, _world_size=1, actor=SimpleNamespace(engine=SimpleNamespace(module=model))
+    )
+    weights = []
+    for step in range(4):
+        weights.append(model["a"].weight.detach().clone())
+        worker.keep_policy(step, 2)
+        assert list(worker._policies) == list(range(max(0, step - 2), step + 1))
+        assert all(len(shards) == 1 for shards in worker._policies.values())
+        model["a"].weight.data /= 3
+    for step in (1, 3, 2):
+        worker.use_policy(step)
+        assert torch.equal(model["b"].weight, weights[step])
+    del worker._policies[2]
+    with pytest.raises(
+        UserError, match=r"step 4 lacks extra_policies_world_size_1_rank_0.pt .* steps \[2\], .*=2"
+    ):
+        worker.keep_policy(4, 2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("stale"))
+
+
+@slow
+@pytest.mark.parametrize("staleness", STALENESS)
+def test_servers_sample_from_the_policy_of_k_batches_ago_and_validate_the_current_one(
+    runs: Runs, staleness: int
+) -> None:
+    """By digests of the trainer's and the servers' weights: bit for bit, on both ranks."""
+    seen = runs[str(staleness)]
+    policies = seen["trained"]
+    assert list(policies) == list(range(STEPS + 1)) and len(set(policies.values())) == STEPS + 1
+    assert list(seen["sampled"]) == list(range(1, STEPS + 1))
+    for step, served in seen["sampled"].items():
+        assert served == {policies[max(0, step - 1 - staleness)]}, step
+    assert seen["validated"] == {step: {policies[step]} for step in range(0, STEPS + 1, EVERY)}
+    for step, copies in seen["copies"].items():
+        assert copies == (list(range(max(0, step - staleness), step + 1)) if staleness else [])
+
+
+@slow
+@pytest.mark.parametrize(
+    ("staleness", "step"), [(staleness, step) for staleness in STALE for step in range(1, STEPS)]
+)
+def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(
+    runs: Runs, staleness: int, step: int
+) -> None:
+    """Bit for bit, whatever the trainer has in memory; at the first steps from the start's policy."""
+    whole, resumed = runs[str(staleness)], runs[f"{staleness} from {step}"]
+    assert list(resumed["rows"]) == list(range(step + 1, STEPS + 1))
+    for number, row in resumed["rows"].items():
+        assert without_times(row) == without_times(whole["rows"][number]), number
+    later = range(step + 1, STEPS + 1)
+    for name in ("sampled", "trained"):
+        assert {n: resumed[name][n] for n in later} == {n: whole[name][n] for n in later}
+
+
+def without_times(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not name.startswith("perf/")}
+
+
+@slow
+def test_a_checkpoint_has_the_policies_that_later_steps_sample_from(runs: Runs) -> None:
+    """In float32, a shard for each rank; the fresh run has none."""
+    runs["0"]
+    parameters = shape_of(composed(0).run).parameters
+    for staleness in STALE:
+        for step in range(1, STEPS + 1):
+            folder = runs.folder / str(staleness) / "verl_checkpoints" / f"global_step_{step}" / "actor"
+            paths = sorted(folder.glob("*policies*"))
+            assert len(paths) == RANKS
+            shards = [torch.load(path, weights_only=True) for path in paths]
+            steps = list(range(max(0, step - staleness), step))
+            assert [list(shard) for shard in shards] == [steps] * RANKS
+            size = sum(x.nbytes for shard in shards for policy in shard.values() for x in policy.values())
+            assert size == pytest.approx(len(steps) * parameters * 4, rel=0.02)  # norms are not counted
+    assert not list(runs.folder.glob("0/**/*policies*"))
+
+
+@slow
+@pytest.mark.parametrize("staleness", STALE)
+def test_the_embedded_core_trains_the_same_on_the_same_responses(runs: Runs, staleness: int) -> None:
+    """Its own mu of k batches ago has sampled them, and its updates have the same numbers."""
+    seen = runs[str(staleness)]
+    spec = compose(["core=mini", *SETTINGS, f"rollout.staleness={staleness}"]).run
+    trainer = Trainer(spec, Resources(runs.folder, runs.folder, device="cpu"))
+    apart = []
+    for step in range(1, STEPS + 1):
+        batch = recorded(trainer, seen["batches"][step])
+        valid = batch.rollout.valid()
+        gaps = []
+        for model in (trainer.policy.current(), trainer.model):
+            logits = batch.rollout.logits(model, trainer.tokenizer.pad) / spec.rollout.temperature
+            logp = logits.log_softmax(-1).gather(-1, batch.rollout.responses[..., None])[..., 0]
+            gaps.append(float((logp - batch.rollout.logp)[valid].abs().max()))
+        assert gaps[0] < 1e-4, step
+        apart.append(gaps[1])
+        metrics, row = trainer.update(batch), seen["rows"][step]
+        assert ("train/loss" in metrics) == ("train/loss" in row)
+        for name, value in metrics.items():
+            if not name.startswith(MISMATCH):
+                # A token at the edge of a bin moves the percentile by one, which is 19 % wide.
+                near = {"rel": 0.2, "abs": 1e-4} if name.endswith("_p99") else {"rel": 1e-3, "abs": 1e-4}
+                assert row[name] == pytest.approx(value, **near), (step, name)
+    assert apart[0] < 1e-4 and min(apart[1:]) > 1e-3  # the current policy is another one
+
+
+def recorded(trainer: Trainer, rows: dict[str, list[torch.Tensor]]) -> GradedRollout:
+    """verl's batch in the form of the embedded core."""
+    responses = trainer.run.batch.responses
+    padded = {name: pad_sequence(columns, batch_first=True) for name, columns in rows.items()}
+    group = torch.arange(len(rows["responses"])) // responses
+    rewards = torch.tensor([float(scores.sum()) for scores in rows["rm_scores"]])
+    advantages, keep, share = trainer.graded(rewards, group)
+    rollout = Rollout(
+        padded["prompts"][::responses], group, padded["responses"],
+        torch.tensor([len(response) for response in rows["responses"]]), padded["rollout_log_probs"],
+        padded["rollout_topk_ids"].long(), padded["rollout_topk_logp"], torch.zeros_like(padded["rollout_log_probs"]),
+    )  # fmt: skip
+    return GradedRollout(rollout, advantages, keep, None, float(rewards.mean()), share)
