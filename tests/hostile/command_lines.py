@@ -244,6 +244,8 @@ LINES = {
         "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
     "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron rollout.staleness=1":
         "rollout.staleness=1 with layout=two_nodes_megatron: …choose a layout with strategy fsdp2",
+    "doctor core=verl model=qwen3_8b_base optim.lora_rank=8 optim.lora_alpha=8 rollout.staleness=1":
+        "rollout.staleness=1 with optim.lora_rank=8: …set rollout.staleness=0, or optim.lora_rank=null",
     "doctor core=verl model=qwen3_8b_base divergence.k=151937": "set divergence.k=151936 or less",
     "doctor core=verl model=qwen3_30b_a3b_base rule=cppo_kl layout.megatron.tensor=3":
         "= 3 must divide the 32 devices",

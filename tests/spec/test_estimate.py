@@ -139,6 +139,8 @@ def test_earlier_policies_take_the_memory_of_the_nodes() -> None:
         memory = cost(*eight, f"rollout.staleness={staleness}").memory
         assert memory.host == pytest.approx(copies * 8.19e9 * 4 / 2, rel=0.01)
         assert memory.peak == cost(*eight).memory.peak
+        half = cost(*eight, f"rollout.staleness={staleness}", "optim.master_dtype=bfloat16").memory
+        assert half.host == memory.host / 2
 
 
 def test_runs_without_gpus_have_no_estimate() -> None:
@@ -159,6 +161,7 @@ def test_runs_without_gpus_have_no_estimate() -> None:
         ([*DENSE, "+layout.verl={trainer.max_actor_ckpt_to_keep: null}"], 1.721 * (112 * 12 + 4), 1.721 * 4),
         ([*DENSE, "+layout.verl={trainer.max_actor_ckpt_to_keep: null}", "layout.checkpoint_every=5"],
          1.721 * (224 * 12 + 4), 1.721 * 4),
+        ([*DENSE, "rollout.staleness=2"], 1.721 * (2 * 20 + 4), 1.721 * 4),  # two earlier policies in each
         ([*DENSE, "optim.lora_rank=8", "optim.lora_alpha=8"], 1.721 * 12, 1.721 * 4),
         ([*DENSE, "optim.master_dtype=bfloat16"], 1.721 * 14, 1.721 * 2),
         ([*MOE, "layout=four_nodes_megatron"], 30.532 * 30, 30.532 * 2),
