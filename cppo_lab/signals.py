@@ -11,6 +11,7 @@ _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.S
 # Users, Slurm and launchers send SIGTERM; SIGUSR2 is submitit's warning before a time limit.
 _END_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
 _held: list[int] = []  # numbers of the signals that came after `hold_signals`
+_raised: list[int] = []  # the number of the signal that was raised since `handle_signals`
 
 
 class Interrupted(SystemExit):
@@ -103,6 +104,7 @@ def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 def handle_signals(now: bool = True) -> None:
     """Raise Interrupted in the main thread at the first signal to end; with `now`, at once if one is pending."""
+    _raised.clear()
     _handle(_interrupt)
     if _held and now:
         _interrupt(_held[0], None)
@@ -156,6 +158,12 @@ def _ctrl_c(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
 
 
+def interruption() -> Interrupted | None:
+    """What `handle_signals` has raised; in `ray.get` it becomes a plain SystemExit with code 1."""
+    return Interrupted(_raised[0]) if _raised else None
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     ignore_signals()
+    _raised.append(number)
     raise Interrupted(number)

@@ -121,6 +121,11 @@ def compose(overrides: Sequence[str]) -> Composed:
             f"configuration: layout.checkpoint_every={every}: core={run.core} has checkpoints at its validations "
             "alone: drop it or choose core=verl"
         )
+    if every is not None and every > run.training.t_stop:
+        raise UserError(
+            f"configuration: layout.checkpoint_every={every} is beyond the run's last step, training.t_stop="
+            f"{run.training.t_stop}: lower it, or set null for checkpoints at validations alone"
+        )
     if (check_placement := record.load("check_placement")) is not None:
         check_placement(run, parts["layout"])
     return Composed(run, run_id=run_id, **parts)

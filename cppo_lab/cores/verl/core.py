@@ -38,7 +38,7 @@ from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
-from cppo_lab.signals import Interrupted
+from cppo_lab.signals import Interrupted, interruption
 from cppo_lab.spec import LayoutSpec, RunSpec, VerlRun
 
 ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
@@ -210,6 +210,8 @@ def _run(config: Any) -> None:
         said = [line for line in lines if line and not line.startswith("For further information visit")]
         raise RuntimeError(f"{type(cause).__name__}: {said[-1] if said else ''}") from error
     except SystemExit as error:
+        if (asked := interruption()) is not None:
+            raise asked from error
         if type(error) is not SystemExit:  # raised by a signal
             raise
         # Raised by Ray: its processes on this machine have ended. If Slurm ends the job, a signal to this process

@@ -68,11 +68,6 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
     _check_length(run, layout)
     _check_ranks(run, layout)
     _check_engine(run, layout)
-    if (layout.checkpoint_every or 0) > run.training.t_stop:
-        raise UserError(
-            f"configuration: layout.checkpoint_every={layout.checkpoint_every} is beyond the run's last step, "
-            f"training.t_stop={run.training.t_stop}: lower it, or set null for checkpoints at validations alone"
-        )
     check_keys(layout)
 
 

@@ -351,9 +351,8 @@ class LabTrainer(PPOTrainerSync):
         Besides the regular ones: at a warning, and before a step whose own would come after the deadline. A deadline
         that is past was moved, as by `scontrol update TimeLimit`.
         """
-        if self._is_validated() or self.global_steps % (self._checkpoint_every or self.global_steps + 1) == 0:
-            return True
-        if checkpoints.is_requested(self.folder):
+        every = self._checkpoint_every or self.spec.training.t_stop
+        if checkpoints.is_requested(self.folder) or self._is_validated() or self.global_steps % every == 0:
             return True
         step = time.monotonic() - self._row_at
         if (self.global_steps + 1) % self.spec.validation.every == 0:  # its row comes after the validation

@@ -22,6 +22,7 @@ from cppo_lab.cores.verl.config import (
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
 from cppo_lab.errors import UserError
+from cppo_lab.launch.preflight import shortened
 from cppo_lab.maths.rules import RULES
 from cppo_lab.spec import HubModel, VerlRun
 from cppo_lab.spec.estimate import estimate
@@ -435,6 +436,15 @@ def test_a_layout_that_does_not_fit_is_refused(overrides: list[str], peak: str) 
     with pytest.raises(UserError, match=rf"does not fit in 80 GB \(.*{peak}.*layout.device_memory_gb=80"):
         check(composition, tree(composition))
     check(composition := composed(*overrides, "layout.device_memory_gb=400"), tree(composition))
+
+
+def test_a_preflight_trains_fewer_steps_than_lie_between_checkpoints() -> None:
+    composition = composed(*TINY, "layout.checkpoint_every=3")
+    short = replace(composition, run=shortened(composition.run, 1))
+    config = tree(short)
+    check(short, config)
+    assert lab_settings(config).checkpoint_every == 3
+    assert lab_settings(tree(composed(*TINY))).checkpoint_every is None
 
 
 LORA = ("optim.lora_rank=8", "optim.lora_alpha=32")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import UserError
-from cppo_lab.signals import Interrupted
+from cppo_lab.signals import Interrupted, handle_signals
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
@@ -112,6 +112,33 @@ def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
             core._run(None)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_that_comes_while_ray_waits_is_an_interruption(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray makes a plain exit of what the handler raises, as if its processes had ended."""
+
+    def get(config: object, task_runner_class: Any) -> None:
+        with suppress(ValueError):
+            task_runner_class.options(no_such_option=1)  # Ray is up: from here on signals are let in
+        try:
+            signal.raise_signal(number)
+        except Interrupted:
+            sys.exit(1)
+
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", get)
+    monkeypatch.setattr(core, "ENDING_SECONDS", 0.0)
+    before = {end: signal.getsignal(end) for end in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)}
+    handle_signals()
+    try:
+        with pytest.raises(Interrupted) as caught:
+            core._run(None)
+    finally:
+        for end, handler in before.items():
+            signal.signal(end, handler)
+    assert caught.value.number == number
 
 
 def test_an_error_of_verls_trainer_is_its_cause_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
