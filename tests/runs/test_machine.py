@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor
 import cppo_lab
 from cppo_lab import schema
 from cppo_lab.runs import machine
+from cppo_lab.runs.attempt import Equipped
 from cppo_lab.runs.machine import (
     PACKAGES,
     CodeState,
@@ -36,6 +38,7 @@ from cppo_lab.runs.machine import (
     versions_in,
     visible,
 )
+from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS, until
 
 SECRET = "hunter2-s3cret"
@@ -215,6 +218,10 @@ def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, de
     monkeypatch.setenv("SLURM_JOB_END_TIME", end)
     monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: 1000.0))
     assert machine.deadline(2.0) == deadline
+    composed = compose(["resources.hours=2"])
+    equipped = Equipped(composed.run, Path("runs"), resources=composed.resources)
+    assert equipped.resources_in(Path("run")).deadline == deadline
+    assert replace(equipped, resources=None).resources_in(Path("run")).deadline is None
 
 
 def test_what_a_container_or_the_kernel_does_not_name(

@@ -443,7 +443,10 @@ def test_a_preflight_trains_fewer_steps_than_lie_between_checkpoints() -> None:
     short = replace(composition, run=shortened(composition.run, 1))
     config = tree(short)
     check(short, config)
-    assert lab_settings(config).checkpoint_every == 3
+    assert isinstance(short.run, VerlRun)
+    timed = verl_config(short.run, short.layout, files_of(short), deadline=1.7e9)
+    assert (lab_settings(config).checkpoint_every, lab_settings(config).deadline) == (3, None)
+    assert lab_settings(timed).deadline == 1.7e9
     assert lab_settings(tree(composed(*TINY))).checkpoint_every is None
 
 
