@@ -15,8 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 from cppo_lab.errors import one_line, say
 from cppo_lab.search.space import Tuning, describe, tidy
 from cppo_lab.search.study import MLFLOW_ID, REASON, RUN_IDS
-from cppo_lab.spec.estimate import UNCERTAINTY, estimate
+from cppo_lab.spec.estimate import estimate
 from cppo_lab.sweep.columns import aligned
+from cppo_lab.sweep.cost import ESTIMATE
+from cppo_lab.sweep.table import interval
 from cppo_lab.tracking.search_record import OBJECTIVES, filled
 
 FORMAT = 1
@@ -158,10 +160,8 @@ def summary_text(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
     cost = ""
     if (estimated := estimate(tuning.base.run, tuning.base.layout)) is not None:
         hours = estimated.time.gpu_hours * len(tuning.seeds)
-        cost = (
-            f", about {hours:.0f} GPU-hours of an H100 80 GB ({hours * tuning.trials:.0f} for all trials without "
-            f"pruning), good to a factor of {UNCERTAINTY:g} either way"
-        )
+        trial, study = (interval([(total, ESTIMATE)]) for total in (hours, hours * tuning.trials))
+        cost = f", {trial} GPU-hours ({study} for all trials without pruning)"
     return "\n".join(
         [
             f"{search.name}: {search.title}. {search.question}".rstrip(),

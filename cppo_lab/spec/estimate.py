@@ -2,8 +2,8 @@
 
 Decoding is bounded by memory traffic and by FLOPs, training runs at a stated share of the peak. Every number that is
 assumed is below, with its unit and source. Peaks are data-sheet values. The shares of them that a run reaches, and the
-fixed costs, are assumptions made before any run of ours on such a machine: the resulting hours are accurate to a factor
-of UNCERTAINTY either way.
+fixed costs, are fitted to the steps that others have published (`tests/spec/test_estimate.py` has the table), before
+any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cppo_lab.core_records import core_of
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, SyntheticModel, TaskData
 
-# One NVIDIA H100 SXM 80 GB, from its data sheet.
+# One NVIDIA H100 SXM 80 GB, from its data sheet; a layout may name those of another device.
 BF16_FLOPS = 989e12  # per second, dense tensor cores
 BANDWIDTH = 3.35e12  # bytes per second
 
@@ -22,19 +22,22 @@ UNCERTAINTY = 2.0  # true hours lie between hours / 2 and hours * 2
 TRAINING_MFU = 0.30
 TRAINING_MFU_MOE = 0.15  # small experts and their exchange between GPUs (assumption)
 
-# Rollout.
-BANDWIDTH_SHARE = 0.5  # of the peak that decoding reaches (assumption)
+# Rollout. Small experts are many short kernels: decoding them reaches less of the bandwidth, and each step takes longer
+# beside it.
+BANDWIDTH_SHARE, BANDWIDTH_SHARE_MOE = 0.8, 0.3  # of the peak that decoding reaches (fitted)
 PREFILL_SHARE = 0.4  # of the peak FLOPs that prefill reaches (assumption)
 DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound by them (assumption)
-# seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
-DECODE_OVERHEAD = 0.006
+# seconds per decoding step: scheduling, sampling, Top-K log-probabilities, tensor parallelism (fitted)
+DECODE_OVERHEAD, DECODE_OVERHEAD_MOE = 0.003, 0.018
 PROMPT_TOKENS = 200  # mean (assumption)
 # Maximum number of concurrent responses of an engine: verl 0.9.1's default, and the key by which a layout sets it.
 MAX_SEQUENCES = 256
 MAX_SEQUENCES_KEY = "actor_rollout_ref.rollout.max_num_seqs"
 
-# Once per training step: grading, waking and sleeping of the rollout engine, transfer of weights and batch.
+# Once per training step: grading, waking and sleeping of the rollout engine, transfer of the batch.
 STEP_OVERHEAD = 15.0  # seconds (assumption)
+# bytes per second of the bfloat16 weights to the rollout engines: verl's documents have 15.8 s for 30B on 16 + 16 GPUs
+SYNC_BANDWIDTH = 4e9
 START = 600.0  # seconds: loading, compiling, capturing graphs (assumption)
 
 PROBLEMS_PER_BENCHMARK = 30  # AIME
@@ -63,7 +66,10 @@ CHECKPOINT = 2
 # bfloat16, counted by hooks on saved tensors (a test counts again: 55.3 at 1.7B's widths, 52.7 at 8B's, 95.1 at 30B's)
 LAYER = 56
 LAYER_MOE = 96
-LOGIT = 8  # per token and symbol: bfloat16 logits and gradient, and one float32 copy
+# per token and symbol: bfloat16 logits, whose gradient takes their place (a test counts). With Megatron verl keeps a
+# copy of them for its log-probabilities, and their gradient.
+LOGIT, LOGIT_MEGATRON = 2, 6
+CHUNK = 2 * 4 * 2**26  # two float32 buffers of the logits of some tokens (maths/from_logits.py)
 KV = 2  # bfloat16 keys and values
 
 # bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)
@@ -164,10 +170,12 @@ def amounts_of(run: RunSpec) -> Amounts:
     )
 
 
-# Keys of verl's tree for recomputation: the first for its FSDP2 engine, the others for its Megatron engine.
+# Keys of verl's tree for recomputation: the first for its FSDP2 engine, the second for its Megatron engine. The others:
+# the optimiser, or everything, rests in host memory while it trains.
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 MEGATRON_RECOMPUTES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
 CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
+OFFLOAD_POLICY = "actor_rollout_ref.actor.fsdp_config.offload_policy"
 
 
 @dataclass(frozen=True)
@@ -221,7 +229,8 @@ def estimate_memory(
     state = _state(shape, layout)
     split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
     activations = _activations(shape, layout) / split + _gathered(shape, layout)
-    logits = layout.tokens_per_device * shape.vocabulary * LOGIT / split
+    logit = LOGIT_MEGATRON if layout.megatron else LOGIT
+    logits = layout.tokens_per_device * shape.vocabulary * logit / split + CHUNK
     training = state + activations + logits + RESERVE
     engine = layout.rollout_memory * available
     resting = 0.0 if layout.offload else state
@@ -245,7 +254,7 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
     """
     if layout.megatron is None:
-        return shape.parameters * FSDP_STATE / layout.devices
+        return 0.0 if layout.verl.get(OFFLOAD_POLICY) else shape.parameters * FSDP_STATE / layout.devices
     sizes = layout.megatron
     experts = (shape.parameters - shape.active) / sizes.expert
     local = (experts + shape.active / sizes.tensor) / sizes.pipeline
@@ -315,16 +324,17 @@ class TimeEstimate:
 
 
 def estimate_time(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> TimeEstimate:
-    """The time of a run on H100s."""
+    """The time of a run on devices of the layout's speed."""
     rollout = sampling_seconds(shape, amounts, layout, amounts.responses)
     validation = sampling_seconds(shape, amounts, layout, amounts.validation_responses)
     update = update_seconds(shape, amounts, layout)
+    overhead = STEP_OVERHEAD + shape.parameters * WEIGHT / SYNC_BANDWIDTH
     total = (
         START
-        + amounts.steps * (rollout + update + STEP_OVERHEAD)
+        + amounts.steps * (rollout + update + overhead)
         + amounts.validations * (validation + STEP_OVERHEAD)
     )
-    return TimeEstimate(rollout, update, STEP_OVERHEAD, validation, total, layout.devices)
+    return TimeEstimate(rollout, update, overhead, validation, total, layout.devices)
 
 
 def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, responses: int) -> float:
@@ -332,19 +342,29 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
 
     An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
     nearly always reaches; or for more, if the KV cache or the engine's limit allows fewer concurrent responses. Each
-    step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads the keys and
-    values of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
+    step reads all weights (a batch touches every expert) and costs its overhead; each token reads the keys and values
+    of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
     """
     gpus = layout.rollout_tensor_parallel
     share = responses * gpus / layout.devices  # of one engine
     tokens = share * amounts.response
     steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
     kv_token = kv_bytes(shape)
-    bandwidth = gpus * BANDWIDTH * BANDWIDTH_SHARE
+    flops, bandwidth = (gpus * peak for peak in peaks(layout))
+    bandwidth *= BANDWIDTH_SHARE_MOE if shape.is_moe else BANDWIDTH_SHARE
+    overhead = DECODE_OVERHEAD_MOE if shape.is_moe else DECODE_OVERHEAD
     traffic = steps * shape.parameters * WEIGHT + tokens * (amounts.prompt + amounts.response / 2) * kv_token
-    compute = tokens * 2 * shape.active / (gpus * BF16_FLOPS * DECODE_SHARE)
-    prefill = share * amounts.prompt * 2 * shape.active / (gpus * BF16_FLOPS * PREFILL_SHARE)
-    return prefill + steps * DECODE_OVERHEAD + max(traffic / bandwidth, compute)
+    compute = tokens * 2 * shape.active / (flops * DECODE_SHARE)
+    prefill = share * amounts.prompt * 2 * shape.active / (flops * PREFILL_SHARE)
+    return prefill + steps * overhead + max(traffic / bandwidth, compute)
+
+
+def peaks(layout: LayoutSpec) -> tuple[float, float]:
+    """FLOPs and bytes per second of a device, from its data sheet."""
+    return (
+        1e12 * layout.device_tflops if layout.device_tflops else BF16_FLOPS,
+        1e9 * layout.device_gb_per_second if layout.device_gb_per_second else BANDWIDTH,
+    )
 
 
 def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
@@ -355,7 +375,7 @@ def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> f
     mfu = TRAINING_MFU_MOE if shape.is_moe else TRAINING_MFU
     length = amounts.prompt + amounts.response
     per_token = 6 * (shape.active + shape.layers * shape.width * length)
-    return amounts.responses * length * per_token / (layout.devices * BF16_FLOPS * mfu)
+    return amounts.responses * length * per_token / (layout.devices * peaks(layout)[0] * mfu)
 
 
 def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
@@ -380,7 +400,7 @@ class CostEstimate:
 
 
 def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
-    """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or the layout's if None.
+    """The cost of a run on the layout's GPUs, each with `available` bytes, or the layout's if None.
 
     None for runs without GPUs, and for a core that has no estimate.
     """

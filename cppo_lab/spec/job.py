@@ -56,6 +56,10 @@ class LayoutSpec(Spec):
     name: str
     device: Literal["cuda", "cpu"]
     device_memory_gb: Positive = 80.0  # 1e9 bytes, of each device; ignored for a CPU
+    device_tflops: Positive | None = (
+        None  # dense bfloat16, from the data sheet, for estimates; None: an H100's
+    )
+    device_gb_per_second: Positive | None = None  # of its memory, likewise
     nodes: Count
     devices_per_node: Count
     cpus_per_gpu: Count | None = None  # that a job asks for; None: the cluster's default

@@ -5,7 +5,7 @@ A plan as rows has the same columns for people, spreadsheets and programs.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from cppo_lab.core_records import core_of
 from cppo_lab.errors import counted
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import as_yaml, dotted
-from cppo_lab.spec import PathsSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec
 from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate, estimate_disk
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
@@ -107,9 +107,9 @@ def cost_summary(
     sums = sum_costs(costs, states) if states else []
     lines = [_sentence(part) for part in sums]
     if len(sums) > 1 and all(part.gpu_hours is not None for part in sums):
-        total = sum(part.gpu_hours or 0.0 for part in sums)
-        remaining = sum(part.gpu_hours_left or 0.0 for part in sums)
-        lines.append(f"Together: {total:.0f} GPU-hours; {remaining:.0f} remaining.")
+        total = interval((part.gpu_hours or 0.0, part.basis) for part in sums)
+        remaining = interval((part.gpu_hours_left or 0.0, part.basis) for part in sums)
+        lines.append(f"Together: {total} GPU-hours; {remaining} remaining.")
     verdicts: dict[tuple[str, str], tuple[str, float]] = {}
     for run in runs:
         cost = costs.get(run.run_id)
@@ -133,10 +133,8 @@ def _sentence(cost: CostSum) -> str:
     runs = counted(cost.runs, "run")
     to_come = f"remaining ({cost.runs_left} of them)"
     if cost.basis == ESTIMATE:
-        return (
-            f"Estimated cost: {cost.gpu_hours or 0:.0f} GPU-hours of an H100 80 GB for {runs}, good to a factor of "
-            f"{UNCERTAINTY:g} either way; {cost.gpu_hours_left or 0:.0f} {to_come}."
-        )
+        total, left = (interval([(hours or 0, ESTIMATE)]) for hours in (cost.gpu_hours, cost.gpu_hours_left))
+        return f"Estimated cost: {total} GPU-hours for {runs}; {left} {to_come}."
     if cost.basis == PREFLIGHT:
         hours, remaining, unit = cost.hours, cost.hours_left, "hours of one process"
         if cost.gpu_hours is not None:
@@ -158,6 +156,16 @@ def _sentence(cost: CostSum) -> str:
     )
 
 
+def interval(parts: Iterable[tuple[float, str]]) -> str:
+    """`230 to 940`, between which the sum of hours lies, each with its basis; a number if none is an estimate."""
+    low = high = 0.0
+    for hours, basis in parts:
+        factor = UNCERTAINTY if basis == ESTIMATE else 1.0
+        low, high = low + hours / factor, high + hours * factor
+    # An estimate has two digits.
+    return f"{high:.0f}" if low == high else f"{float(f'{low:.2g}'):.0f} to {float(f'{high:.2g}'):.0f}"
+
+
 def _short(hours: float) -> str:
     return f"{hours:.0f}" if hours >= 10 else f"{hours:.2g}"
 
@@ -165,7 +173,7 @@ def _short(hours: float) -> str:
 def _hours(cost: Cost | None) -> str:
     if cost is None or cost.gpu_hours is None:
         return "-"
-    return f"{cost.gpu_hours:.0f}" if cost.fits else "does not fit"
+    return interval([(cost.gpu_hours, cost.basis)]) if cost.fits else "does not fit"
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,7 @@ def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
         sections["paths"] = paths.model_dump(mode="json")
         cost = estimate(run.spec, run.layout)
         if cost is not None:
-            sections["estimate"] = _cost(cost)
+            sections["estimate"] = _cost(cost, run.layout)
     return sections
 
 
@@ -281,11 +289,11 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cost(cost: CostEstimate) -> dict[str, Any]:
+def _cost(cost: CostEstimate, layout: LayoutSpec) -> dict[str, Any]:
     """Hours, seconds and gigabytes (10^9 bytes), rounded to their accuracy."""
     time, memory = cost.time, cost.memory
     return {
-        "gpu": "H100 80 GB",
+        "gpu": f"{layout.name if layout.device_tflops else 'H100'} {layout.device_memory_gb:g} GB",
         "good_to_a_factor_of": UNCERTAINTY,
         "gpu_hours": round(time.gpu_hours),
         "hours": round(time.hours, 1),

@@ -1,5 +1,6 @@
 """Search files: what they declare, and one clear line for each way in which they can be wrong."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(
     assert "study tune_cppo-mini_small_base: 24 trials (24 left)" in out
     assert "one trial: 2 x 50 training steps\n" in out
     assert main(["plan", "tune_cppo", "core=verl"]) == 0
-    assert "GPU-hours of an H100 80 GB" in capsys.readouterr().out
+    assert re.search(r"steps, \d+ to \d+ GPU-hours \(\d+ to \d+ for all", capsys.readouterr().out)
     assert list(workspace.iterdir()) == []
 
 

@@ -147,13 +147,12 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
     states = {run_id: RunState(schema.DONE if run_id in "bd" else schema.MISSING) for run_id in found}
     lines = cost_summary([], found, states).splitlines()
     assert lines == [
-        "Estimated cost: 80 GPU-hours of an H100 80 GB for 1 run, good to a factor of 2 either way; 80 remaining "
-        "(1 of them).",
+        "Estimated cost: 40 to 160 GPU-hours for 1 run; 40 to 160 remaining (1 of them).",
         "Cost by preflight: 40 GPU-hours for 2 runs; 24 remaining (1 of them). `cppo preflight --show` has the "
         "interval.",
         "Measured cost: 32 GPU-hours for 1 run, by the step times of up to 2 past runs of each kind; 0 remaining "
         "(0 of them).",
-        "Together: 152 GPU-hours; 104 remaining.",
+        "Together: 110 to 230 GPU-hours; 64 to 180 remaining.",
     ]
     found = {"a": Cost(2.0, None, PREFLIGHT), "b": Cost(3.0, None, MEASURED, measured_runs=1), "c": None}
     text = cost_summary([], found, dict.fromkeys(found, RunState(schema.PARTIAL)))

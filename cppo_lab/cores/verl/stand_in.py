@@ -47,6 +47,7 @@ class Sizes:
 
 
 SIZES = {
+    "Qwen/Qwen3-0.6B-Base": Sizes(16, 3072, tied=True),
     "Qwen/Qwen3-1.7B": Sizes(16, 6144, tied=True),
     "Qwen/Qwen3-1.7B-Base": Sizes(16, 6144, tied=True),
     "Qwen/Qwen3-8B-Base": Sizes(32, 12288),

@@ -121,9 +121,13 @@ def test_every_layout_passes_as_documented_for_the_papers_runs(layout: str, reci
     for number, (model, peak) in enumerate(documented(layout).items()):
         rule = METHODS[(number + 3 * len(layout) + len(recipe)) % len(METHODS)]
         kind = ("core=verl", f"model={model}", f"layout={layout}", f"recipe={recipe}")
+        if peak == "too long":  # for a micro-batch of this layout
+            with pytest.raises(UserError, match="less than the longest sequence"):
+                composed(*kind, f"rule={rule}")
+            continue
         composition = composed(*kind, f"rule={rule}", *COMPANIONS.get(rule, ()))
         if peak == "refused":
-            with pytest.raises(UserError, match="does not fit in 80 GB"):
+            with pytest.raises(UserError, match=r"does not fit in (80|24) GB"):
                 check(composition, tree(composition))
         else:
             check(composition, tree(composition))
@@ -139,7 +143,13 @@ def documented(layout: str) -> dict[str, str]:
     column = [cell.strip() for cell in head.split("|")].index(f"`{layout}`")
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| `qwen3_")]
     peaks = {cells[1].strip("`"): cells[column] for cells in rows}
-    assert set(peaks) == {"qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base"}
+    assert set(peaks) == {
+        "qwen3_0_6b_base",
+        "qwen3_1_7b",
+        "qwen3_1_7b_base",
+        "qwen3_8b_base",
+        "qwen3_30b_a3b_base",
+    }
     return peaks
 
 

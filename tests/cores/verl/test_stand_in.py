@@ -25,7 +25,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds
 
 pytestmark = pytest.mark.verl
-MODELS = ("qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base")
+MODELS = ("qwen3_0_6b_base", "qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base")
 SMALL = {"layers": 2, "width": 32, "kv_width": 128, "vocabulary": 64, "context": 256}
 
 
