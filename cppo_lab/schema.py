@@ -39,6 +39,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
     MetricInfo("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
     MetricInfo("rule/divergence_max", "nats or TV", "largest divergence D_t"),
+    # The sampler's own distance: noise between the engines, stale rollouts.
+    MetricInfo("rule/divergence_before_update_mean", "nats or TV", "mean D_t before the step's first update"),
+    MetricInfo("rule/divergence_before_update_p90", "nats or TV", "90th percentile of it, within 9.1 %"),
     MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
     MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t, each at most e^20"),
     MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
@@ -121,6 +124,8 @@ _GPU = re.compile(
 MISMATCH = "mismatch/"
 BEFORE_UPDATE = "before_update/"  # at the weights before the step's first update
 THIRDS = ("early", "middle", "late")  # of a response
+DIVERGENCE_BEFORE = "rule/divergence_before_update_mean"
+DIVERGENCE_BEFORE_P90 = "rule/divergence_before_update_p90"
 _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)})/)?(?P<name>\w+)")
 _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
@@ -209,6 +214,7 @@ TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for ea
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
 TAG_HYPOTHESES = "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fields of tracking.registration)
 TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
+TAG_SELF_TEST = "cppo.self_test"  # of the verl core: mu of some prompts against the trainer, at each start
 TAG_SEED_FIXES_START = "cppo.seed_fixes_start"  # "true" if the record of its core says it; none before
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has
 TAG_PARENT = "mlflow.parentRunId"  # of MLflow: a run of a sweep or search, and a trial, have a parent
@@ -219,6 +225,7 @@ TAG_NOTE = "mlflow.note.content"  # of MLflow: the description of a run or exper
 TAG_HOST = "cppo.env.host"
 TAG_PYTHON = "cppo.env.python"
 TAG_PLATFORM = "cppo.env.platform"
+TAG_ROLLOUT = "cppo.env.rollout"  # the rollout engine, its version and runner
 TAG_PACKAGES = "cppo.env.packages"  # name==version of the main ones, with spaces between
 TAG_OLD_PACKAGE_PREFIX = "cppo.env.package."  # + name: the value is its version; of runs until November 2026
 TAG_CPU = "cppo.env.cpu"  # model of the machine's processors
@@ -246,7 +253,7 @@ TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"
 TAG_MLFLOW_USER = "mlflow.user"
 
 # Tags that a core may give its run.
-TAGS_OF_CORES = frozenset({TAG_WARM_START})
+TAGS_OF_CORES = frozenset({TAG_WARM_START, TAG_SELF_TEST, TAG_ROLLOUT})
 
 # Values of TAG_STATUS.
 RUNNING = "running"  # MLflow: RUNNING

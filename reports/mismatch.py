@@ -22,6 +22,7 @@ SUSPICIOUS = 1.05
 ERROR = "token_mult_prob_error"
 TRUNCATED = "train/truncated_share"
 _MOST_LISTED = 20  # runs that are named individually
+RELEVANT = 0.1  # of delta_b
 _COLUMNS: dict[str, str] = {
     ERROR: "mult. prob. error",
     "k1": "KL, k1",
@@ -31,6 +32,8 @@ _COLUMNS: dict[str, str] = {
     "abs_log_ratio_p99": "|log rho| p99",
     "abs_log_ratio_max": "|log rho| max",
 }
+_OF_RULE = {schema.DIVERGENCE_BEFORE: "D_t mean", schema.DIVERGENCE_BEFORE_P90: "D_t p90"}
+_RATE = "rule/delta_b_mean"
 _STATES = {True: "before the first update", False: "over the updates"}
 SHOWN = frozenset(
     [schema.mismatch_metric(name, before_update=before) for name in _COLUMNS for before in _STATES]
@@ -39,7 +42,7 @@ SHOWN = frozenset(
         for third in schema.THIRDS
         for before in _STATES
     ]
-    + [TRUNCATED]
+    + [TRUNCATED, _RATE, *_OF_RULE]
 )
 _BEFORE = schema.mismatch_metric(ERROR, before_update=True)
 
@@ -106,12 +109,34 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
         "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
         "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its own update."
     )
+    notes = (note, *_spent(board))
     if not older:
-        return (note,)
+        return notes
     return (
-        note,
+        *notes,
         f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
         "before the first update includes that drift.",
+    )
+
+
+def _spent(board: Scoreboard) -> tuple[str, ...]:
+    """A sentence on the methods whose budget D_t spends before anything is trained; none if it is little."""
+    listed = []
+    for model in board.models:
+        for variant in in_order(board.variants):
+            mean, high, rate = (
+                float(_values(board, [model], [variant], name).median()) for name in (*_OF_RULE, _RATE)
+            )
+            if rate > 0 and max(mean, high) >= RELEVANT * rate:
+                listed.append(
+                    f"{display_name(variant)} on {model}: its mean {mean:.2g} is {mean / rate:.0%} of delta_b "
+                    f"({rate:.2g}), its 90th percentile {high / rate:.0%}"
+                )
+    if not listed:
+        return ()
+    return (
+        "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
+        f"that is meant for training: {'; '.join(listed)}.",
     )
 
 
@@ -123,6 +148,7 @@ def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
         }
         columns["before_update" if before else "updates"] = (f"Sampler against trainer, {state}", metrics)
     columns["updates"][1][TRUNCATED] = "truncated"
+    columns["before_update"][1].update(_OF_RULE)
     thirds = {
         schema.mismatch_metric(ERROR, third, before_update=before): f"{state}: {third}"
         for before, state in ((True, "before"), (False, "updates"))

@@ -92,9 +92,10 @@ class Diagnostics:
         if int(merit[row]) < (0 if self.window is None else self.window["merit"]):
             return
         end = int(valid[row].sum())
+        # Two transfers from the device, not two per token.
         reasons = [
             "token" if t else "prefix" if p else ""
-            for t, p in zip(by_token[row], by_prefix[row], strict=True)
+            for t, p in zip(by_token[row].tolist(), by_prefix[row].tolist(), strict=True)
         ]
         self.window = {
             "merit": int(merit[row]),

@@ -10,6 +10,9 @@ With x = log rho = log pi(y_t) - log mu(y_t) of a response token and n tokens, a
     abs_log_ratio_max      largest abs(x)
     token_mult_prob_error  1/n sum exp abs(x)
 
+Before a step's first update also the mean and the 90th percentile of D_t, the divergence that the rule sees: what the
+engines' noise and stale rollouts spend of a rule's thresholds before anything is trained.
+
 k1 and k3: John Schulman, "Approximating KL Divergence" (2020). chi_square and the effective sample size: those of
 verl 0.9.1 (`rollout_corr/chi2_token`, `rollout_corr/rollout_is_eff_sample_size` without truncation; its `kl` and
 `k3_kl` are k1 and k3), with its bound on x in the exponentials. token_mult_prob_error: NeMo-RL
@@ -41,45 +44,45 @@ _ROUNDING = 1e-9  # verl's reductions divide the counts
 
 class MismatchSums(NamedTuple):
     """Additive statistics of batches, float64: `sums` [3, 6] in the order of FIELDS, `largest` abs(x) [3], `counts` [3,
-    BINS].
-
-    The first dimension is the third of the response.
+    BINS], whose first dimension is the third of the response; `divergence` [1 + BINS]: the sum of D_t and its counts.
     """
 
     sums: Tensor
     largest: Tensor
     counts: Tensor
+    divergence: Tensor
 
 
 class LogRatios(NamedTuple):
-    """The response tokens of a batch, concatenated: `x` [N] float64 and `third` [N] in 0..2."""
+    """The response tokens of a batch, concatenated: `x` and D_t [N] float64, and `third` [N] in 0..2."""
 
     x: Tensor
+    divergence: Tensor
     third: Tensor
 
 
 @torch.no_grad()
-def log_ratios(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> LogRatios:
+def log_ratios(logp: Tensor, rollout_logp: Tensor, divergence: Tensor, valid: Tensor) -> LogRatios:
     """The response tokens of a batch.
 
     Args:
-        logp, rollout_logp: [B, T] log pi(y_t) and log mu(y_t).
+        logp, rollout_logp, divergence: [B, T] log pi(y_t), log mu(y_t) and D_t.
         valid: [B, T] response tokens. T of a response is its number of tokens; values at padding are ignored.
     """
-    same_shape(valid.shape, logp=logp, rollout_logp=rollout_logp)
+    same_shape(valid.shape, logp=logp, rollout_logp=rollout_logp, divergence=divergence)
     mask = valid.bool()
     count = mask.cumsum(1, dtype=torch.int32)
     length = mask.sum(1, keepdim=True, dtype=torch.int32).clamp_(min=1)
     third = (3 * (count - 1)).div_(length, rounding_mode="floor")
     row, column = mask.nonzero(as_tuple=True)
     x = logp.detach()[row, column].double() - rollout_logp[row, column].double()
-    return LogRatios(x, third[row, column].long())
+    return LogRatios(x, divergence.detach()[row, column].double(), third[row, column].long())
 
 
 @torch.no_grad()
 def mismatch_sums(*batches: LogRatios) -> MismatchSums:
     """The sums of one batch or of several. A NaN makes the sums NaN."""
-    x, third = (torch.cat(each) for each in zip(*batches, strict=True))
+    x, divergence, third = (torch.cat(each) for each in zip(*batches, strict=True))
     size, bounded = x.abs(), x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
     excess = bounded.expm1()
     ratio = excess + 1
@@ -95,7 +98,10 @@ def mismatch_sums(*batches: LogRatios) -> MismatchSums:
     largest = torch.where(member, size, 0.0).amax(1) if len(x) else x.new_zeros(THIRDS)
     counts = torch.bincount(third * BINS + _bin(size), minlength=THIRDS * BINS)
     sums = member.double() @ torch.stack(terms, 1)
-    return MismatchSums(sums, largest, counts.view(THIRDS, BINS).double())
+    apart = torch.bincount(_bin(divergence.clamp(min=0)), minlength=BINS).double()
+    return MismatchSums(
+        sums, largest, counts.view(THIRDS, BINS).double(), torch.cat([divergence.sum()[None], apart])
+    )
 
 
 def _bin(size: Tensor) -> Tensor:
@@ -106,8 +112,8 @@ def _bin(size: Tensor) -> Tensor:
 
 def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
     """The sums of the union of several batches."""
-    sums, largest, counts = (torch.stack(each) for each in zip(*parts, strict=True))
-    return MismatchSums(sums.sum(0), largest.amax(0), counts.sum(0))
+    sums, largest, counts, divergence = (torch.stack(each) for each in zip(*parts, strict=True))
+    return MismatchSums(sums.sum(0), largest.amax(0), counts.sum(0), divergence.sum(0))
 
 
 def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> dict[str, float]:
@@ -118,16 +124,18 @@ def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> di
     """
     if not parts:
         return {}
-    by_third = MismatchSums(*(each.cpu() for each in merge(parts)))
-    whole = MismatchSums(by_third.sums.sum(0), by_third.largest.amax(0), by_third.counts.sum(0))
-    rows = [MismatchSums(*row) for row in zip(*by_third, strict=True)]
+    sums, largest, counts, divergence = (each.cpu() for each in merge(parts))
+    rows = [(sums.sum(0), largest.amax(0), counts.sum(0)), *zip(sums, largest, counts, strict=True)]
     found: dict[str, float] = {}
-    for third, row in zip(("", *schema.THIRDS), (whole, *rows), strict=True):
+    for third, row in zip(("", *schema.THIRDS), rows, strict=True):
         values = _values(*row)
         found |= {
             schema.mismatch_metric(name, third, before_update=before_update): value
             for name, value in values.items()
         }
+    if before_update and found:
+        found[schema.DIVERGENCE_BEFORE] = float(divergence[0] / divergence[1:].sum())
+        found[schema.DIVERGENCE_BEFORE_P90] = _percentile(divergence[1:], 2.0**_HIGHEST, 0.9)
     return found
 
 
@@ -159,7 +167,7 @@ def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
 
 
 def _percentile(counts: Tensor, largest: float, share: float = 0.99) -> float:
-    """The smallest abs(x) that at least `share` of the tokens do not exceed, as the geometric middle of its bin.
+    """The smallest value that at least `share` of the tokens do not exceed, as the geometric middle of its bin.
 
     The error is at most 2^(1/8) - 1 = 9.1 %; below 2^-16 = 1.5e-5 the result is 0, and above 16 the maximum.
     """

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
@@ -64,6 +65,26 @@ def test_the_diagnostics_measure_with_the_rules_own_constants() -> None:
     assert own["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.02))
     capped = window(rule.model_copy(update={"delta_b_cap": 5.0}))
     assert capped["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.05))
+
+
+class Transfers(TorchDispatchMode):
+    """Counts how often a number leaves its device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_long_response_waits_for_the_device_as_often_as_a_short_one() -> None:
+    counts = []
+    for width in (5, 500):
+        tokens = ObservedTokens(*(column.repeat(1, width // 5) for column in vars(watched([5])).values()))
+        with Transfers() as transfers:
+            Diagnostics(RULE, horizon=width).see(1, tokens, names)
+        counts.append(transfers.count)
+    assert counts[0] == counts[1]
 
 
 def watching(folder: Path, *overrides: str) -> tuple[Trainer, list[ObservedTokens]]:

@@ -51,6 +51,8 @@ def test_the_state_before_the_update_is_that_of_the_first_minibatch(tmp_path: Pa
     found = trainer.update(batch)
     assert before > 1.0001
     assert found[schema.mismatch_metric(ERROR, before_update=True)] == pytest.approx(before, rel=1e-5)
+    assert 0 < found[schema.DIVERGENCE_BEFORE] < found[schema.DIVERGENCE_BEFORE_P90]
+    assert found[schema.DIVERGENCE_BEFORE] < found["rule/divergence_mean"]
     assert found[schema.mismatch_metric(ERROR)] != found[schema.mismatch_metric(ERROR, before_update=True)]
 
 
@@ -63,6 +65,8 @@ def test_one_precision_and_the_same_weights_leave_rounding(tmp_path: Path) -> No
     before, after = (schema.mismatch_metric(ERROR, before_update=state) for state in (True, False))
     assert metrics[before] == pytest.approx(1, abs=1e-5)
     assert metrics[after] > 1  # later minibatches are off-policy
+    assert metrics[schema.DIVERGENCE_BEFORE] < 1e-5
+    assert metrics[schema.DIVERGENCE_BEFORE_P90] == 0
     plain = [name.name for name in schema.METRICS if name.name.startswith(schema.MISMATCH)]
     assert of_mismatch(metrics).keys() == {
         schema.mismatch_metric(name.removeprefix(schema.MISMATCH), third, before_update=state)

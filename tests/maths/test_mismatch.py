@@ -35,7 +35,12 @@ def tensors(rows: Rows, width: int, filler: float = math.nan) -> tuple[Tensor, T
 
 
 def sums_of(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> MismatchSums:
-    return mismatch_sums(log_ratios(logp, rollout_logp, valid))
+    return mismatch_sums(log_ratios(logp, rollout_logp, apart(logp, rollout_logp), valid))
+
+
+def apart(logp: Tensor, rollout_logp: Tensor) -> Tensor:
+    """The Binary TV, in the place of D_t."""
+    return (logp.exp() - rollout_logp.exp()).abs()
 
 
 def of(rows: Rows, width: int = 0, filler: float = math.nan) -> dict[str, float]:
@@ -140,13 +145,20 @@ def test_masked_tokens_inside_a_response_do_not_count() -> None:
 def test_a_step_is_the_union_of_its_updates_and_the_state_before_the_first(cuts: list[int]) -> None:
     """Micro-batches, ranks and minibatches, some of them without a token."""
     rows = made(LENGTHS)
-    updates = [log_ratios(*tensors(rows[a:b], 40)) for a, b in pairwise([0, *cuts, len(rows)])]
+    parts = [tensors(rows[a:b], 40) for a, b in pairwise([0, *cuts, len(rows)])]
+    updates = [log_ratios(logp, mu, apart(logp, mu), valid) for logp, mu, valid in parts]
     empty = sums_of(*tensors([[], []], 3))
     whole = metrics([*map(mismatch_sums, updates), empty])
     assert whole == pytest.approx(of(rows), rel=1e-12)
     first = of(rows[: [*cuts, len(rows)][0]])
     before = {name.replace("mismatch/", "mismatch/before_update/"): value for name, value in first.items()}
     step = of_step(updates)
+    distances = sorted(
+        abs(math.exp(pi) - math.exp(mu)) for row in rows[: [*cuts, len(rows)][0]] for pi, mu in row
+    )
+    assert step.pop(schema.DIVERGENCE_BEFORE) == pytest.approx(math.fsum(distances) / len(distances))
+    wanted = distances[math.ceil(0.9 * len(distances)) - 1]
+    assert step.pop(schema.DIVERGENCE_BEFORE_P90) == pytest.approx(wanted, rel=BIN * 1.001)
     assert step == pytest.approx(whole | before, rel=1e-9, abs=1e-12)
     assert all(map(schema.is_known_metric, step))
     assert of_step([]) == metrics([]) == metrics([empty]) == metrics([merge([empty, empty])]) == {}
@@ -160,8 +172,11 @@ def test_a_common_factor_of_sums_and_counts_changes_nothing() -> None:
     ):  # of the second the 99th of 100 counts
         whole = sums_of(*tensors(rows, 100))
         for ranks in (2, 3, 7, 64):
-            part = MismatchSums(whole.sums / ranks, whole.largest, whole.counts / ranks)
-            assert metrics([part]) == pytest.approx(metrics([whole]), rel=1e-12)
+            part = MismatchSums(
+                whole.sums / ranks, whole.largest, whole.counts / ranks, whole.divergence / ranks
+            )
+            expected_ones = metrics([whole], before_update=True)
+            assert metrics([part], before_update=True) == pytest.approx(expected_ones, rel=1e-12)
 
 
 @pytest.mark.parametrize("x", [-1000.0, -30.0, 30.0, 1000.0])

@@ -26,6 +26,13 @@ def plain(step: int) -> dict[str, float]:
     return {BEFORE: 1.001 + 0.001 * step, OVER: over, ESS: 1 - 0.01 * step, "train/truncated_share": 0.25}
 
 
+def spent(mean: float) -> Callable[[str, int, int], dict[str, float]]:
+    """D_t before the first update, of a rule with a budget and of one without."""
+    noise = {schema.DIVERGENCE_BEFORE: mean, schema.DIVERGENCE_BEFORE_P90: 3 * mean}
+    rate = {"cppo": {"rule/delta_b_mean": 0.016}}
+    return lambda variant, _seed, _step: plain(1) | noise | rate.get(variant, {})
+
+
 def crossing(variant: str, seed: int, step: int) -> dict[str, float]:
     high = variant == "cppo" and seed == 1 and step in (4, 7)
     return plain(1) | {BEFORE: 1.0501 + step / 100 if high else 1.05}
@@ -58,6 +65,17 @@ PLAIN = (  # the median, and the worst: of the ESS the least
             ("It was exceeded in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201).",),
             (),
         ),
+        (
+            spent(0.008),
+            0,
+            (
+                "a good part of a budget that is meant for training: CPPO on base: its mean 0.008 is 50% of delta_b "
+                "(0.016), its 90th percentile 150%.",
+                "0.008 (0.008)",
+            ),
+            (),
+        ),
+        (spent(0.0005), 0, ("0.0005 (0.0005)",), ("a good part of",)),
         (  # some runs are of an older version
             lambda variant, _s, step: plain(step) if variant == "cppo" else OTHER,
             0,

@@ -37,7 +37,7 @@ class ObjectiveResult:
 
     def log_ratios(self) -> LogRatios:
         """The log ratios for the mismatch metrics between sampler and trainer."""
-        return log_ratios(self.logp, self.rollout.logp, self.rollout.valid())
+        return log_ratios(self.logp, self.rollout.logp, self.divergence, self.rollout.valid())
 
 
 class Objective:

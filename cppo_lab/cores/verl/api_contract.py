@@ -94,6 +94,7 @@ _BUFFER = {
     "sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size "
     "max_inflight_gen_batches sync_refill_failed_groups",
     "ReplayBuffer.sample": "self global_steps partition_id batch_size",
+    "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
 }
 _SYNC = {
     "PPOTrainerSync": "config",
@@ -118,6 +119,7 @@ _WORKER = {
     "ActorRolloutRefWorker.load_checkpoint": "self local_path hdfs_path del_local_after_load",
     "TrainingWorker.train_mini_batch": "self data",
     "TrainingWorker.train_batch": "self data",
+    "TrainingWorker.infer_batch": "self data",
     "TrainingWorker.set_loss_fn": "self loss_fn",
 }
 
@@ -197,6 +199,7 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(OVERRIDE, _V1, _SYNC),
     *_points(CALL, "verl.checkpoint_engine", _SERVERS),
     *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
+    *_points(CALL, f"{_V1}.trainer_base", {"PPOTrainer.get_llm_client": "self"}),
     *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
     *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
     *_points(CALL, "verl.trainer.main_ppo", _MAIN),

@@ -81,7 +81,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
 
 PREFIX = "rule_sums/"
-GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it
+GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it, or divergence / place
 
 
 @torch.no_grad()
@@ -132,12 +132,13 @@ def report_mismatch(sums: mismatch.MismatchSums) -> dict[str, Metric]:
 def _names() -> tuple[str, ...]:
     """The names of the numbers in MismatchSums, in order."""
     widths = {"sums": len(mismatch.FIELDS), "largest": 1, "counts": mismatch.BINS}
-    return tuple(
+    of_thirds = (
         f"{GAP}{third}/{part}/{place}"
         for part, width in widths.items()
         for third in schema.THIRDS
         for place in range(width)
     )
+    return (*of_thirds, *(f"{GAP}divergence/{place}" for place in range(1 + mismatch.BINS)))
 
 
 def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
@@ -160,8 +161,9 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
 def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
     """MismatchSums from the numbers in the order of `_names`."""
     thirds = mismatch.THIRDS
-    sums, largest, counts = numbers.split([thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS])
-    return mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1))
+    widths = [thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS, 1 + mismatch.BINS]
+    sums, largest, counts, divergence = numbers.split(widths)
+    return mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1), divergence)
 
 
 def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
@@ -182,7 +184,8 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
         return {}
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = {f"rule/{name}": value for name, value in summarise(tensors).items()}
-    metrics |= {name: float(reduced[key]) for name, key in names.items() if name.startswith(schema.MISMATCH)}
+    ready = (schema.MISMATCH, "rule/")  # `summarise_mismatch` has made them
+    metrics |= {name: float(reduced[key]) for name, key in names.items() if name.startswith(ready)}
     metrics["train/loss"] = sums["loss"] / sums["updates"]
     if "grad_norm" in names:
         # A minibatch of padding only has norm 0 and makes no update.
@@ -275,7 +278,7 @@ def trust_region_loss(
         # verl's losses apply their masks and report them.
         stats = {k: v for k, v in common_stats(batch, valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
-        metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, valid)))
+        metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
     stats = stats | diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
 

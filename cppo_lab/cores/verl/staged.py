@@ -5,6 +5,7 @@ that reads the rows moves them to the run's files and then removes them. So the 
 whichever of the two processes is killed, and the run's files have a single writer.
 """
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from cppo_lab.files import read_plain, replace_file
 from cppo_lab.spec import VerlRun
 
 FOLDER = "verl_answers"  # in the run's folder
+TAGS = "verl_tags.json"  # of the run, known once its rollout servers run
 _OUTCOMES, _TEXTS, _TOKENS = "outcomes.npz", "texts.jsonl.gz", "tokens.npz"
 _OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
 
@@ -37,7 +39,7 @@ class HandOver:
 
     def __init__(self, spec: VerlRun, resources: Resources, sink: MetricSink) -> None:
         validations = 1 + spec.training.t_stop // spec.validation.every
-        self._folder = resources.folder
+        self._folder, self._sink = resources.folder, sink
         self._recording = Recording(
             resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
         )
@@ -54,7 +56,12 @@ class HandOver:
         self._recording.begin(_before(min(waiting)) if waiting else step)
 
     def add(self, step: int) -> None:
-        """Move what the trainer has written for `step`, if anything."""
+        """Move what the trainer has written for `step`, if anything, and the tags that it has found."""
+        tags = read_plain(self._folder / TAGS, 2**16)
+        if tags is not None:
+            for name, value in json.loads(tags).items():
+                self._sink.tag(name, value)
+            (self._folder / TAGS).unlink()
         waits = self._recording.keeps and step in self._steps()
         if waits and self._recording.add(_read(self._folder, step)):
             self._remove(step)

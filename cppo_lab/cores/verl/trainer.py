@@ -8,6 +8,7 @@ is smaller; an empty minibatch makes no update. verl requires minibatches of equ
 padding rows (`None`).
 """
 
+import asyncio
 import json
 import sys
 import time
@@ -21,6 +22,7 @@ import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
+from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import PPOTrainerSync
@@ -28,6 +30,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
 from cppo_lab.cores import phases
@@ -38,10 +41,10 @@ from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validat
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.loss import rule_metrics
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
-from cppo_lab.cores.verl.staged import stage
+from cppo_lab.cores.verl.rollout.settings import TOPK_DTYPE_REQUEST, TOPK_IDS, TOPK_LOGP, TOPK_REQUEST
+from cppo_lab.cores.verl.staged import TAGS, stage
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
-from cppo_lab.errors import NotFinite
+from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import replace_file
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
@@ -121,7 +124,52 @@ def padding_rows(
 
 
 TRACES = "verl_traces.pt"
-POLL_SECONDS = 0.1  # verl checks for a complete batch every 2 s
+# verl checks for a complete batch every 2 s, which reads every key of the queue. Here it takes a share of the time that
+# was waited, from the first to the last of these, so that a rollout ends at most that share late.
+POLL_SHARE, POLL_FIRST, POLL_LAST = 0.01, 0.1, 2.0
+
+
+# At each start of the rollout servers: prompts, and tokens of a prompt and of a response at most.
+TEST_PROMPTS, TEST_TOKENS = 8, 32
+# Mean abs(log pi - log mu) above which the engines do not have one policy, in nats: two engines in bfloat16 differ by
+# about 0.02, another temperature or other weights by ten times this.
+TEST_GAP = 0.3
+
+
+def row_of_test(prompt: list[int], output: TokenOutput) -> dict[str, Tensor]:
+    """The columns of a response that `TrustRegionWorker.compare` reads."""
+    response, n = torch.tensor(output.token_ids), len(output.token_ids)
+    ids, mask = torch.cat([torch.tensor(prompt), response]), torch.ones(n).long()
+    fields = output.extra_fields
+    topk = {name: torch.tensor(fields[name]) for name in (TOPK_IDS, TOPK_LOGP) if name in fields}
+    return topk | {
+        "prompts": torch.tensor(prompt), "responses": response, "input_ids": ids,
+        "position_ids": torch.arange(len(ids)), "response_mask": mask, "loss_mask": mask,
+        "old_log_probs": torch.tensor(output.log_probs), "advantages": torch.zeros(n),
+        "minibatch_responses": torch.ones(1), "weight_permutation": torch.arange(n, dtype=torch.int32),
+    }  # fmt: skip
+
+
+def self_test(gap: Tensor, divergence: Tensor, rows: Sequence[dict[str, Tensor]]) -> str:
+    """One line on how mu, as the rollout servers return it, agrees with the trainer.
+
+    Raises UserError where it does not: log mu of sampled tokens far from log pi, or a Top-K that is none.
+    """
+    mean = float(gap.mean())
+    said = f"log mu within {mean:.2g} nats of the trainer's on average, {float(gap.max()):.2g} at most"
+    right = mean <= TEST_GAP
+    if TOPK_LOGP in rows[0]:
+        topk = torch.cat([row[TOPK_LOGP] for row in rows]).double()
+        mass = topk.exp().sum(-1)
+        said += f"; Top-{topk.shape[1]} mass {float(mass.min()):.4f} to {float(mass.max()):.4f}"
+        right = right and float(mass.max()) <= 1.001 and bool((topk.diff() <= 0).all())
+    said += f"; D_t {float(divergence.mean()):.2g} on average ({len(gap)} tokens of {len(rows)} prompts)"
+    if not right:
+        raise UserError(
+            f"the rollout servers do not return the trainer's policy: {said}. Look at the engine's version, the "
+            "temperature, and what the layout sets"
+        )
+    return said
 
 
 class PolicyBroken(ArithmeticError):
@@ -132,7 +180,8 @@ class LabReplayBuffer(ReplayBuffer):
     """verl's, with a shorter wait and a warning about failed rollouts: `trainer.v1.sampler.custom_sampler`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, poll_interval=POLL_SECONDS)
+        super().__init__(**settings)
+        self._began = 0.0
         self.on_validation: Callable[[Any], None] | None = None  # called with each batch of a validation
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
@@ -140,6 +189,7 @@ class LabReplayBuffer(ReplayBuffer):
 
         Raises RuntimeError if all of its responses failed.
         """
+        self._began = time.monotonic()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if not batch.keys:
             raise RuntimeError(
@@ -155,6 +205,11 @@ class LabReplayBuffer(ReplayBuffer):
         if partition_id == "val" and self.on_validation is not None:
             self.on_validation(batch)  # verl clears the batch before it reports the result
         return batch, metrics
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        waited = time.monotonic() - self._began
+        self.poll_interval = min(max(POLL_SHARE * waited, POLL_FIRST), POLL_LAST)
+        return float(super()._wait_for_next_poll(partition_id, last_debug_time))
 
 
 class LabTrainer(PPOTrainerSync):
@@ -197,8 +252,13 @@ class LabTrainer(PPOTrainerSync):
             self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
 
     def on_init_end(self) -> None:
-        """Give the rollout servers mu of the first step; a resumed run's may be older than its checkpoint."""
+        """Give the rollout servers the policy for their test, and mu of the first step, which may be older.
+
+        Raises UserError if their policy is not the trainer's.
+        """
         self._keep_policy()
+        self._serve(self.global_steps)
+        self._test_servers()
         self._serve(self._mu())
 
     def on_step_end(self) -> None:
@@ -228,6 +288,36 @@ class LabTrainer(PPOTrainerSync):
         self.checkpoint_manager.update_weights(step)
         if step != self.global_steps:
             self.actor_rollout_wg.use_policy(self.global_steps)
+
+    def _test_servers(self) -> None:
+        """Compare what the rollout servers return of some prompts with the trainer. They sleep afterwards."""
+        k, temperature = top_k(self.spec), self.spec.rollout.temperature
+        sampling: dict[str, Any] = {"temperature": temperature, "logprobs": True, "max_tokens": TEST_TOKENS}
+        if k:
+            sampling |= {TOPK_REQUEST: k, TOPK_DTYPE_REQUEST: "float32"}
+        data, client = self.train_dataset, self.get_llm_client()
+        texts = (data[place % len(data)]["raw_prompt"][-1]["content"] for place in range(TEST_PROMPTS))
+        prompts = [self.tokenizer.encode(text)[:TEST_TOKENS] for text in texts]
+
+        async def responses() -> list[TokenOutput]:
+            asked = (
+                client.generate(f"test-{seed}", prompt_ids=prompt, sampling_params=sampling | {"seed": seed})
+                for seed, prompt in enumerate(prompts)
+            )
+            return await asyncio.gather(*asked)
+
+        outputs = asyncio.run(responses())
+        rows = [row_of_test(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        engine = ray.get(self.llm_server_manager.server_handles[0].runner.remote())
+        # As before an update, which needs the memory of the engines.
+        self.checkpoint_manager.sleep_replicas()
+        compared = self.actor_rollout_wg.compare(rows, temperature)
+        gap, divergence = next(part for part in compared if part is not None)
+        tags = {
+            schema.TAG_SELF_TEST: self_test(gap, divergence, rows),
+            schema.TAG_ROLLOUT: f"{self.config.actor_rollout_ref.rollout.name} {engine}",
+        }
+        replace_file(self.folder / TAGS, json.dumps(tags))
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}

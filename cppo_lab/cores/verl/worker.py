@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
@@ -228,6 +229,31 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             seconds = time.perf_counter() - began
         ranks = dist.get_world_size()
         return 2 * (ranks - 1) / ranks * _BYTES / seconds / 1e9
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def compare(self, rows: list[dict[str, Tensor]], temperature: float) -> tuple[Tensor, Tensor] | None:
+        """abs(log pi - log mu) and D_t of the response tokens of `rows`, columns of a batch; None without the logits.
+
+        In the way that the updates take, but for the gradient.
+        """
+        columns = {
+            name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
+            for name in rows[0]
+        }
+        data, seen = tu.get_tensordict(columns, {}), list[ObservedTokens]()
+        config = self.actor_config
+        tu.assign_non_tensor(
+            data, temperature=temperature, calculate_entropy=False, distillation_use_topk=True,
+            distillation_only=config.strategy != "megatron", global_batch_size=len(rows),
+            use_dynamic_bsz=True, max_token_len_per_gpu=config.ppo_max_token_len_per_gpu,
+        )  # fmt: skip
+        self.actor.set_loss_fn(partial(trust_region_loss, config=config, watch=seen.append))
+        self.actor.infer_batch(data)
+        self.actor.set_loss_fn(self.loss_fn)
+        if not seen:
+            return None
+        gaps = [(part.logp - part.rollout_logp)[part.valid].abs().cpu() for part in seen]
+        return torch.cat(gaps), torch.cat([part.divergence[part.valid].cpu() for part in seen])
 
     @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))

@@ -43,6 +43,12 @@ def test_a_run_is_killed_and_continues_in_the_same_mlflow_run(story: Story) -> N
     assert run.info.status == "FINISHED", story.output[-5000:]
     assert run.data.tags[schema.TAG_STATUS] == schema.DONE
     assert schema.TAG_REASON not in run.data.tags
+    assert run.data.tags[schema.TAG_ROLLOUT].startswith("cppo_cpu transformers ")
+    said = re.fullmatch(
+        r"log mu within (\S+) nats of .* at most; Top-\d+ mass 0\.\d+ to (\S+); D_t (\S+) on average \(\d+ .*\)",
+        run.data.tags[schema.TAG_SELF_TEST],
+    )
+    assert said is not None and float(said[1]) < 1e-5 and float(said[2]) <= 1 and float(said[3]) < 1e-5
     said = (
         rf"global_step_{DAMAGED} is ignored, training resumes from step {RESUMED}: actor/optim_\S+ has \d+ of"
     )
@@ -61,7 +67,13 @@ def test_every_metric_stands_once_at_its_step(story: Story) -> None:
     trained = [step for step, _ in story.history("train/loss")]
     assert trained
     assert trained == sorted(set(trained))  # a step whose groups all lack variance has no loss
-    for name in ("train/entropy", "train/relative_logprob_error", "rule/divergence_mean", "perf/mfu"):
+    for name in (
+        "train/entropy",
+        "train/relative_logprob_error",
+        "rule/divergence_mean",
+        "perf/mfu",
+        schema.DIVERGENCE_BEFORE,
+    ):
         assert [step for step, _ in story.history(name)] == trained
 
 

@@ -185,15 +185,19 @@ def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, list[flo
     return reported
 
 
+OF_MISMATCH = ("mismatch/", "rule/divergence_before_update")
+
+
 def mismatches(reported: dict[str, list[float]]) -> dict[str, float]:
-    own = {name: values for name, values in reported.items() if name.startswith("mismatch/")}
+    own = {name: values for name, values in reported.items() if name.startswith(OF_MISMATCH)}
     return {name: value for name, [value] in own.items()}
 
 
 def whole(batch: TokenBatch, rows: int = 12, **options: Any) -> dict[str, float]:
     """The metrics of the first `rows` at once."""
-    logp, rollout_logp, valid = (column[:rows] for column in (batch.logp, batch.rollout_logp, batch.valid))
-    return metrics([mismatch_sums(log_ratios(logp, rollout_logp, valid))], **options)
+    apart = divergence.binary(batch.logp, batch.rollout_logp, "tv")
+    columns = (batch.logp, batch.rollout_logp, apart, batch.valid)
+    return metrics([mismatch_sums(log_ratios(*(column[:rows] for column in columns)))], **options)
 
 
 def wide() -> TokenBatch:
@@ -226,7 +230,7 @@ def test_mismatch_of_several_minibatches() -> None:
         assert mismatches(reported) == pytest.approx(expected, rel=1e-6)
         assert not any("/gap/" in name for name in reported)  # no sum is left
     row = rule_metrics(reduce_metrics(rename_dict(dict(reported), "actor/")))
-    assert {name: value for name, value in row.items() if name.startswith("mismatch/")} == mismatches(
+    assert {name: value for name, value in row.items() if name.startswith(OF_MISMATCH)} == mismatches(
         reported
     )
     assert all(schema.is_known_metric(name) for name in row)
@@ -237,4 +241,4 @@ def test_mismatch_of_verls_own_losses_and_switched_off() -> None:
     reported = mismatches(step(batch, [[TWO]], loss_mode="vanilla"))
     assert {name: reported[name] for name in whole(batch)} == pytest.approx(whole(batch), rel=1e-6)
     off = step(batch, [[TWO]], mismatch=False)
-    assert not any("mismatch/" in name or "/gap/" in name for name in off)
+    assert not any("/gap/" in name or name.startswith(OF_MISMATCH) for name in off)

@@ -10,7 +10,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.verl.staged import FOLDER, HandOver, stage
+from cppo_lab.cores.verl.staged import FOLDER, TAGS, HandOver, stage
 from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec, VerlRun
 from cppo_lab.sweep.compose import compose
@@ -28,6 +28,10 @@ class Sink:
 
     def __init__(self, folder: Path, kill_at: int | None = None, behind: bool = False) -> None:
         self.folder, self.kill_at, self.behind, self.written = folder, kill_at, behind, list[str]()
+        self.tags: list[tuple[str, str]] = []
+
+    def tag(self, name: str, value: str) -> None:
+        self.tags.append((name, value))
 
     def file(self, name: str, content: bytes) -> None:
         if self.kill_at == len(self.written) and not self.behind:
@@ -122,3 +126,15 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     answers.end()
     assert sink.written == []
     assert not (tmp_path / FOLDER).exists()
+
+
+@pytest.mark.parametrize("settings", [KEPT, None])
+def test_tags_of_a_start_are_passed_on_once(tmp_path: Path, settings: AnswersSpec | None) -> None:
+    """Whether or not the run keeps answers, and those of a later start again."""
+    sink = Sink(tmp_path)
+    moved = hand_over(tmp_path, sink, settings)
+    for text in ('{"cppo.env.rollout": "a"}', '{"cppo.env.rollout": "b"}'):
+        (tmp_path / TAGS).write_text(text)
+        moved.add(1)
+        moved.add(2)
+    assert sink.tags == [("cppo.env.rollout", "a"), ("cppo.env.rollout", "b")]

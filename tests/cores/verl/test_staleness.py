@@ -84,6 +84,7 @@ def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int
     made.actor_rollout_wg = made.checkpoint_manager = machine = Machine()
     made.global_steps, made.total_training_steps = start, STEPS
     machine.engine, machine.copies = start, {step: step for step in range(start)}
+    made._test_servers = machine.sleep_replicas  # type: ignore[method-assign]
     made.on_init_end()
     if start == 0:
         assert machine.server == 0 and not machine.asleep

@@ -5,24 +5,30 @@ The trainer as a whole is tested in `test_core`.
 
 import itertools
 import math
+import re
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
+from torch import Tensor
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
+from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
 from cppo_lab.cores.verl import checkpoints
+from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
-from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
-from cppo_lab.errors import NotFinite
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
+from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.aggregation import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
@@ -435,3 +441,66 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
         made._update_actor(batch, {})
     expected = Outcome(schema.COLLAPSED, 1, "log-probabilities are not finite at step 2")
     assert checkpoints.read_outcome(tmp_path) == expected
+
+
+GOOD = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.05, 0.02]]).log()  # mu's Top-3 at two tokens
+
+
+@pytest.mark.parametrize(
+    ("gap", "topk", "said"),
+    [
+        ([0.01, 0.05], GOOD, "within 0.03 nats of the trainer's on average, 0.05 at most; Top-3 mass 0.9000 to 0.9700"),
+        ([0.01, 0.05], None, "0.05 at most; D_t 0.004 on average (2 tokens of 1 prompts)"),
+        ([0.5, 0.3], GOOD, "do not return the trainer's policy: log mu within 0.4 nats"),  # other weights
+        ([math.nan, 0.1], None, "do not return the trainer's policy"),
+        ([0.01, 0.05], GOOD * 0.7, "do not return the trainer's policy"),  # not of a softmax: 1.25 and more
+        ([0.01, 0.05], GOOD.flip(1), "do not return the trainer's policy"),  # the least likely first
+        ([0.01, 0.05], GOOD + math.nan, "do not return the trainer's policy"),
+    ],
+)  # fmt: skip
+def test_rollout_servers_with_another_policy_are_found(
+    gap: list[float], topk: Tensor | None, said: str
+) -> None:
+    columns = {} if topk is None else {TOPK_IDS: np.ones((2, 3), np.int32), TOPK_LOGP: topk.numpy()}
+    output = TokenOutput(token_ids=[8, 9], log_probs=[-0.1, -0.2], extra_fields=columns)
+    row = row_of_test([5, 6, 7], output)
+    assert row["input_ids"].tolist() == [5, 6, 7, 8, 9]
+    test = (torch.tensor(gap), torch.tensor([0.003, 0.005]), [row])
+    if said.startswith("do not"):
+        with pytest.raises(UserError, match=re.escape(said)):
+            self_test(*test)
+    else:
+        assert said in self_test(*test)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1.5, 16), (600.0, 700)])
+def test_a_long_rollout_is_asked_for_seldom_and_noticed_in_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    clock, pauses = [1000.0], list[float]()
+
+    def sleep(pause: float) -> None:
+        pauses.append(pause)
+        clock[0] += pause
+
+    watch = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(replay_buffer, "time", watch)
+    monkeypatch.setattr(module, "time", watch)
+    settings = {
+        "trainer_mode": "sync",
+        "trainer_config": {},
+        "max_off_policy_threshold": None,
+        "sampler_kwargs": {},
+    }
+    buffer = LabReplayBuffer(**settings, max_off_policy_strategy="drop")
+
+    def ask() -> None:
+        if clock[0] >= 1000 + seconds:
+            buffer.finished_keys["train"], buffer.partitions["train"] = {"a"}, {"a_0_0": {}}
+
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", ask)
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
+    batch, _ = buffer.sample(1, "train", 1)
+    assert batch.keys == ["a_0_0"]
+    assert len(pauses) <= most and clock[0] - 1000 <= max(1.01 * seconds, seconds + 0.1) + 1e-6
+    assert not any(pause < 1 for pause in pauses[-100:] if seconds > 10)

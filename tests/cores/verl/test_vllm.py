@@ -1,7 +1,6 @@
 """vLLM with Top-K and its weights, on a stand-in for vLLM: its output types, and verl's own code around a fake engine.
 
-The stand-in follows vLLM's `FlatLogprobs.append_fast` and `append_logprobs_for_next_position`: every position holds the
-sampled token first, then the Top-K, without removing duplicates.
+vLLM's own front end is in `vllm/test_front_end.py`.
 """
 
 import asyncio
@@ -87,23 +86,19 @@ LOGP = torch.log_softmax(torch.randn(N, V, generator=torch.Generator().manual_se
 TOKENS: list[int] = np.random.default_rng(0).integers(0, V, N).tolist()
 
 
-def flat(tokens: list[int], k: int) -> Any:
-    """vLLM's `FlatLogprobs` of these tokens and their Top-K."""
-    ids = [[token, *LOGP[t].topk(k).indices.tolist()] for t, token in enumerate(tokens)]
-    starts = [(k + 1) * t for t in range(len(tokens))]
-    return SimpleNamespace(
-        start_indices=starts,
-        end_indices=[start + k + 1 for start in starts],
-        token_ids=[i for row in ids for i in row],
-        logprobs=[float(LOGP[t, i]) for t, row in enumerate(ids) for i in row],
-    )
+def columns_of(module: Any, tokens: list[int], k: int) -> Any:
+    """What vLLM's front end gathers for these tokens: each with its Top-K."""
+    columns = module.Columns(len(tokens), k + 1)
+    ids = np.array([[token, *LOGP[t].topk(k).indices.tolist()] for t, token in enumerate(tokens)])
+    columns.append(ids, LOGP.numpy()[np.arange(len(tokens))[:, None], ids])
+    return columns
 
 
 class Engine:
     """AsyncLLM that "samples" TOKENS and streams cumulative outputs."""
 
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+    def __init__(self, module: Any) -> None:
+        self.module, self.asked = module, list[Any]()
 
     async def generate(self, *, sampling_params: Any, **_: Any) -> AsyncIterator[Any]:
         self.asked.append(sampling_params)
@@ -113,7 +108,7 @@ class Engine:
                 {token: SimpleNamespace(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens[:t])
             ]
             if getattr(sampling_params, "flat_logprobs", False):
-                kept = flat(tokens[:t], k)
+                kept = columns_of(self.module, tokens[:t], k)
             done = t == len(tokens)
             output = SimpleNamespace(
                 token_ids=tokens[:t], logprobs=kept, finish_reason="stop" if done else None
@@ -141,19 +136,21 @@ def server(module: Any, **changes: Any) -> Any:
     made.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
     made._disaggregation_role, made._pd_decode_peers = "null", []
     made._submission_paused, made._admitting, made.replica_rank, made.global_steps = False, 0, 0, 4
-    made.engine = module.TopKEngine(Engine())
+    made.engine = module.TopKEngine(Engine(module))
     return made
 
 
 def test_columns_that_do_not_fit_the_tokens_are_refused(module: Any) -> None:
-    columns = flat(TOKENS, K)
-    for tokens, k, message in [
-        (TOKENS[1:] + TOKENS[:1], K, "do not begin with the sampled token"),
-        (TOKENS[1:], K, "for 30 tokens of 29"),
-        (TOKENS, K - 1, "not 20 per token"),
+    columns = columns_of(module, TOKENS, K)
+    for logprobs, tokens, message in [
+        (columns, TOKENS[1:] + TOKENS[:1], "do not begin with the sampled token"),
+        (columns, TOKENS[1:], "for 30 tokens of 29"),
+        ([{}] * N, TOKENS, "for None tokens of 30"),
     ]:
         with pytest.raises(ValueError, match=message):
-            module.flat_topk(columns, tokens, k)
+            module.Capture(K).take(SimpleNamespace(logprobs=logprobs, token_ids=tokens))
+    with pytest.raises(ValueError, match="returned 1 log-probabilities for a token, 21 were requested"):
+        module.Columns(4, K + 1).append(np.zeros((1, 1)), np.zeros((1, 1)))
 
 
 def test_requests_at_once_keep_their_own_topk(module: Any) -> None:

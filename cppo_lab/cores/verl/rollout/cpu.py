@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -396,6 +397,10 @@ class CpuServerActor(CpuServer):
 
     async def ready(self) -> None:
         """Returns when the model is loaded."""
+
+    async def runner(self) -> str:
+        """The engine's version."""
+        return f"transformers {version('transformers')}"
 
 
 def server_name(replica: int, suffix: str = "") -> str:

@@ -8,11 +8,12 @@ verl's path unchanged. log mu must be that of the sampling distribution: `rollou
 = -1, no penalties) it is log mu at any temperature. A `RunSpec` allows no other sampling, a layout sets no such key.
 
 vLLM returns, for `logprobs=K`, the sampled token first and then the K most likely ones in descending order, so every
-position has K + 1 entries and the sampled token may appear twice. As `list[dict[int, Logprob]]` a response of 8k
-tokens with K = 20 is 172k Python objects; `FlatLogprobs` (since vLLM 0.12) holds the same entries in flat columns.
+position has K + 1 entries and the sampled token may appear twice. Its front end gathers them in Python lists, 2 KB per
+token of a response in flight with K = 20, and makes an output object per token; here they go into arrays, 0.2 KB, and
+verl gets the two outputs that it reads.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.output_processor import LogprobsProcessor, RequestState
 
 from cppo_lab.cores.verl.rollout.settings import (
     TOPK_DTYPE_REQUEST,
@@ -39,6 +42,78 @@ from cppo_lab.cores.verl.rollout.settings import (
 VLLM_MAX_LOGPROBS = 20
 
 
+class Columns:
+    """mu of the tokens of a response in flight: per token the sampled one first, then the Top-K.
+
+    In place of vLLM's `FlatLogprobs`. Room for the longest response; the kernel gives memory where it is written.
+    """
+
+    def __init__(self, longest: int, width: int) -> None:
+        self.ids, self.logp = np.empty((longest, width), np.int32), np.empty((longest, width), np.float32)
+        self.length = 0
+
+    def append(self, ids: NDArray[np.integer], logp: NDArray[np.floating]) -> None:
+        """Adds the rows of new tokens; another request of the batch may have asked for more columns.
+
+        Raises ValueError for fewer columns.
+        """
+        width, end = self.ids.shape[1], self.length + len(ids)
+        if ids.shape[1] < width:
+            raise ValueError(
+                f"vLLM returned {ids.shape[1]} log-probabilities for a token, {width} were requested"
+            )
+        self.ids[self.length : end], self.logp[self.length : end] = ids[:, :width], logp[:, :width]
+        self.length = end
+
+
+class TopKProcessor(LogprobsProcessor):
+    """vLLM's, with `Columns` for requests with `flat_logprobs`."""
+
+    @classmethod
+    def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
+        """The processor of a request."""
+        processor = super().from_new_request(tokenizer=tokenizer, request=request)
+        sampling = request.sampling_params
+        if sampling.logprobs is not None and sampling.flat_logprobs:
+            processor.logprobs = Columns(sampling.max_tokens, sampling.logprobs + 1)
+            processor.cumulative_logprob = None
+        return processor
+
+    def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
+        if isinstance(self.logprobs, Columns):
+            self.logprobs.append(*logprobs_lists[:2])
+        else:
+            super()._update_sample_logprobs(logprobs_lists)
+
+
+class QuietState(RequestState):
+    """A request of whose cumulative outputs only the first, which says that it runs, and the last are made.
+
+    vLLM's `stream_interval` leaves cumulative outputs as they are.
+    """
+
+    sent_tokens_offset: int  # 0 before the first output
+
+    def make_request_output(
+        self, new_token_ids: Any, pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
+    ) -> Any:
+        """The output for a new token; None for those that nobody reads."""
+        cumulative = self.output_kind == RequestOutputKind.CUMULATIVE
+        if cumulative and finish_reason is None and self.sent_tokens_offset:
+            return None
+        output = super().make_request_output(new_token_ids, pooling_output, finish_reason, *more, **named)
+        if cumulative:
+            self.sent_tokens_offset = 1
+        return output
+
+
+def use_columns() -> None:
+    """Makes vLLM's front end in this process use the two classes above."""
+    from vllm.v1.engine import output_processor
+
+    output_processor.LogprobsProcessor, output_processor.RequestState = TopKProcessor, QuietState
+
+
 @dataclass
 class Capture:
     """The Top-K that a request asks for, and its result."""
@@ -48,47 +123,32 @@ class Capture:
     logp: NDArray[np.float32] | None = None  # [n, K]
 
     def take(self, completion: Any) -> None:
-        """Keeps the Top-K of a finished `CompletionOutput`, and leaves in it the sampled tokens' log-probabilities.
+        """Keeps the Top-K of a finished `CompletionOutput`, and leaves in it the sampled tokens' log-probabilities,
+        which verl's server reads as `logprobs[t][token_ids[t]].logprob`.
 
-        verl's server reads the rest as `logprobs[t][token_ids[t]].logprob`; from `FlatLogprobs` that
-        expression would build all K + 1 objects of every token.
+        Raises ValueError when there is not a row for each token, or it does not begin with it: the rows would be
+        misaligned, and every divergence wrong.
         """
-        tokens = completion.token_ids
-        sampled, self.ids, self.logp = flat_topk(completion.logprobs, tokens, self.topk)
+        columns, tokens = completion.logprobs, completion.token_ids
+        rows = columns.length if isinstance(columns, Columns) else None
+        if rows != len(tokens):
+            raise ValueError(
+                f"vLLM returned log-probabilities for {rows} tokens of {len(tokens)}: check that this version of vLLM "
+                "honours flat_logprobs"
+            )
+        ids, logp = columns.ids[: len(tokens)], columns.logp[: len(tokens)]
+        if (ids[:, 0] != np.asarray(tokens, np.int32)).any():
+            raise ValueError("vLLM's log-probabilities do not begin with the sampled token at every position")
+        # Copies: a view would keep the sampled column, and the room for the longest response, alive.
+        self.ids, self.logp = ids[:, 1:].copy(), logp[:, 1:].copy()
         completion.logprobs = [
-            {token: SimpleNamespace(logprob=logp)}
-            for token, logp in zip(tokens, sampled.tolist(), strict=True)
+            {token: SimpleNamespace(logprob=value)}
+            for token, value in zip(tokens, logp[:, 0].tolist(), strict=True)
         ]
 
 
 # The request that the running task generates. Set around verl's `generate`, read where it calls the engine.
 CAPTURE: ContextVar[Capture | None] = ContextVar("cppo_topk_capture", default=None)
-
-
-def flat_topk(
-    logprobs: Any, tokens: Sequence[int], topk: int
-) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """log mu of the n sampled tokens [n], and mu's Top-K: ids [n, K] and log-probabilities [n, K], descending.
-
-    `logprobs`: vLLM's `FlatLogprobs`, whose columns `token_ids` and `logprobs` hold, position after position, the
-    sampled token followed by the Top-K; position t spans `start_indices[t]` to `end_indices[t]`.
-
-    Raises ValueError when a position does not hold K + 1 entries or does not begin with the sampled token: the rows
-    would be misaligned, and every divergence wrong.
-    """
-    n, width = len(tokens), topk + 1
-    starts = np.asarray(logprobs.start_indices)
-    if len(starts) != n or (np.asarray(logprobs.end_indices) - starts != width).any():
-        raise ValueError(
-            f"vLLM returned log-probabilities for {len(starts)} tokens of {n}, or not {width} per token: check that "
-            f"max_logprobs >= {topk} and that flat_logprobs is honoured by this version of vLLM"
-        )
-    ids = np.asarray(logprobs.token_ids, np.int32).reshape(n, width)
-    logp = np.asarray(logprobs.logprobs, np.float32).reshape(n, width)
-    if (ids[:, 0] != np.asarray(tokens, np.int32)).any():
-        raise ValueError("vLLM's log-probabilities do not begin with the sampled token at every position")
-    # Copies: a view would keep the sampled column alive and travel with it.
-    return logp[:, 0].copy(), ids[:, 1:].copy(), logp[:, 1:].copy()
 
 
 class TopKEngine:
@@ -133,6 +193,7 @@ class TopKServer(vLLMHttpServer):
     async def run_server(self, args: Any) -> None:
         """Starts vLLM, then serves in front of its engine."""
         tell_engine()
+        use_columns()
         await super().run_server(args)
         self.engine = TopKEngine(self.engine)
 

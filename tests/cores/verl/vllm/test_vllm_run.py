@@ -9,6 +9,8 @@ from cppo_lab import schema
 from tests.cores.verl.story import EVERY, KILLED_AFTER, SAMPLES, STEPS, Story, tell
 from tests.requirement import VLLM, VLLM_PYTHON
 
+VERSION = "0.28.0+cpu"
+
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 # One minibatch a step: the policy that is trained is the one that has sampled, to the last bit but rounding.
@@ -41,7 +43,10 @@ def test_new_weights_reach_vllm_after_every_update(story: Story) -> None:
 
 
 def test_it_was_vllm(story: Story) -> None:
-    assert story.run.data.tags["cppo.layout"].startswith("cpu_vllm@")
+    tags = story.run.data.tags
+    assert tags["cppo.layout"].startswith("cpu_vllm@")
+    assert tags[schema.TAG_ROLLOUT] == f"vllm {VERSION}, model runner 1"
+    assert float(tags[schema.TAG_SELF_TEST].split()[3]) < 1e-4  # log mu within ... nats
     logs = [path.read_text() for path in (story.own_folder / "attempts").glob("*_log.out")]
     assert len(logs) == 2
     assert all("TopKServer" in log for log in logs)
