@@ -54,8 +54,9 @@ MEAN_SHARE = 0.5  # of the maximum length, for any other model (assumption)
 
 # Bytes per parameter.
 WEIGHT = 2  # bfloat16, of the rollout engine and of computation
-# float32 weights and gradients, and AdamW's two float32 moments (verl: fsdp_config.model_dtype=fp32)
-FSDP_STATE = 16
+# Weights and gradients, and AdamW's two moments, in float32 (verl: fsdp_config.model_dtype=fp32) or in bfloat16; with
+# adapters the weights alone, since theirs are few.
+FSDP_STATE, FSDP_STATE_BFLOAT16, FSDP_STATE_ADAPTERS = 16, 8, 4
 MEGATRON_LOCAL = 6  # bfloat16 weights and float32 gradients, on every GPU that holds the shard
 MEGATRON_OPTIMISER = 12  # float32 weights and two moments, spread over all GPUs (distributed optimiser)
 
@@ -78,7 +79,7 @@ RESERVE = 6e9
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer in numbers; `active` counts the parameters that one token uses."""
+    """A transformer in numbers. `active`: parameters that one token uses; `state`: bytes that FSDP keeps of each."""
 
     parameters: float
     active: float
@@ -86,6 +87,7 @@ class ModelShape:
     width: int
     kv_width: int
     vocabulary: int
+    state: int = FSDP_STATE
 
     @property
     def is_moe(self) -> bool:
@@ -114,7 +116,11 @@ class Amounts:
 
 def shape_of(run: RunSpec) -> ModelShape:
     """The shape of a published model, or of an embedded model."""
-    model = run.model
+    model, state = run.model, FSDP_STATE
+    if run.optim.master_dtype:
+        state = FSDP_STATE_BFLOAT16
+    if run.optim.lora_rank:
+        state = FSDP_STATE_ADAPTERS
     if isinstance(model, HubModel):
         return ModelShape(
             model.parameters * 1e9,
@@ -123,6 +129,7 @@ def shape_of(run: RunSpec) -> ModelShape:
             model.width,
             model.kv_width,
             model.vocabulary,
+            state,
         )
     assert isinstance(model, SyntheticModel)
     return _made_shape(model, run.data)
@@ -254,7 +261,7 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
     """
     if layout.megatron is None:
-        return 0.0 if layout.verl.get(OFFLOAD_POLICY) else shape.parameters * FSDP_STATE / layout.devices
+        return 0.0 if layout.verl.get(OFFLOAD_POLICY) else shape.parameters * shape.state / layout.devices
     sizes = layout.megatron
     experts = (shape.parameters - shape.active) / sizes.expert
     local = (experts + shape.active / sizes.tensor) / sizes.pipeline

@@ -68,6 +68,14 @@ def test_the_memory_of_a_gpu_by_hand() -> None:
     assert memory.kv_needed == pytest.approx((2048 + 8192) * 2 * 28 * 1024 * 2)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "each"),
+    [((), 16), (("optim.master_dtype=bfloat16",), 8), (("optim.lora_rank=32", "optim.lora_alpha=32"), 4)],
+)
+def test_what_fsdp_keeps_of_a_parameter(overrides: tuple[str, ...], each: int) -> None:
+    assert cost(*DENSE, *overrides).memory.state == pytest.approx(each * 1.721e9 / 8)
+
+
 def test_the_memory_of_a_mixture_of_experts_by_hand() -> None:
     """Qwen3-30B-A3B with Megatron on 32 GPUs: tensor 4, expert 8, AdamW spread over all and resting on the host."""
     total, active = 30.532e9, 3.353e9
