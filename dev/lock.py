@@ -26,6 +26,7 @@ HEADER = """\
 # Made by `make lock` from constraints-cpu.txt; do not edit. Each package at its version, with the SHA-256 of its files
 # for Linux and macOS on PyPI; torch's for Linux on x86-64 are its CPU builds. `make locked` installs from it.
 """
+LINUX = " ; sys_platform == 'linux'"
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)")
 PYTHONS = re.compile(r"\b(py3\d*|cp3\d*)\b")
 PLATFORMS = re.compile(r"\bany\b|manylinux\w*_(x86_64|aarch64)|macosx\w*_(arm64|universal2)")
@@ -34,10 +35,11 @@ HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class Pin:
-    """A package's version, and the SHA-256 of each file that may be installed for it."""
+    """A package's version, the SHA-256 of each file that may be installed, and LINUX if none is for macOS."""
 
     version: str
     hashes: tuple[str, ...] = ()
+    marker: str = ""
 
 
 def canonical(name: str) -> str:
@@ -57,18 +59,21 @@ def pins(text: str) -> dict[str, Pin]:
         if not entry.strip():
             continue
         pin = PIN.match(entry.strip())
-        if pin is None or HASH.sub("", entry.strip()[pin.end() :]).strip():
+        marker = LINUX if LINUX in entry else ""
+        if pin is None or HASH.sub("", entry.strip()[pin.end() :].removeprefix(marker)).strip():
             raise DevError(f"{entry.strip():.80}: write name==version, and hashes behind it in a lock")
         if canonical(pin[1]) in found:
             raise DevError(f"{pin[1]} is pinned twice: remove a line")
-        found[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)))
+        found[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)), marker)
     return found
 
 
 def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
     """The lock as a file that pip and uv read."""
     entries = (
-        " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{one}" for one in pin.hashes)])
+        " \\\n".join(
+            [f"{name}=={pin.version}{pin.marker}", *(f"    --hash=sha256:{one}" for one in pin.hashes)]
+        )
         for name, pin in sorted(locked.items())
     )
     return header + "\n".join(entries) + "\n"
@@ -100,7 +105,8 @@ def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
         name, wheels = canonical(package["name"]), package.get("wheels", ())
         files = [wheel for wheel in wheels if _fits(name, wheel["url"].rsplit("/", 1)[-1])]
         hashes = {file["hashes"]["sha256"] for file in (files if wheels else [package["sdist"]])}
-        locked[name] = Pin(package["version"], tuple(sorted(hashes)))
+        everywhere = not files or any(re.search(r"-any\.|macosx", file["url"]) for file in files)
+        locked[name] = Pin(package["version"], tuple(sorted(hashes)), "" if everywhere else LINUX)
     return locked
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before Triton is loaded: its kernels run in its interpreter, which needs no GPU.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 from hypothesis import settings

@@ -94,9 +94,15 @@ def _no_index() -> str:
     return f"uv: {lines[-1] if lines else done.returncode}" if done.returncode else ""
 
 
+def _no_triton() -> str:
+    there = importlib.util.find_spec("triton") is not None
+    return "" if there else "not installed (pip install -c constraints-cpu.txt triton; Linux alone has it)"
+
+
 SLURM = Requirement("Slurm", "CPPO_REQUIRE_SLURM", _no_slurm)
 BROWSER = Requirement("a browser", "CPPO_REQUIRE_BROWSER", _no_browser)
 POSTGRES = Requirement("PostgreSQL", "CPPO_REQUIRE_POSTGRES", _no_postgres)
 LATEX = Requirement("LaTeX", "CPPO_REQUIRE_LATEX", _no_latex)
 VLLM = Requirement("a vLLM for CPUs", "CPPO_REQUIRE_VLLM", _no_vllm)
+TRITON = Requirement("Triton", "CPPO_REQUIRE_TRITON", _no_triton)
 INDEX = Requirement("the package index", "CPPO_REQUIRE_INDEX", _no_index, of_ci=False)

@@ -5,7 +5,8 @@
 
 A vocabulary of 151936 makes [N, V] the largest tensor of a training step. Here each row is normalised once,
 and the log-probabilities at y and at mu's K most likely tokens are read off together. Rows are taken a chunk
-at a time into one reused buffer: the forward makes no [N, V] tensor, the backward only the gradient itself.
+at a time into one reused buffer: the forward makes no [N, V] tensor, the backward only the gradient itself. With
+`fused`, the kernels of `logits_kernel` do the same without the buffer; this module's code is their reference.
 
 Shapes: N = tokens (flatten [B, T] first), V = vocabulary, K = tokens kept of mu. float64 logits are computed
 in float64, all others in float32, chunk by chunk.
@@ -47,6 +48,7 @@ def logp_and_divergence(
     entropy: bool = False,
     chunk: int | None = None,
     overwrite_logits: bool = False,
+    fused: bool = False,
 ) -> FromLogits:
     """Log pi(token), and TV or KL of mu and pi as `divergence.topk` (with K = V: `divergence.exact`).
 
@@ -62,22 +64,24 @@ def logp_and_divergence(
         chunk: rows at a time; None chooses by device. It affects results only by rounding.
         overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing may
         read the logits afterwards; autograd raises if it would have to.
+        fused: by Triton's kernels, on a GPU or in Triton's interpreter; `chunk` then has no use.
 
     Raises:
         ValueError: shapes that do not fit together, unknown measure or convention, only one of the two Top-K
-            tensors, temperature <= 0, chunk < 1, or logits to overwrite that are a leaf.
+            tensors, temperature <= 0, chunk < 1, float64 logits for the kernels, or logits to overwrite that are a
+            leaf.
     """
     one_of("measure", measure, MEASURES)
     one_of("convention", convention, CONVENTIONS)
     if (rollout_topk_ids is None) != (rollout_topk_logp is None):
         raise ValueError("only one of rollout_topk_ids and rollout_topk_logp is None: pass both, or neither")
-    _check(logits, tokens, temperature, chunk, overwrite_logits)
+    _check(logits, tokens, temperature, chunk, overwrite_logits, fused)
     same_shape(tokens.shape, rollout_logp=rollout_logp)
     if rollout_topk_ids is not None and rollout_topk_logp is not None:
         same_shape((len(tokens), rollout_topk_ids.shape[-1]), rollout_topk_ids=rollout_topk_ids)
         same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
     logp, topk_logp, spread = _LogProbs.apply(
-        logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits
+        logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits, fused
     )
     if rollout_topk_ids is None or rollout_topk_logp is None:
         return FromLogits(logp, binary(logp, rollout_logp, measure), spread)
@@ -101,10 +105,11 @@ def token_logp(
     temperature: float = 1.0,
     chunk: int | None = None,
     overwrite_logits: bool = False,
+    fused: bool = False,
 ) -> Tensor:
     """Log pi(token) [N], differentiable in the logits. Arguments and errors as `logp_and_divergence`."""
-    _check(logits, tokens, temperature, chunk, overwrite_logits)
-    return _LogProbs.apply(logits, tokens, None, temperature, False, chunk, overwrite_logits)[0]
+    _check(logits, tokens, temperature, chunk, overwrite_logits, fused)
+    return _LogProbs.apply(logits, tokens, None, temperature, False, chunk, overwrite_logits, fused)[0]
 
 
 class _LogProbs(torch.autograd.Function):
@@ -120,19 +125,28 @@ class _LogProbs(torch.autograd.Function):
         entropy: bool,
         chunk: int | None,
         overwrite: bool,
+        fused: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        ctx.save_for_backward(logits, tokens)
         ctx.constants = temperature, chunk, overwrite
         wanted = tokens[:, None] if ids is None else torch.cat([tokens[:, None].to(ids.dtype), ids], 1)
         wanted = wanted.clamp_min(0).long()
-        found = logits.new_empty(wanted.shape, dtype=_dtype(logits))
-        spread = logits.new_empty(len(logits), dtype=_dtype(logits)) if entropy else None
-        for rows, scaled, buffer in _chunks(logits, temperature, chunk):
-            torch.log_softmax(scaled, -1, out=buffer)
-            found[rows] = buffer.gather(-1, wanted[rows])
-            if spread is not None:  # entr(p) = -p log p, and 0 for p = 0
-                spread[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
+        normaliser: list[Tensor] = []
+        spread: Tensor | None
+        if fused:
+            from cppo_lab.maths import logits_kernel
+
+            found, spread, *normaliser = logits_kernel.read(logits, wanted, temperature)
+        else:
+            found = logits.new_empty(wanted.shape, dtype=_dtype(logits))
+            spread = logits.new_empty(len(logits), dtype=_dtype(logits)) if entropy else None
+            for rows, scaled, buffer in _chunks(logits, temperature, chunk):
+                torch.log_softmax(scaled, -1, out=buffer)
+                found[rows] = buffer.gather(-1, wanted[rows])
+                if spread is not None:  # entr(p) = -p log p, and 0 for p = 0
+                    spread[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
+        ctx.save_for_backward(logits, wanted[:, :1].contiguous(), *normaliser)
         topk_logp = None if ids is None else found[:, 1:]
+        spread = spread if entropy else None
         ctx.mark_non_differentiable(*(t for t in (topk_logp, spread) if t is not None))
         # A copy: a view of `found` would tie the differentiable output to the other one.
         return found[:, 0].clone(), topk_logp, spread
@@ -140,20 +154,24 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        logits, tokens = ctx.saved_tensors
+        logits, index, *normaliser = ctx.saved_tensors
         temperature, chunk, overwrite = ctx.constants
         if not ctx.needs_input_grad[0]:
-            return (None,) * 7
+            return (None,) * 8
         # detach: the gradient must not carry the logits' own graph. Writing to it counts as a change of the
         # logits, so that autograd refuses whatever else needs their values.
         grad = logits.detach() if overwrite else torch.empty_like(logits)
         factor = (grad_logp.to(_dtype(logits)) / temperature)[:, None]
-        index = tokens[:, None].clamp_min(0).long()
+        if normaliser:
+            from cppo_lab.maths import logits_kernel
+
+            logits_kernel.write_gradient(logits, index, factor.contiguous(), grad, temperature, *normaliser)
+            return grad, *(None,) * 7
         for rows, scaled, buffer in _chunks(logits, temperature, chunk):
             torch.softmax(scaled, -1, out=buffer)
             buffer.mul_(-factor[rows]).scatter_add_(-1, index[rows], factor[rows])
             grad[rows] = buffer
-        return grad, None, None, None, None, None, None
+        return grad, *(None,) * 7
 
 
 def _chunks(logits: Tensor, temperature: float, chunk: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -181,7 +199,12 @@ def _dtype(logits: Tensor) -> torch.dtype:
 
 
 def _check(
-    logits: Tensor, tokens: Tensor, temperature: float, chunk: int | None, overwrite_logits: bool
+    logits: Tensor,
+    tokens: Tensor,
+    temperature: float,
+    chunk: int | None,
+    overwrite_logits: bool,
+    fused: bool,
 ) -> None:
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(
@@ -192,6 +215,8 @@ def _check(
     positive("temperature", temperature)
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk!r} must be at least 1 row: pass None for the default")
+    if fused and logits.dtype == torch.float64:
+        raise ValueError("fused=True with float64 logits: the kernels compute in float32, pass fused=False")
     if overwrite_logits and logits.requires_grad and logits.is_leaf:
         raise ValueError(
             "overwrite_logits=True with logits that are a leaf: their values and their .grad would be one "

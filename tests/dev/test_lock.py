@@ -10,7 +10,18 @@ import pytest
 
 from dev import audit
 from dev.errors import DevError
-from dev.lock import CONSTRAINTS, LOCK, Pin, as_text, canonical, cpu_builds, differences, for_cpus, pins
+from dev.lock import (
+    CONSTRAINTS,
+    LINUX,
+    LOCK,
+    Pin,
+    as_text,
+    canonical,
+    cpu_builds,
+    differences,
+    for_cpus,
+    pins,
+)
 
 ROOT = Path(__file__).parents[2]
 A, B = "a" * 64, "b" * 64
@@ -108,7 +119,10 @@ def test_files_are_those_of_cpu_machines(name: str, taken: list[str], left_out: 
         tag: {"url": f"https://x/ab/a-1-{tag}.whl", "hashes": {"sha256": tag}} for tag in taken + left_out
     }
     package = {"name": name, "version": "1", "sdist": files.pop("sdist"), "wheels": [*files.values()]}
-    assert for_cpus([package]) == {name.lower(): Pin("1", tuple(sorted(taken)))}
+    of_macs = not files.keys() & set(taken) or any("any" in tag or "macosx" in tag for tag in taken)
+    expected = Pin("1", tuple(sorted(taken)), "" if of_macs else LINUX)
+    assert for_cpus([package]) == {name.lower(): expected}
+    assert pins(as_text({name: expected})) == {name.lower(): expected}
 
 
 CLEAN = {"name": "a", "version": "1", "vulns": []}

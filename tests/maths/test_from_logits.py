@@ -1,7 +1,13 @@
 """Log-probability and divergence from logits against the plain functions on full log-probabilities."""
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,13 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
+from tests.requirement import TRITON
 
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # its interpreter is numpy's
 ROWS, VOCABULARY, K = 13, 37, 6
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 # bfloat16 logits are given to both sides: what is left is float32 arithmetic, and a gradient of 8 bits.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-6}
 GRADIENT_TOLERANCE = TOLERANCE | {torch.bfloat16: 4e-3}
+CUT_OFF = GRADIENT_TOLERANCE | {
+    torch.bfloat16: 2**-7
+}  # Triton's interpreter does not round to bfloat16, a GPU does
 CHUNKS = (None, 1, 5, ROWS, 1000)
+FUSED = {
+    "fused": True
+}  # by Triton's kernels, here in its interpreter (tests/conftest.py); they have no float64
+WAYS: list[tuple[torch.dtype, dict[str, Any]]] = [
+    *product(DTYPES, [{"chunk": chunk} for chunk in CHUNKS]),
+    *product(DTYPES[1:], [FUSED]),
+]
 TEMPERATURES = (1.0, 0.6)
 
 
@@ -47,6 +66,13 @@ def case(dtype: torch.dtype = torch.float64, rows: int = ROWS, k: int = K, tempe
     return Case(logits.to(dtype), tokens, ids, top.values.to(wide), sampled.to(wide))
 
 
+@pytest.fixture(autouse=True)
+def _triton(request: pytest.FixtureRequest) -> None:
+    """A test of the kernels needs Triton, which CI has."""
+    if hasattr(request.node, "callspec") and request.node.callspec.params.get("way") is FUSED:
+        TRITON.demand()
+
+
 def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
     """The definition, with every log-probability in memory."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -55,14 +81,14 @@ def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
 
 @pytest.mark.parametrize("convention", divergences.CONVENTIONS)
 @pytest.mark.parametrize("measure", divergences.MEASURES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("temperature", "chunk"), list(product(TEMPERATURES, CHUNKS)))
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("dtype", "way"), WAYS, ids=str)
 def test_equals_the_plain_functions(
-    dtype: torch.dtype, measure: str, convention: str, temperature: float, chunk: int | None
+    dtype: torch.dtype, measure: str, convention: str, temperature: float, way: dict[str, Any]
 ) -> None:
     c = case(dtype, temperature=temperature)
     result = logp_and_divergence(
-        *c, measure=measure, convention=convention, temperature=temperature, entropy=True, chunk=chunk
+        *c, measure=measure, convention=convention, temperature=temperature, entropy=True, **way
     )
     wide = (c.logits if dtype == torch.float64 else c.logits.float()) / temperature
     expected = divergences.topk(
@@ -79,15 +105,15 @@ def test_equals_the_plain_functions(
     torch.testing.assert_close(result.divergence, expected, **tolerance)
     entropy = torch.distributions.Categorical(logits=wide).entropy()
     torch.testing.assert_close(result.entropy, entropy, **tolerance)
-    alone = token_logp(c.logits, c.tokens, temperature=temperature, chunk=chunk)
+    alone = token_logp(c.logits, c.tokens, temperature=temperature, **way)
     assert torch.equal(alone, result.logp)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("temperature", "chunk"), list(product(TEMPERATURES, CHUNKS)))
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("dtype", "way"), WAYS, ids=str)
 def test_gradient_is_that_of_the_plain_version(
-    dtype: torch.dtype, temperature: float, chunk: int | None, overwrite: bool
+    dtype: torch.dtype, temperature: float, way: dict[str, Any], overwrite: bool
 ) -> None:
     c = case(dtype)
     weights = torch.linspace(-1, 2, ROWS, dtype=c.rollout_logp.dtype)
@@ -98,40 +124,55 @@ def test_gradient_is_that_of_the_plain_version(
         (function(leaf * 1, c.tokens, temperature=temperature, **options) * weights).sum().backward()
         return leaf.grad
 
-    actual = gradient(token_logp, chunk=chunk, overwrite_logits=overwrite)
-    tolerance = {"rtol": GRADIENT_TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    actual = gradient(token_logp, overwrite_logits=overwrite, **way)
+    relative = CUT_OFF if way is FUSED else GRADIENT_TOLERANCE
+    tolerance = {"rtol": relative[dtype], "atol": TOLERANCE[dtype]}
     assert actual.dtype == dtype
     torch.testing.assert_close(actual, gradient(plain_logp), **tolerance)
 
 
 @pytest.mark.parametrize("measure", divergences.MEASURES)
-def test_without_top_k_the_divergence_is_binary(measure: str) -> None:
-    c = case()
-    result = logp_and_divergence(c.logits, c.tokens, None, None, c.rollout_logp, measure=measure)
+@pytest.mark.parametrize(("dtype", "way"), [WAYS[0], WAYS[-2]], ids=str)
+def test_without_top_k_the_divergence_is_binary(
+    dtype: torch.dtype, way: dict[str, Any], measure: str
+) -> None:
+    c = case(dtype)
+    result = logp_and_divergence(c.logits, c.tokens, None, None, c.rollout_logp, measure=measure, **way)
     expected = divergences.binary(plain_logp(c.logits, c.tokens), c.rollout_logp, measure)
-    torch.testing.assert_close(result.divergence, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
+    none = c._replace(ids=c.ids[:, :0], topk_logp=c.topk_logp[:, :0])
+    without = logp_and_divergence(*none, measure=measure, **way)
+    torch.testing.assert_close(without.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("chunk", [None, 4])
-def test_no_tokens_give_empty_results_and_an_empty_gradient(chunk: int | None) -> None:
-    c = case(rows=0)
+@pytest.mark.parametrize("way", [{}, {"chunk": 4}, FUSED], ids=str)
+def test_no_tokens_give_empty_results_and_an_empty_gradient(way: dict[str, Any]) -> None:
+    c = case(torch.float32, rows=0)
     logits = c.logits.requires_grad_()
-    result = logp_and_divergence(logits, *c[1:], measure="tv", entropy=True, chunk=chunk)
+    result = logp_and_divergence(logits, *c[1:], measure="tv", entropy=True, **way)
     assert [len(value) for value in result] == [0, 0, 0]
     result.logp.sum().backward()
     assert logits.grad.shape == (0, VOCABULARY)
 
 
-def test_impossible_and_padding_tokens_stay_finite_where_they_should() -> None:
-    c = case()
-    logits = c.logits.masked_fill(torch.arange(VOCABULARY) == 7, -torch.inf).requires_grad_()
+@pytest.mark.parametrize(("dtype", "way"), [WAYS[0], *WAYS[-2:]], ids=str)
+def test_impossible_and_padding_tokens_stay_finite_where_they_should(
+    dtype: torch.dtype, way: dict[str, Any]
+) -> None:
+    c = case(dtype)
+    impossible = (torch.arange(VOCABULARY) == 7).expand(ROWS, -1).clone()
+    impossible[2, :30] = True  # a whole block of the kernels, and more
+    logits = c.logits.masked_fill(impossible, -torch.inf).requires_grad_()
     tokens = c.tokens.masked_fill(c.tokens == 7, 8)
-    tokens[-1] = -1
-    result = logp_and_divergence(logits, tokens, *c[2:], measure="kl", entropy=True)
-    assert all(bool(torch.isfinite(value).all()) for value in result)
-    assert not result.divergence.requires_grad and not result.entropy.requires_grad
-    result.logp[:-1].sum().backward()
-    assert bool(torch.isfinite(logits.grad).all()) and not logits.grad[:, 7].any()
+    tokens[2], tokens[-1] = 33, -1
+    ids = c.ids.clone()
+    ids[2] = torch.arange(31, 31 + K)
+    with blocks_of(16):
+        result = logp_and_divergence(logits, tokens, ids, *c[3:], measure="kl", entropy=True, **way)
+        assert all(bool(torch.isfinite(value).all()) for value in result)
+        assert not result.divergence.requires_grad and not result.entropy.requires_grad
+        result.logp[:-1].sum().backward()
+    assert bool(torch.isfinite(logits.grad).all()) and not logits.grad[impossible].any()
     assert not logits.grad[-1].any()
 
 
@@ -174,16 +215,169 @@ def test_only_the_gradient_is_as_large_as_the_logits(dtype: torch.dtype, tempera
     assert plain.found, "the check must see the plain version's log-probabilities"
 
 
-def test_autograd_refuses_to_read_overwritten_logits() -> None:
-    c = case()
+@pytest.mark.parametrize("way", [{}, FUSED], ids=str)
+def test_autograd_refuses_to_read_overwritten_logits(way: dict[str, Any]) -> None:
+    c = case(torch.float32)
     logits = c.logits.requires_grad_().exp()  # exp needs its own result in the backward
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        token_logp(logits, c.tokens, overwrite_logits=True).sum().backward()
+        token_logp(logits, c.tokens, overwrite_logits=True, **way).sum().backward()
     logits = c.logits * 1
-    logp = token_logp(logits, c.tokens, overwrite_logits=True).sum()
-    logp.backward(retain_graph=True)
+    logp = token_logp(logits, c.tokens, overwrite_logits=True, **way).sum()
+    (gradient,) = torch.autograd.grad(logp, logits, retain_graph=True)
+    assert gradient.data_ptr() == logits.data_ptr()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logp.backward()
+
+
+@contextmanager
+def blocks_of(symbols: int) -> Iterator[None]:
+    """Small blocks, so that a small vocabulary takes several and ends within one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("triton") is not None:
+            patch.setattr("cppo_lab.maths.logits_kernel.LARGEST_BLOCK", symbols)
+        yield
+
+
+def both_ways(logits: Tensor, tokens: Tensor, ids: Tensor | None, **options: Any) -> list[list[Tensor]]:
+    """Log pi, divergence, entropy and gradient, by the eager code in float64 and by the kernels."""
+    TRITON.demand()
+    rows = len(logits)
+    top = None if ids is None else torch.linspace(-6, -4, ids.numel()).view(ids.shape)
+    weights, answers = torch.linspace(-1, 2, rows), []
+    for given, way in ((logits.double(), {}), (logits, FUSED)):
+        leaf = given.detach().requires_grad_()
+        view = leaf.as_strided(given.shape, given.stride())
+        result = logp_and_divergence(
+            view, tokens, ids, top, torch.full((rows,), -3.0), measure="tv", entropy=True, **options, **way
+        )
+        (gradient,) = torch.autograd.grad((result.logp * weights).sum(), view)
+        answers.append([*(value.detach().float() for value in result), gradient.float()])
+    return answers
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("vocabulary", "k", "block"),
+    [(151_936, 20, 8192), (5003, 3, 1024), (4096, None, 4096), (257, 256, 128), (3, 1, 8192), (1, 0, 8192)],
+)
+def test_the_kernels_are_the_eager_code_in_double_precision(
+    vocabulary: int, k: int | None, block: int, dtype: torch.dtype
+) -> None:
+    """Vocabularies that a block divides and does not, of Qwen3's size too."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (20 + 4 * torch.randn(4, vocabulary, generator=generator)).to(dtype)
+    tokens = torch.randint(vocabulary, (4,), generator=generator)
+    tokens[0] = -1
+    drawn = [torch.randperm(vocabulary, generator=generator)[:k].int() for _ in range(4)]
+    ids = None if k is None else torch.stack(drawn)
+    with blocks_of(block):
+        eager, kernel = both_ways(logits, tokens, ids, temperature=0.8)
+    for expected, actual in zip(eager[:3], kernel[:3], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(kernel[3], eager[3], rtol=CUT_OFF[dtype], atol=2e-6)
+
+
+def test_the_kernels_take_any_strides() -> None:
+    """Rows of a wider tensor, every second symbol, columns first; the gradient lies in the same places."""
+    c = case(torch.float32)
+    wide = torch.randn(2 * ROWS, 2 * VOCABULARY, generator=torch.Generator().manual_seed(0))
+    for logits in (wide[::2, :VOCABULARY], wide[:ROWS, ::2], wide[:VOCABULARY].T[:ROWS, : ROWS * 2]):
+        tokens = c.tokens % logits.shape[1]
+        eager, kernel = both_ways(logits, tokens, c.ids[:, 1:3] % logits.shape[1])
+        for expected, actual in zip(eager, kernel, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
+        layer = (wide * 1).requires_grad_() * 1
+        view = layer.as_strided(logits.shape, logits.stride())
+        before = layer.detach().clone()
+        token_logp(view, tokens, overwrite_logits=True, **FUSED).sum().backward()
+        inside = torch.zeros_like(before, dtype=torch.bool)
+        inside.as_strided(logits.shape, logits.stride()).fill_(True)
+        assert torch.equal(layer.detach()[~inside], before[~inside])
+        assert not torch.equal(layer.detach()[inside], before[inside])
+
+
+def test_rows_lie_beyond_two_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 2^30 elements apart, of memory of which nothing else is touched."""
+    TRITON.demand()
+    # The interpreter copies a tensor's whole memory back to its device, which here is the same memory.
+    monkeypatch.setattr("triton.runtime.interpreter.GridExecutor._restore_args_dev", lambda *_: None)
+    c = case(torch.bfloat16, rows=3)
+    far = torch.empty(2**31 + VOCABULARY, dtype=torch.bfloat16).as_strided((3, VOCABULARY), (2**30, 1))
+    far.copy_(c.logits)
+    expected = token_logp(c.logits, c.tokens, **FUSED)
+    near = c.logits.clone().requires_grad_() * 1
+    far.requires_grad_()
+    layer = far.as_strided(far.shape, far.stride())
+    logp = token_logp(layer, c.tokens, overwrite_logits=True, **FUSED)
+    assert torch.equal(logp, expected)
+    (gradient,) = torch.autograd.grad(logp.sum(), layer)
+    (wanted,) = torch.autograd.grad(token_logp(near, c.tokens, **FUSED).sum(), near)
+    assert torch.equal(gradient, wanted)
+
+
+def test_the_kernels_give_nan_for_what_is_not_finite_or_beyond_the_vocabulary() -> None:
+    """As the eager code does for NaN; it refuses an id beyond, which on a GPU ends the process."""
+    TRITON.demand()
+    c = case(torch.float32)
+    logits = c.logits.clone()
+    logits[0, 3], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
+    tokens = c.tokens.clone()
+    tokens[3] = VOCABULARY
+    finite = token_logp(logits, tokens, **FUSED).isfinite()
+    assert finite.tolist() == [False] * 4 + [True] * (ROWS - 4)
+    assert not token_logp(logits[:3], tokens[:3]).isfinite().any()
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from cppo_lab.maths import logits_kernel as kernels
+
+constants = {"VOCABULARY": 151936, "BLOCK": kernels.LARGEST_BLOCK, "IDS": 21, "ID_BLOCK": 32, "symbol_stride": 1}
+for kernel in (kernels._read, kernels._write_gradient):
+    for dtype in ("bf16", "fp16", "fp32"):
+        types = {"logits": f"*{dtype}", "gradient": f"*{dtype}", "ids": "*i64", "scale": "fp32", "row_stride": "i32"}
+        types |= {"gradient_row_stride": "i32", "gradient_symbol_stride": "i32"} | dict.fromkeys(constants, "constexpr")
+        signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
+        fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items() if name in signature}
+        source = ASTSource(kernel, signature, fixed)
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+        print(kernel.__name__, dtype, len(made.asm["cubin"]) > 1000)
+"""
+ABSENT = """
+import sys
+sys.modules["triton"] = None
+import torch
+from cppo_lab.maths.from_logits import token_logp
+print(token_logp(torch.zeros(1, 4), torch.tensor([1])))
+try:
+    token_logp(torch.zeros(1, 4), torch.tensor([1]), fused=True)
+except ImportError as error:
+    print("triton" in str(error))
+"""
+
+
+def lines_of(script: str, **variables: str) -> list[str]:
+    """What another process prints."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    return [*done.stdout.splitlines(), *([done.stderr] if done.returncode else [])]
+
+
+def test_the_kernels_compile_for_an_h100(tmp_path: Path) -> None:
+    """By Triton's own compiler, which needs no GPU: the interpreter permits what it does not."""
+    TRITON.demand()
+    made = [
+        f"{kernel} {dtype} True"
+        for kernel in ("_read", "_write_gradient")
+        for dtype in ("bf16", "fp16", "fp32")
+    ]
+    assert lines_of(COMPILED, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)) == made
+
+
+def test_the_product_runs_without_triton() -> None:
+    assert lines_of(ABSENT) == ["tensor([-1.3863])", "True"]
 
 
 C = case()
@@ -201,6 +395,7 @@ REFUSED = [
     ({"rollout_topk_logp": C.topk_logp[:, 1:]}, r"rollout_topk_logp has shape \[13, 5\], expected \[13, 6\]"),
     ({"rollout_topk_logp": None}, r"only one of rollout_topk_ids and rollout_topk_logp is None"),
     ({"logits": LEAF, "overwrite_logits": True}, r"overwrite_logits=True with logits that are a leaf"),
+    ({"fused": True}, r"fused=True with float64 logits"),
 ]
 
 

@@ -11,7 +11,9 @@ Two collectives whatever the number of rows: the maximum, and one sum of s, of t
 wanted logits, each of which exactly one rank holds.
 """
 
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -120,12 +122,60 @@ def fsdp_outputs(
         convention=convention,
         entropy=True,
         overwrite_logits=alone,
+        fused=kernels_serve(rows.device, rows.dtype, rows.shape[1]),
     )
     assert result.entropy is not None
     outputs = {LOGP: result.logp, ENTROPY: result.entropy}
     if top_k:
         outputs[DIVERGENCE] = result.divergence
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
+
+
+@cache
+def kernels_serve(device: torch.device, dtype: torch.dtype, vocabulary: int) -> bool:
+    """Whether Triton's kernels take logits of this kind: on a GPU where they do on a few rows what the eager code does.
+
+    The log says which of the two computes, once for each kind of logits on a GPU.
+    """
+    if device.type != "cuda":
+        return False
+    fault = kernel_fault(device, dtype, vocabulary)
+    code = f"the eager code (slower), since Triton's kernels fail: {fault}" if fault else "Triton's kernels"
+    print(f"log-probabilities on {device} from {dtype} logits: {code}", file=sys.stderr)
+    return not fault
+
+
+def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> str:
+    """Why the kernels cannot take such logits: they do not run, or differ from the eager code; empty if neither."""
+    logits = (4 * torch.arange(8.0 * vocabulary, device=device).sin()).view(8, -1).to(dtype)
+    logits[0, 0] = -torch.inf
+    ids = 1 + torch.arange(40, device=device, dtype=torch.int32).view(8, 5) % (vocabulary - 1)
+    mu = torch.full((8, 5), -2.0, device=device)
+
+    @torch.enable_grad()
+    def computed(fused: bool) -> Any:
+        leaf = logits.clone().requires_grad_()
+        result = logp_and_divergence(
+            leaf * 1,
+            ids[:, 0],
+            ids,
+            mu,
+            mu[:, 0],
+            measure="kl",
+            overwrite_logits=True,
+            entropy=True,
+            fused=fused,
+        )
+        result.logp.backward(torch.arange(8.0, device=device))
+        return result[:3], leaf.grad
+
+    try:
+        (values, gradient), (expected, slope) = computed(True), computed(False)
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gradient, slope, rtol=1e-4 + 2 * torch.finfo(dtype).eps, atol=1e-4)
+    except Exception as error:  # noqa: BLE001  a compiler and a driver fail in ways of their own
+        return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+    return ""
 
 
 def megatron_outputs(

@@ -13,11 +13,14 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.utils.padding import no_padding_2_padding
 
-from cppo_lab.cores.verl.logits import packed_columns, predicting_rows
+from cppo_lab.cores.verl.logits import kernel_fault, kernels_serve, packed_columns, predicting_rows
 from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
+from cppo_lab.rules import KL, PERMUTATION, RULES
 from tests.cores.verl.recorded import actor, nested
+from tests.maths.maths_batches import CONSTANTS
+from tests.requirement import TRITON
 
 pytestmark = pytest.mark.verl
 V, K = 50, 6
@@ -177,3 +180,90 @@ def test_rows_of_the_prompt_too_many() -> None:
     data["rollout_topk_ids"] = nested([torch.zeros(n, K).int() for n in (9, 4, 8, 10)])
     with pytest.raises(UserError, match=r"rollout_topk_ids has \[9, 4, 8, 10\] rows"):
         packed_columns(data, True)
+
+
+def off(function: Any, factor: float) -> Any:
+    """A kernel's wrapper whose first result, or the gradient that it writes, is off by a factor."""
+
+    def wrong(*given: Any) -> Any:
+        result = function(*given)
+        (given[3] if result is None else result[0]).mul_(factor)
+        return result
+
+    return wrong
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError("no ptxas\nfor this GPU")
+
+
+def test_kernels_are_used_where_they_agree_with_the_eager_code(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    TRITON.demand()
+    from cppo_lab.maths import logits_kernel as kernels
+
+    cpu = torch.device("cpu")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert kernel_fault(cpu, dtype, 5003) == ""
+    for name, planted, reason in (
+        ("read", off(kernels.read, 1.01), "AssertionError: Tensor-likes are not close!"),
+        ("write_gradient", off(kernels.write_gradient, 1.1), "AssertionError: Tensor-likes are not close!"),
+        ("_launch", broken, "RuntimeError: no ptxas for this GPU"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, planted)
+            assert kernel_fault(cpu, torch.bfloat16, 5003).startswith(reason)
+    kernels_serve.cache_clear()
+    assert not kernels_serve(cpu, torch.bfloat16, 5003)  # nothing is said of a CPU
+    for fault, used in (("", True), ("RuntimeError: no ptxas", False)):
+        monkeypatch.setattr("cppo_lab.cores.verl.logits.kernel_fault", lambda *_, fault=fault: fault)
+        kernels_serve.cache_clear()
+        for _ in range(2):
+            assert kernels_serve(torch.device("cuda", 0), torch.bfloat16, 5003) is used
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and ("eager" not in said) is used and fault in said
+    kernels_serve.cache_clear()
+
+
+def test_the_first_phase_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the same outputs and gradient."""
+    TRITON.demand()
+    results = []
+    for served in (False, True):
+        monkeypatch.setattr("cppo_lab.cores.verl.logits.kernels_serve", lambda *_, served=served: served)
+        data, leaf = recorded()
+        outputs = trust_region_loss(topk(), data=data, student_logits=of_a_layer(leaf))
+        outputs["log_probs"].sum().backward()
+        results.append([*(value.detach() for value in outputs.values()), leaf.grad])
+    assert not torch.equal(results[0][-1], results[1][-1])  # other code
+    for eager, kernels in zip(*results, strict=True):
+        torch.testing.assert_close(kernels, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_autocast_changes_neither_phase_of_any_rule() -> None:
+    """verl's engine calls both within it. CUDA's list of operators is another: the GPU kit runs the rules there."""
+    for rule, constants in CONSTANTS.items():
+        measure = "kl" if KL in RULES[rule].needs else "tv"
+        config = actor(rule, constants, estimator="topk", k=K, convention="union", measure=measure)
+        data, logits = recorded()
+        lengths = data["responses"].offsets().diff().tolist()
+        data["response_mask"] = nested([torch.ones(n).long() for n in lengths])
+        data["advantages"] = nested([torch.full((n,), 0.5 - row) for row, n in enumerate(lengths)])
+        data["minibatch_responses"] = torch.full((len(lengths), 1), float(len(lengths)))
+        if PERMUTATION in RULES[rule].needs:
+            data["weight_permutation"] = nested([torch.arange(n - 1, -1, -1).int() for n in lengths])
+        tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(lengths), global_batch_size=len(lengths))
+        results = []
+        for enabled in (False, True):
+            leaf = logits.detach().bfloat16().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                outputs = trust_region_loss(config, data=data, student_logits=of_a_layer(leaf))
+                given = {name: value.squeeze(0) for name, value in outputs.items()}
+                loss, metrics = trust_region_loss(config, given, data)
+            loss.backward()
+            numbers = torch.tensor([metric.values for metric in metrics.values()], dtype=torch.float64)
+            results.append((*given.values(), loss, numbers, leaf.grad))
+        for outside, inside in zip(*results, strict=True):
+            assert inside.dtype == outside.dtype and torch.equal(inside, outside), rule
+        assert float(results[0][-1].abs().sum()) > 0, rule
