@@ -25,7 +25,7 @@ STEPS, EVERY = 6, 3
 RANKS = 2
 SETTINGS = [
     "model=tiny_qwen3", "rule=cppo", "seed=3", f"training.t_stop={STEPS}", f"validation.every={EVERY}",
-    "validation.samples=1",
+    "validation.samples=1", "batch.responses=8",
 ]  # fmt: skip
 COLUMNS = ("prompts", "responses", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp", "rm_scores")
 
