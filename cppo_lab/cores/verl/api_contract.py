@@ -79,6 +79,8 @@ _TRAINER = {
     "PPOTrainer": "config",
     "PPOTrainer._init_resource_pool_mgr": "self",
     "PPOTrainer._load_checkpoint": "self",
+    "PPOTrainer.on_init_end": "self",
+    "PPOTrainer.on_step_end": "self",
     "PPOTrainer.on_validate_end": "self",
     "PPOTrainer._submit_batch_to_rollout": "self batch",
     "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
@@ -95,11 +97,6 @@ _BUFFER = {
     "max_inflight_gen_batches sync_refill_failed_groups",
     "ReplayBuffer.sample": "self global_steps partition_id batch_size",
     "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
-}
-_SYNC = {
-    "PPOTrainerSync": "config",
-    "PPOTrainerSync.on_init_end": "self",
-    "PPOTrainerSync.on_step_end": "self",
 }
 _SERVERS = {
     "CheckpointEngineManager.update_weights": "self global_steps",
@@ -196,7 +193,7 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
     # Trainer
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
-    *_points(OVERRIDE, _V1, _SYNC),
+    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config"}),
     *_points(CALL, "verl.checkpoint_engine", _SERVERS),
     *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
     *_points(CALL, f"{_V1}.trainer_base", {"PPOTrainer.get_llm_client": "self"}),
