@@ -165,6 +165,21 @@ def test_machines_join_from_containers(runtime: str, machines: Cluster, tmp_path
     nothing_is_left(machines, *ups)
 
 
+def test_a_preflight_starts_and_resumes_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(SWEEP)
+    small = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
+    words = ["two.yaml", "core=verl", "layout=cpu_two_nodes", *small]
+    command = ["env", "-C", str(tmp_path), sys.executable, "-m", "cppo_lab.cli", "preflight", *words]
+    slurm = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
+    asked = machines.run(*command, *slurm, seconds=CEILING_SECONDS)
+    assert asked.returncode == 0, asked.stderr
+    until("it ends", lambda: not machines.call("squeue", "-h"))
+    shown = machines.run(*command, "--show", seconds=CEILING_SECONDS)
+    for line in ("start from a checkpoint", "step 1", "step 2", "all-reduce over 2 devices, GB/s"):
+        assert line in shown.stdout, shown.stdout + shown.stderr
+    nothing_is_left(machines)
+
+
 def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(SWEEP)
     overrides = ["core=verl", "layout=cpu_two_nodes", "training.t_stop=2", "validation.every=1"]
