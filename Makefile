@@ -26,7 +26,7 @@ help:
 	@echo "make docs        build the documentation as a site in build/site/html; broken links and anchors are errors"
 	@echo "make release-check  build sdist and wheel in build/release and check them for the package index (docs/packaging.md)"
 	@echo "make bench       run every benchmark and write docs/evidence/benchmarks.md (QUICK=1: only check in three minutes that each still works)"
-	@echo "make gpu-kit     pack the GPU measurements and their dependencies for a bare GPU machine (docs/gpu_kit.md)"
+	@echo "make gpu-kit     pack the GPU measurements for a machine with torch, Triton and transformers (docs/gpu_kit.md)"
 	@echo "make locked      install as for make test, checking the SHA-256 of each downloaded file (docs/dependencies.md)"
 	@echo "make lock        regenerate requirements-cpu.lock from constraints-cpu.txt; make audit checks for known vulnerabilities"
 	@echo "make lock-gpu    regenerate the locks of GPU machines, FSDP2 and Megatron (docs/verl.md)"
@@ -101,9 +101,12 @@ release-check: | $(VENV)/bin/pip
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)
 
-# Prints at its end the command to run on the GPU machine.
-gpu-kit: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.gpu_kit gather
+# What is committed of what the kit imports.
+gpu-kit:
+	mkdir -p build
+	git archive --prefix=gpu_kit/ --add-virtual-file=gpu_kit/commit.txt:$$(git rev-parse HEAD) -o build/gpu_kit.tar.gz HEAD \
+	  benchmarks cppo_lab tests/__init__.py tests/maths
+	@echo "build/gpu_kit.tar.gz; there: tar xzf gpu_kit.tar.gz && cd gpu_kit && python3 -m benchmarks.gpu_kit --out result"
 
 # TORCH: a folder or index with torch's CPU builds, if not PyTorch's own index.
 lock: $(VENV)/.installed-dev

@@ -1,1 +1,1 @@
-"""Measurements for one lent GPU machine: parity, logits, the embedded core, one FSDP2 update (docs/gpu_kit.md)."""
+"""Measurements for the first minutes on one H100, with nothing but torch, Triton and transformers (docs/gpu_kit.md)."""

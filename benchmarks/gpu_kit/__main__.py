@@ -1,174 +1,152 @@
-"""`python -m benchmarks.gpu_kit run [--device cuda|cpu] [--out DIR] [--minutes 10]`, and `gather` before it.
+"""`python -m benchmarks.gpu_kit [--device cuda|cpu] [--out DIR] [--minutes 6] [PART...]`
 
-gather   makes build/gpu_kit.tar.gz: this source and the few packages that a bare machine lacks. Needs a package index.
-run      measures, on a machine without a network; build/gpu_kit/result has gpu_kit.json, gpu_kit.txt and gpu_kit.log.
-         Each part has a process of its own and a limit of time; the result is on disk after each of them.
+Each part has a process and a limit of its own. Each figure is a line of DIR/gpu_kit.jsonl as soon as it is measured:
+a kit that is killed leaves what it has. DIR/gpu_kit.log has what the parts print.
 """
 
 import argparse
-import importlib
 import json
+import math
 import os
+import platform
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, Figure, limited
-from benchmarks.gpu_kit.gather import FOLDER, SITE, GatherFailed, commit, gather_kit
+from benchmarks.common import ROOT, limited, nvidia
 
-CPU_SLACK = 5.0  # the limits are a GPU machine's; a CPU on which the kit is tried may have other work
-LEAST_SECONDS = 20.0  # with less a part is not begun
-RESULT, TABLE, LOG = "gpu_kit.json", "gpu_kit.txt", "gpu_kit.log"
-DONE, FAILED, OVER, SKIPPED = "done", "failed", "over its limit", "skipped"
-# Part, a module with a function `measure` -> the seconds that it may take at most.
-PARTS = {"parity": 120.0, "logits": 90.0, "update": 180.0, "embedded": 120.0}
+# In the order in which they are worth their time -> the seconds that each may take, 6 minutes in all.
+PARTS = {
+    "kernel": 80.0,
+    "memory": 30.0,
+    "sampler": 30.0,
+    "layers": 60.0,
+    "experts": 40.0,
+    "rules": 30.0,
+    "decode": 30.0,
+    "update": 60.0,
+}
+LEAST_SECONDS = 15.0  # with less a part is not begun
+FIGURES, LOG = "gpu_kit.jsonl", "gpu_kit.log"
+
+
+class Record:
+    """The figures of one part: appended to a file, each at once."""
+
+    def __init__(self, part: str, path: Path) -> None:
+        self.part, self.path = part, path
+
+    def line(self, **fields: Any) -> None:
+        """Write one line, and print it."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": self.part} | fields) + "\n")
+        print(self.part, *(f"{value:g}" if isinstance(value, float) else value for value in fields.values()))
+
+    def figure(self, name: str, value: float, unit: str = "", at_most: float | None = None) -> None:
+        """Record a number, to six digits, and whether it is at most what it should be."""
+        number = float(f"{value:.6g}")
+        # JSON has neither NaN nor infinity, and neither meets a target.
+        shown = number if math.isfinite(number) else str(number)
+        if at_most is None:
+            self.line(name=name, value=shown, unit=unit)
+        else:
+            self.line(name=name, value=shown, unit=unit, at_most=at_most, met=number <= at_most)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says, and return the exit code."""
+    """Do what the command line says; 0 if every part finished, whatever it measured."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_kit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure on this machine")
-    run.add_argument("--out", type=Path, default=FOLDER / "result", help="folder of the result")
-    run.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
-    part = commands.add_parser("part", help="one part in this process; `run` does this")
-    part.add_argument("name", choices=PARTS)
-    part.add_argument("--file", type=Path, required=True)
-    for command in (run, part):
-        command.add_argument(
-            "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny, to try the kit"
-        )
-    gather = commands.add_parser("gather", help="collect what a bare machine lacks")
-    gather.add_argument("--out", type=Path, default=ROOT / "build", help="folder of gpu_kit.tar.gz")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny, to try the kit")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_kit", help="folder of the result")
+    parser.add_argument("--minutes", type=float, default=6.0, help="for all parts together")
+    parser.add_argument("--slack", type=float, default=1.0, help="multiplies the limits, for a busy machine")
+    parser.add_argument("--here", action="store_true", help="in this process, without a limit")
     options = parser.parse_args(arguments)
-    match options.command:
-        case "run":
-            ran = run_parts(options.device, options.out, options.minutes)
-            print((options.out / TABLE).read_text(encoding="utf-8"))
-            return 0 if all(part["state"] == DONE for part in ran.values()) else 1
-        case "part":
-            return measure(options.name, options.device, options.file)
-        case _:
-            try:
-                gather_kit(options.out)
-            except GatherFailed as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 2
-            return 0
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"{unknown[0]}: not one of {', '.join(PARTS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    figures = options.out / FIGURES
+    if options.here:
+        return measure(options.parts, options.device, figures)
+    for name in (FIGURES, LOG):
+        (options.out / name).write_text("", encoding="utf-8")
+    deadline = time.monotonic() + 60 * options.minutes * options.slack
+    Record("kit", figures).line(
+        commit=commit(), python=platform.python_version(), gpus=nvidia("name,driver_version")
+    )
+    states = [
+        run(name, options.device, options.out, PARTS[name] * options.slack, deadline)
+        for name in options.parts or PARTS
+    ]
+    return 0 if all(state == "done" for state in states) else 1
 
 
-def measure(name: str, device: str, file: Path) -> int:
-    """One part in this process."""
-    # Before the machine's own packages: what was gathered fits together. What is measured, torch, is not among it.
-    if site := os.environ.get("CPPO_GPU_KIT_SITE"):
-        sys.path.insert(0, site)
+def measure(parts: list[str], device: str, figures: Path) -> int:
+    """Parts in this process."""
     import torch
 
-    from benchmarks.gpu_kit.record import Record
+    from benchmarks.gpu_kit import loss, model
 
     if device == "cuda" and not torch.cuda.is_available():
         print(
             f"torch {torch.__version__} sees no GPU: --device cpu tries the kit without one", file=sys.stderr
         )
         return 2
-    part = importlib.import_module(f"benchmarks.gpu_kit.{name}")  # noqa: TID251  one of PARTS
-    part.measure(device, Record(file, device))
+    for name in parts:
+        function = getattr(loss, name, None) or getattr(model, name)
+        function(torch.device(device), Record(name, figures))
     return 0
 
 
-def run_parts(device: str, out: Path, minutes: float) -> dict[str, dict[str, Any]]:
-    """Run the parts for at most `minutes` together, and write RESULT, TABLE and LOG in `out`."""
-    deadline = time.monotonic() + 60 * minutes
-    out.mkdir(parents=True, exist_ok=True)
-    (out / LOG).write_text("", encoding="utf-8")
-    ran: dict[str, dict[str, Any]] = {}
-    for name in PARTS:
-        print(f"{name} ... ", end="", flush=True)
-        started = time.monotonic()
-        ran[name] = part = run_part(name, device, out, deadline - started)
-        part["seconds"] = time.monotonic() - started
-        whole = {"kit": "cppo-lab GPU kit", "commit": commit(), "asked_for": device, "parts": ran}
-        (out / RESULT).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        (out / TABLE).write_text(table(whole), encoding="utf-8")
-        print(f"{part['state']}, {part['seconds']:.0f} s {part['why']}", flush=True)
-    return ran
-
-
-def run_part(name: str, device: str, out: Path, left: float) -> dict[str, Any]:
-    """Run one part with `left` seconds for all that remain. Never raises for what it does."""
+def run(name: str, device: str, out: Path, limit: float, deadline: float) -> str:
+    """One part in a process of its own, for at most `limit` seconds and until `deadline`; how it ended."""
+    record, began = Record(name, out / FIGURES), time.monotonic()
+    left = min(limit, deadline - began)
     if left < LEAST_SECONDS:
-        return {"state": SKIPPED, "why": f"{max(left, 0):.0f} s were left, and it needs {LEAST_SECONDS:.0f}"}
-    limit = min(PARTS[name] * (1.0 if device == "cuda" else CPU_SLACK), left)
-    file, log = out / f"{name}.json", out / LOG
-    file.unlink(missing_ok=True)
-    with log.open("a", encoding="utf-8") as output:
-        print(f"== {name}", file=output)
-    begin = log.stat().st_size
+        record.line(state="skipped", why=f"{max(left, 0):.0f} s were left")
+        return "skipped"
     words = [
         sys.executable,
         "-m",
         "benchmarks.gpu_kit",
-        "part",
         name,
+        "--here",
         "--device",
         device,
-        "--file",
-        file.resolve(),
+        "--out",
+        str(out),
     ]
-    code = limited(list(map(str, words)), limit, log, 0.0, cwd=ROOT, env=environment())
-    said = log.read_bytes()[begin:].decode(errors="replace").split("\n")
-    said = [line.strip() for line in said if line.strip()] or ["it said nothing"]
-    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for path in (file, file.with_suffix(".part")):
-        path.unlink(missing_ok=True)
-    state, why = DONE, ""
-    if code is None:
-        state, why = OVER, f"ended after {limit:.0f} s; figures from before are kept"
-    elif code:
-        state, why = FAILED, f"exit code {code}: {said[-1]:.300}"
-    elif not measured.get("figures"):
-        state, why = FAILED, "it measured nothing"
-    return {"state": state, "why": why, **measured}
-
-
-def environment() -> dict[str, str]:
-    """Of a part: where the gathered packages are, and settings that keep it from the network and from fragmentation."""
-    defaults = {
-        "CPPO_GPU_KIT_SITE": str(SITE),
+    environment = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_INTERPRET": "1" if device == "cpu" else "0",
+        "HF_HUB_OFFLINE": "1",
     }
-    return {**defaults, **os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    seen, begin = (path.stat().st_size for path in (out / FIGURES, out / LOG))
+    code = limited(words, left, out / LOG, 0.0, cwd=ROOT, env=os.environ | environment)
+    print((out / FIGURES).read_bytes()[seen:].decode(), end="")
+    said = (out / LOG).read_bytes()[begin:].decode(errors="replace").strip().split("\n")
+    state = "over its limit" if code is None else "failed" if code else "done"
+    why = f"exit code {code}: {said[-1]}"[:300] if code else ""
+    record.line(state=state, seconds=round(time.monotonic() - began, 1), why=why)
+    return state
 
 
-def table(whole: Mapping[str, Any]) -> str:
-    """Every figure on a line of its own, below the machine that it is from."""
-    lines = [f"{whole['kit']}, commit {whole['commit']}"]
-    for name, part in whole["parts"].items():
-        why = f": {part['why']}" if part["why"] else ""
-        lines += ["", f"{name}: {part['state']}, {part['seconds']:.1f} s{why}"]
-        if "machine" in part:
-            lines.append("  " + ", ".join(f"{key} {value}" for key, value in part["machine"].items()))
-        lines += [f"  {note}" for note in part.get("notes", [])]
-        lines += [
-            f"    {key:58s} {_shown(Figure(**fields))}" for key, fields in part.get("figures", {}).items()
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _shown(figure: Figure) -> str:
-    measured = figure.value is not None
-    text = f"{figure.value:g} {figure.unit}".rstrip() if measured else f"not measured: {figure.absent}"
-    if figure.at_most is None:
-        return text
-    verdict = {True: ", met", False: ", NOT MET", None: ""}[figure.met]
-    return f"{text} (at most {figure.at_most:g}{verdict})"
+def commit() -> str:
+    """The checkout's commit, or that of the archive which `make gpu-kit` has made."""
+    try:
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        file = ROOT / "commit.txt"
+        return file.read_text(encoding="utf-8").strip() if file.exists() else "unknown"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The GPU kit without a GPU: how its parts are run, what it carries, and whether its comparisons can fail."""
+"""The GPU kit without a GPU: the whole of it on a bare Python, and what becomes of a part that fails."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 import venv
@@ -11,39 +10,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu_kit import __main__ as kit
-from benchmarks.gpu_kit import gather, parity, update
-from benchmarks.gpu_kit.record import Record
-from cppo_lab.maths.rules import RULES
-from cppo_lab.maths.tokens import Tokens
+from tests.requirement import TRITON
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
+THERE = ["torch", "triton", "transformers", "numpy"]  # on the GPU machine, with what they need
 
 
 def closure(names: list[str]) -> set[str]:
     """These packages and all that they need here, without extras."""
-    found: set[str] = set()
+    packages: set[str] = set()
     while names:
         name = canonicalize_name(names.pop())
         try:
             needs = metadata.requires(name) or []
         except metadata.PackageNotFoundError:  # for another platform or Python
             continue
-        if name not in found:
-            found.add(name)
-            wanted = [Requirement(need) for need in needs]
-            names += [need.name for need in wanted if not need.marker or need.marker.evaluate({"extra": ""})]
-    return found
+        if name not in packages:
+            packages.add(name)
+            required = [Requirement(need) for need in needs]
+            names += [
+                need.name for need in required if not need.marker or need.marker.evaluate({"extra": ""})
+            ]
+    return packages
 
 
 def link(names: set[str], folder: Path) -> None:
     """Lay what these packages have installed in `folder`, by links."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         files = metadata.files(name) or []
         for top in {file.parts[0] for file in files} - {"..", "bin", "__pycache__"}:
@@ -51,176 +48,87 @@ def link(names: set[str], folder: Path) -> None:
                 (folder / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
 
 
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / kit.FIGURES).read_text(encoding="utf-8").splitlines()]
+
+
 @pytest.mark.slow
-def test_every_part_runs_with_what_is_carried_and_nothing_else(tmp_path: Path) -> None:
-    folder, out = tmp_path / "bare", tmp_path / "out"
-    venv.create(folder / "venv", symlinks=True)
+def test_every_part_runs_with_what_a_gpu_machine_has_and_nothing_else(tmp_path: Path) -> None:
+    TRITON.demand()
+    out, bare = tmp_path / "out", tmp_path / "venv"
+    venv.create(bare, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # Newer versions of typer, which transformers' commands use, need pydantic: the machine may have an older one.
-    there = closure(["torch", "transformers"]) - set(gather.CARRIED) | {"typing-extensions"}
-    link(there, folder / "venv" / "lib" / version / "site-packages")
-    link(set(gather.CARRIED), folder / "carried")
+    link(closure([*THERE]), bare / "lib" / version / "site-packages")
     # Launches in this process set PYTHONSAFEPATH.
     unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
-    environment |= {"CPPO_GPU_KIT_SITE": str(folder / "carried"), "OMP_NUM_THREADS": "1"}
-    python = folder / "venv" / "bin" / "python"
-    options: Any = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
-    alone = subprocess.run([python, "-c", "import mlflow"], **options)
-    assert "No module named 'mlflow'" in alone.stderr  # the bare Python is bare
-    words = ["-m", "benchmarks.gpu_kit", "run", "--device", "cpu", "--minutes", "60", "--out", out]
+    options: Any = {
+        "env": environment | {"OMP_NUM_THREADS": "1"},
+        "cwd": ROOT,
+        "capture_output": True,
+        "text": True,
+    }
+    python = bare / "bin" / "python"
+    for absent in ("hydra", "mlflow", "verl"):
+        assert (
+            f"No module named '{absent}'"
+            in subprocess.run([python, "-c", f"import {absent}"], **options).stderr
+        )
+    words = ["-m", "benchmarks.gpu_kit", "--device", "cpu", "--slack", "60", "--out", out]
     done = subprocess.run([python, *words], timeout=CEILING_SECONDS, **options)
-    log = out / kit.LOG
-    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
-    whole = json.loads((out / kit.RESULT).read_text())
-    assert list(whole["parts"]) == list(kit.PARTS)
-    assert re.match(r"[0-9a-f]{40}", whole["commit"])
-    for name, part in whole["parts"].items():
-        assert part["state"] == kit.DONE
-        assert part["machine"].keys() >= {"device", "driver", "cuda", "torch", "date"}
-        for key, fields in part["figures"].items():
-            figure = kit.Figure(**fields)
-            assert (figure.value is None) == bool(figure.absent), f"{name} {key}"
-            assert figure.met is not False, f"{name} {key}: {figure}"
-    figures = whole["parts"]["parity"]["figures"]
-    assert figures["golden_arrays_checked"]["value"] > 1000
-    assert figures["float32_cppo_fixed_near_threshold"]["value"] > 50  # thresholds are pressed
-    assert 0.05 < whole["parts"]["update"]["figures"]["masked_fraction"]["value"] < 0.95
-    assert whole["parts"]["embedded"]["figures"]["responses_with_a_signal"]["value"] > 0
-    assert (out / kit.TABLE).read_text().count("\n") > 200
-    assert len(list(out.iterdir())) == 3  # a lent machine returns eight files at most
+    assert done.returncode == 0, done.stdout + done.stderr + (out / kit.LOG).read_text()
+    [first, *rows] = lines(out)
+    assert len(first["commit"]) == 40
+    states = {row["part"]: row["state"] for row in rows if "state" in row}
+    assert states == dict.fromkeys(kit.PARTS, "done") and list(states) == list(kit.PARTS)
+    assert not [row for row in rows if row.get("met") is False or isinstance(row.get("value"), str)]
+    values = {(row["part"], row["name"]): row["value"] for row in rows if "name" in row}
+    assert {part for part, _ in values} == set(kit.PARTS)
+    assert values["rules", "rules"] >= 30 and values["rules", "tokens masked otherwise than in float64"] == 0
+    assert 0.05 < values["update", "masked"] < 0.95
 
 
-def test_nothing_is_carried_that_is_not_imported() -> None:
-    script = "import sys; from cppo_lab.sweep.compose import compose; compose([]); print(*sys.modules)"
-    command = [sys.executable, "-c", script]
-    loaded = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert set(gather.CARRIED.values()) <= set(loaded.split())
-
-
-def test_a_part_that_fails_takes_no_other_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sum(kit.PARTS.values()) <= 360
     limits = []
 
     def ended(words: list[str], limit: float, log: Path, *_: float, **options: Any) -> int | None:
         """As if the part of this name had run."""
-        name, file = words[4], Path(words[-1])
         limits.append(limit)
         with log.open("a") as output:
-            output.write({"crashes": "so far\n"}.get(name, ""))
-        if name in ("crashes", "hangs", "whole"):
-            Record(file, "cpu").figure("half_way", 1.5, "s", at_most=1.0)
-        return {"crashes": -6, "hangs": None, "silent": 1}.get(name, 0)
+            output.write({"crashes": "so far\n"}.get(words[3], ""))
+        if words[3] != "silent":
+            kit.Record(words[3], Path(words[-1]) / kit.FIGURES).figure("half-way", 1.5, "s", at_most=1.0)
+        return {"crashes": -6, "hangs": None, "silent": 1}.get(words[3], 0)
 
     monkeypatch.setattr(kit, "limited", ended)
-    names = ("crashes", "silent", "hangs", "measures_nothing", "whole")
-    monkeypatch.setattr(kit, "PARTS", dict.fromkeys(names, 3.0))
-    ran = kit.run_parts("cpu", tmp_path, 5.0)
-    assert {name: (part["state"], part["why"]) for name, part in ran.items()} == {
-        "crashes": (kit.FAILED, "exit code -6: so far"),
-        "silent": (kit.FAILED, "exit code 1: it said nothing"),
-        "hangs": (kit.OVER, "ended after 15 s; figures from before are kept"),
-        "measures_nothing": (kit.FAILED, "it measured nothing"),
-        "whole": (kit.DONE, ""),
+    monkeypatch.setattr(kit, "PARTS", dict.fromkeys(("crashes", "silent", "hangs", "whole"), 30.0))
+    assert kit.main(["--device", "cpu", "--out", str(tmp_path), "--slack", "2"]) == 1
+    rows = lines(tmp_path)
+    assert {row["part"]: (row["state"], row["why"]) for row in rows if "state" in row} == {
+        "crashes": ("failed", "exit code -6: so far"),
+        "silent": ("failed", "exit code 1: "),
+        "hangs": ("over its limit", ""),
+        "whole": ("done", ""),
     }
-    assert limits == [15.0] * 5
-    whole = json.loads((tmp_path / kit.RESULT).read_text())["parts"]
-    for name in ("crashes", "hangs", "whole"):  # what was measured before stays
-        assert whole[name]["figures"]["half_way"]["value"] == 1.5
-    table = (tmp_path / kit.TABLE).read_text()
-    assert "1.5 s (at most 1, NOT MET)" in table and "hangs: over its limit" in table
-    assert kit.run_part("whole", "cpu", tmp_path, 7.5)["why"] == "8 s were left, and it needs 20"
+    assert [row["part"] for row in rows if row.get("met") is False] == ["crashes", "hangs", "whole"]
+    assert limits == [60.0] * 4
+    assert '"half-way", "value": 1.5' in capsys.readouterr().out
+    assert kit.main(["whole", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.2"]) == 1
+    assert lines(tmp_path)[-1]["state"] == "skipped" and len(limits) == 4
+
+
+def test_what_is_no_number_meets_no_target(tmp_path: Path) -> None:
+    kit.Record("a", tmp_path / "x").figure("gap", float("nan"), at_most=1.0)
+    assert json.loads((tmp_path / "x").read_text()) == {
+        "part": "a", "name": "gap", "value": "nan", "unit": "", "at_most": 1.0, "met": False,
+    }  # fmt: skip
 
 
 def test_no_gpu_is_said(tmp_path: Path) -> None:
-    words = ["-m", "benchmarks.gpu_kit", "part", "parity", "--file", str(tmp_path / "x.json")]
+    words = ["-m", "benchmarks.gpu_kit", "kernel", "--here", "--out", str(tmp_path)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     said = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert said.returncode == 2 and "sees no GPU" in said.stderr
-
-
-@pytest.mark.parametrize(
-    ("rule", "figure", "least"),
-    [("dppo", "float32_dppo_masks_differ_elsewhere", 0), ("cispo", "float32_cispo_gradient_error", 1e-3)],
-)
-def test_a_rule_that_is_off_is_seen(
-    rule: str, figure: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = RULES[rule]
-
-    def wrong(tokens: Tokens, **constants: Any) -> Any:
-        off = 1.2 if tokens.logp.dtype == torch.float32 else 1.0
-        if "delta" in constants:
-            return right(tokens, delta=constants["delta"] * off)
-        output = right(tokens, **constants)
-        return output._replace(objective=output.objective * off)
-
-    for function, is_seen in ((right, False), (wrong, True)):
-        monkeypatch.setattr(parity, "RULES", {"cppo": RULES["cppo"], rule: function})
-        record = Record(tmp_path / "parity.json", "cpu")
-        parity.rules("cpu", torch.float32, "float32", parity.batch(4, 128), record)
-        assert ((record.figures[figure].value or 0.0) > least) is is_seen
-
-
-def test_only_decisions_on_the_threshold_are_near_it() -> None:
-    # Not by way of float32, which has no 1 + 1e-7 of this number.
-    scale = torch.tensor([[1 + 1e-7, 1 + 1e-5, 2 / 3, 1 - 1e-7]], dtype=torch.float64)
-    ones = torch.ones_like(scale)
-    given = parity.Batch(-ones, -1.5 * ones, ones, ones.bool(), 0.03 * scale)
-    near = parity.turned("dppo", given, {"delta": 0.03}, 1e-6)
-    assert near.tolist() == [[True, False, False, True]]
-
-
-def test_packed_attention_is_each_sequence_alone() -> None:
-    generator = torch.Generator().manual_seed(0)
-    heads, groups, width, bounds = 4, 2, 8, [0, 5, 6, 13]
-    query = torch.randn(1, heads, 13, width, generator=generator, dtype=torch.float64)
-    key, value = torch.randn(2, 1, groups, 13, width, generator=generator, dtype=torch.float64)
-    found, _ = update.packed_attention(None, query, key, value, None, cu_lengths=bounds, scaling=0.3)
-    for head in range(heads):
-        for place in range(13):
-            start = max(bound for bound in bounds if bound <= place)
-            before = slice(start, place + 1)
-            scores = 0.3 * key[0, head // 2, before] @ query[0, head, place]
-            expected = scores.softmax(0) @ value[0, head // 2, before]
-            torch.testing.assert_close(found[0, place, head], expected)
-
-
-def test_the_estimate_is_of_these_tokens() -> None:
-    parameters = 1_720_574_976
-    seconds, held = update.estimated(update.FULL, parameters)
-    flops = sum(6 * n * (parameters + 28 * 2048 * n) for n in update.FULL.lengths)
-    assert update.FULL.tokens == 20480
-    assert seconds == pytest.approx(flops / (989e12 * 0.30))
-    state, logits, layers = 16 * parameters, 8 * 20480 * 151936, 20480 * 2048 * (27 * 2 + 56)
-    gathered = 2 * 2 * (parameters / 28 + 151936 * 2048)
-    assert held == pytest.approx(state + logits + layers + gathered + 6e9)
-
-
-def test_the_lock_gives_versions_and_hashes() -> None:
-    lock = "a-b==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n    # via c\nc==2 \\\n    --hash=sha256:cc\n"
-    assert gather.locked(lock, ["a-b"]) == "a-b==1.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
-    carried = gather.locked(gather.LOCK.read_text(), gather.CARRIED)
-    assert carried.count("==") == len(gather.CARRIED) <= carried.count("--hash=")
-    with pytest.raises(gather.GatherFailed, match="has no zz"):
-        gather.locked(lock, ["c", "zz"])
-
-
-def test_an_index_that_does_not_answer_is_said(tmp_path: Path) -> None:
-    words = ["-m", "benchmarks.gpu_kit", "gather", "--out", str(tmp_path)]
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-    # The user's own settings might name another index, or have the packages in their cache.
-    nowhere |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_EXTRA_INDEX_URL": ""}
-    before = gather.COMMIT.read_bytes() if gather.COMMIT.exists() else None
-    options: Any = {"capture_output": True, "text": True, "timeout": CEILING_SECONDS}
-    said = subprocess.run([sys.executable, *words], cwd=ROOT, env=os.environ | nowhere, **options)
-    assert said.returncode == 2
-    assert re.fullmatch(r"error: pip could not fetch .*is the package index reachable\?.*\n", said.stderr)
-    assert not list(tmp_path.iterdir())
-    assert (gather.COMMIT.read_bytes() if gather.COMMIT.exists() else None) == before
-
-
-def test_an_archive_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "LARGEST", 100)
-    with pytest.raises(gather.GatherFailed, match="leave out more"):
-        gather.pack(tmp_path / "x.tar.gz", ["README.md"])
-    assert not list(tmp_path.iterdir())

@@ -138,7 +138,7 @@ def test_from_logits(measure: str, convention: str) -> None:
 
 def test_mismatch_and_diagnostics() -> None:
     logp, rollout_logp, advantages, valid, divergence = lent(tuple(random_batch(1, dtype=torch.float32)))
-    assert on_gpu(mismatch_sums(log_ratios(logp, rollout_logp, valid)))
+    assert on_gpu(mismatch_sums(log_ratios(logp, rollout_logp, divergence, valid)))
     rule = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
     diagnostics = Diagnostics(rule, horizon=12)
     tokens = torch.arange(12, device=GPU).expand(valid.shape)

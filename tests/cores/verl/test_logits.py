@@ -22,7 +22,7 @@ from tests.cores.verl.recorded import actor, nested
 from tests.maths.maths_batches import CONSTANTS
 from tests.requirement import TRITON
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
 V, K = 50, 6
 PROMPTS, LENGTHS = [4, 1, 7, 2], [5, 3, 1, 8]
 

@@ -1,0 +1,136 @@
+"""The loss on a GPU: Triton's kernels against the eager code and one read, their memory, the rules under autocast."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_kit.__main__ import Record
+from cppo_lab.maths import logits_kernel
+from cppo_lab.maths.from_logits import logp_and_divergence
+from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
+
+K, VOCABULARY = 20, 151936  # of Qwen3
+LAYOUTS_TOKENS = 20480  # of a micro-batch in the layout one_node
+
+
+def milliseconds(step: Callable[[], object], device: torch.device, times: int = 10) -> float:
+    """Median time of one call: on a GPU between two events of its own clock, with nothing else in its queue."""
+    step()
+    taken = []
+    for _ in range(times if device.type == "cuda" else 1):
+        if device.type == "cuda":
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            first.record()
+            step()
+            last.record()
+            torch.cuda.synchronize()
+            taken.append(first.elapsed_time(last))
+        else:
+            began = time.perf_counter()
+            step()
+            taken.append(1e3 * (time.perf_counter() - began))
+    return float(median(taken))
+
+
+def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, and mu's Top-K and log-probabilities."""
+    tokens = torch.randint(vocabulary, (rows,), device=device)
+    ids = torch.rand(rows, K, device=device).mul(vocabulary // K).int() + torch.arange(
+        0, vocabulary // K * K, vocabulary // K, device=device, dtype=torch.int32
+    )
+    return tokens, ids, torch.full((rows, K), -3.5, device=device), torch.full((rows,), -3.0, device=device)
+
+
+def kernel(device: torch.device, record: Record) -> None:
+    """Forward and backward of both ways, in reads of the logits: at best one, and two with the gradient's write."""
+    rows, vocabulary = (8192, VOCABULARY) if device.type == "cuda" else (4, 5003)
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.randn(rows, vocabulary, device=device).mul_(2).to(dtype)
+        given, name = recorded(rows, vocabulary, device), str(dtype).removeprefix("torch.")
+        one_read = min(milliseconds(read, device) for read in (logits.sum, partial(logits.amax, -1)))
+        record.figure(f"{name} one read", one_read, "ms")
+        record.figure(f"{name} one read", logits.nbytes / one_read / 1e6, "GB/s")
+        options: dict[str, Any] = {"measure": "tv", "entropy": True}
+        forward = partial(logp_and_divergence, logits.requires_grad_(), *given, **options)
+        results = {}
+        for way, step in (("kernel", partial(forward, fused=True)), ("eager", forward)):
+            results[way] = result = step()
+            backward = partial(torch.autograd.grad, result.logp.sum(), logits, retain_graph=True)
+            for direction, call, reads in (("forward", step, 1), ("backward", backward, 2)):
+                taken = milliseconds(call, device)
+                at_most = 1.5 * reads if way == "kernel" and device.type == "cuda" else None
+                record.figure(f"{name} {way} {direction}", taken, "ms")
+                record.figure(f"{name} {way} {direction} over one read", taken / one_read, "x", at_most)
+        for field in ("logp", "divergence", "entropy"):
+            eager, fused = (getattr(results[way], field).detach() for way in ("eager", "kernel"))
+            record.figure(f"{name} {field} of kernel and eager", float((eager - fused).abs().max()), "", 2e-4)
+        if device.type == "cuda":
+            chosen = logits_kernel.LARGEST_BLOCK
+            for block in (2048, 4096, 16384, 32768):
+                logits_kernel.LARGEST_BLOCK = block
+                taken = milliseconds(partial(forward, fused=True), device)
+                record.figure(f"{name} kernel forward in blocks of {block}", taken, "ms")
+            logits_kernel.LARGEST_BLOCK = chosen
+
+
+def memory(device: torch.device, record: Record) -> None:
+    """A micro-batch's logits, with the gradient in their place: the bytes that the estimate counts for each of them."""
+    rows, width, vocabulary = (LAYOUTS_TOKENS, 2048, VOCABULARY) if device.type == "cuda" else (32, 16, 5003)
+    head = (0.02 * torch.randn(vocabulary, width, device=device)).bfloat16().requires_grad_()
+    hidden = torch.randn(rows, width, device=device).bfloat16().requires_grad_()
+    given = recorded(rows, vocabulary, device)
+    for way in ("kernel", "eager"):
+        before = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        result = logp_and_divergence(
+            *(hidden @ head.T, *given),
+            measure="tv",
+            entropy=True,
+            overwrite_logits=True,
+            fused=way == "kernel",
+        )
+        result.logp.sum().backward()
+        record.figure(f"{way} gradient is finite", float(hidden.grad.isfinite().all()))  # type: ignore[union-attr]
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated() - before
+            record.figure(f"{way} peak", peak / 1e9, "GB")
+            record.figure(f"{way} peak for each logit", peak / rows / vocabulary, "bytes", at_most=2.6)
+        hidden.grad = head.grad = None
+
+
+def rules(device: torch.device, record: Record) -> None:
+    """Every rule under autocast, in which verl's engine calls it, against outside, and against float64 on the CPU."""
+    wide = random_batch(0, rows=64 if device.type == "cuda" else 8, width=512)
+    exact = TokenBatch(*(part.float().double() if part.is_floating_point() else part for part in wide))
+    given = TokenBatch(
+        *(part.to(device, torch.float32 if part.is_floating_point() else None) for part in exact)
+    )
+    changed, other = [], {}
+    for rule in CONSTANTS:
+        settings: dict[str, Any] = constants(rule, exact)
+        moved = {
+            key: value.to(device) if isinstance(value, Tensor) else value for key, value in settings.items()
+        }
+        expected, _ = differentiated(rule, exact, **settings)
+        outside, slope = differentiated(rule, given, **moved)
+        with torch.autocast(device.type, torch.bfloat16):
+            inside, gradient = differentiated(rule, given, **moved)
+        pairs = (outside.keep, inside.keep), (outside.objective, inside.objective), (slope, gradient)
+        if not all(torch.equal(*pair) for pair in pairs):
+            changed.append(rule)
+        if tokens := int(((outside.keep.cpu() - expected.keep).abs() > 1e-3).sum()):
+            other[rule] = tokens
+    record.figure("rules", len(CONSTANTS))
+    record.figure("rules that autocast changes", len(changed), "", at_most=0)
+    # One within rounding of a threshold may differ.
+    record.figure("tokens masked otherwise than in float64", sum(other.values()))
+    if changed or other:
+        record.line(autocast=changed, float64=other)
