@@ -226,6 +226,7 @@ TAG_HOST = "cppo.env.host"
 TAG_PYTHON = "cppo.env.python"
 TAG_PLATFORM = "cppo.env.platform"
 TAG_ROLLOUT = "cppo.env.rollout"  # the rollout engine, its version and runner
+TAG_LOGITS = "cppo.env.logits"  # the code that takes the loss's values from the logits: kernels, or why not
 TAG_PACKAGES = "cppo.env.packages"  # name==version of the main ones, with spaces between
 TAG_OLD_PACKAGE_PREFIX = "cppo.env.package."  # + name: the value is its version; of runs until November 2026
 TAG_CPU = "cppo.env.cpu"  # model of the machine's processors
@@ -253,7 +254,7 @@ TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"
 TAG_MLFLOW_USER = "mlflow.user"
 
 # Tags that a core may give its run.
-TAGS_OF_CORES = frozenset({TAG_WARM_START, TAG_SELF_TEST, TAG_ROLLOUT})
+TAGS_OF_CORES = frozenset({TAG_WARM_START, TAG_SELF_TEST, TAG_ROLLOUT, TAG_LOGITS})
 
 # Values of TAG_STATUS.
 RUNNING = "running"  # MLflow: RUNNING

@@ -13,7 +13,6 @@ wanted logits, each of which exactly one rank holds.
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -131,18 +130,24 @@ def fsdp_outputs(
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
 
-@cache
-def kernels_serve(device: torch.device, dtype: torch.dtype, vocabulary: int) -> bool:
-    """Whether Triton's kernels take logits of this kind: on a GPU where they do on a few rows what the eager code does.
+KERNELS = "Triton's kernels"
+CODE: dict[
+    tuple[torch.device, torch.dtype, int], str
+] = {}  # what takes each kind of logits: KERNELS or why not
 
-    The log says which of the two computes, once for each kind of logits on a GPU.
+
+def kernels_serve(*kind: Any) -> bool:
+    """Whether KERNELS take logits of this kind (device, dtype, vocabulary): on a GPU, if they pass a test there.
+
+    The log has a warning if they do not.
     """
-    if device.type != "cuda":
-        return False
-    fault = kernel_fault(device, dtype, vocabulary)
-    code = f"the eager code (slower), since Triton's kernels fail: {fault}" if fault else "Triton's kernels"
-    print(f"log-probabilities on {device} from {dtype} logits: {code}", file=sys.stderr)
-    return not fault
+    if kind not in CODE:
+        on_gpu = kind[0].type == "cuda"
+        fault = kernel_fault(*kind) if on_gpu else "no GPU"
+        CODE[kind] = f"eager code: {fault}" if fault else KERNELS
+        if on_gpu and fault:
+            print(f"the loss takes {kind[1]} logits by the {CODE[kind]}", file=sys.stderr)
+    return CODE[kind] == KERNELS
 
 
 def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> str:

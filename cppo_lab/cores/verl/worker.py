@@ -28,6 +28,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
+from cppo_lab.cores.verl.logits import CODE
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run
 from cppo_lab.errors import UserError
@@ -231,10 +232,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         return 2 * (ranks - 1) / ranks * _BYTES / seconds / 1e9
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def compare(self, rows: list[dict[str, Tensor]], temperature: float) -> tuple[Tensor, Tensor] | None:
+    def compare(self, rows: list[dict[str, Tensor]], temperature: float) -> tuple[Tensor, Tensor, str] | None:
         """abs(log pi - log mu) and D_t of the response tokens of `rows`, columns of a batch; None without the logits.
 
-        In the way that the updates take, but for the gradient.
+        In the way that the updates take, but for the gradient; and what code took them from the logits, if it was ours.
         """
         columns = {
             name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
@@ -253,7 +254,8 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         if not seen:
             return None
         gaps = [(part.logp - part.rollout_logp)[part.valid].abs().cpu() for part in seen]
-        return torch.cat(gaps), torch.cat([part.divergence[part.valid].cpu() for part in seen])
+        divergences = torch.cat([part.divergence[part.valid].cpu() for part in seen])
+        return torch.cat(gaps), divergences, "; ".join(sorted({*CODE.values()}))
 
     @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))

@@ -44,6 +44,7 @@ def test_a_run_is_killed_and_continues_in_the_same_mlflow_run(story: Story) -> N
     assert run.data.tags[schema.TAG_STATUS] == schema.DONE
     assert schema.TAG_REASON not in run.data.tags
     assert run.data.tags[schema.TAG_ROLLOUT].startswith("cppo_cpu transformers ")
+    assert run.data.tags[schema.TAG_LOGITS] == "eager code: no GPU"
     said = re.fullmatch(
         r"log mu within (\S+) nats of .* at most; Top-\d+ mass 0\.\d+ to (\S+); D_t (\S+) on average \(\d+ .*\)",
         run.data.tags[schema.TAG_SELF_TEST],

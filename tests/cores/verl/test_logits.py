@@ -214,16 +214,16 @@ def test_kernels_are_used_where_they_agree_with_the_eager_code(
         with monkeypatch.context() as patch:
             patch.setattr(kernels, name, planted)
             assert kernel_fault(cpu, torch.bfloat16, 5003).startswith(reason)
-    kernels_serve.cache_clear()
-    assert not kernels_serve(cpu, torch.bfloat16, 5003)  # nothing is said of a CPU
-    for fault, used in (("", True), ("RuntimeError: no ptxas", False)):
+    monkeypatch.setattr("cppo_lab.cores.verl.logits.CODE", recorded_code := {})
+    assert not kernels_serve(cpu, torch.bfloat16, 5003)
+    for vocabulary, fault, used in ((1, "", True), (2, "RuntimeError: no ptxas", False)):
         monkeypatch.setattr("cppo_lab.cores.verl.logits.kernel_fault", lambda *_, fault=fault: fault)
-        kernels_serve.cache_clear()
         for _ in range(2):
-            assert kernels_serve(torch.device("cuda", 0), torch.bfloat16, 5003) is used
-        said = capfd.readouterr().err
-        assert said.count("\n") == 1 and ("eager" not in said) is used and fault in said
-    kernels_serve.cache_clear()
+            assert kernels_serve(torch.device("cuda", 0), torch.bfloat16, vocabulary) is used
+    warned = capfd.readouterr().err
+    assert warned == "the loss takes torch.bfloat16 logits by the eager code: RuntimeError: no ptxas\n"
+    code = ["eager code: no GPU", "Triton's kernels", "eager code: RuntimeError: no ptxas"]
+    assert list(recorded_code.values()) == code
 
 
 def test_the_first_phase_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
