@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
 from cppo_lab.maths import logits_kernel
-from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
 
 K, VOCABULARY = 20, 151936  # of Qwen3
@@ -47,6 +47,18 @@ def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, 
     return tokens, ids, torch.full((rows, K), -3.5, device=device), torch.full((rows,), -3.0, device=device)
 
 
+def triton_runs(device: torch.device) -> bool:
+    """Whether it finds what it compiles with."""
+    try:
+        token_logp(
+            torch.zeros(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device), fused=True
+        )
+    except Exception as error:  # noqa: BLE001  each lack has an error of its own
+        print(f"the eager code is used: {error}")
+        return False
+    return True
+
+
 def kernel(device: torch.device, record: Record) -> None:
     """Forward and backward of both ways, in reads of the logits: at best one, and two with the gradient's write."""
     rows, vocabulary = (8192, VOCABULARY) if device.type == "cuda" else (4, 5003)
@@ -59,7 +71,8 @@ def kernel(device: torch.device, record: Record) -> None:
         options: dict[str, Any] = {"measure": "tv", "entropy": True}
         forward = partial(logp_and_divergence, logits.requires_grad_(), *given, **options)
         results = {}
-        for way, step in (("kernel", partial(forward, fused=True)), ("eager", forward)):
+        # The eager code first: it needs no compiler, and its figures are on disk if Triton fails.
+        for way, step in (("eager", forward), ("kernel", partial(forward, fused=True))):
             results[way] = result = step()
             backward = partial(torch.autograd.grad, result.logp.sum(), logits, retain_graph=True)
             for direction, call, reads in (("forward", step, 1), ("backward", backward, 2)):
@@ -85,7 +98,7 @@ def memory(device: torch.device, record: Record) -> None:
     head = (0.02 * torch.randn(vocabulary, width, device=device)).bfloat16().requires_grad_()
     hidden = torch.randn(rows, width, device=device).bfloat16().requires_grad_()
     given = recorded(rows, vocabulary, device)
-    for way in ("kernel", "eager"):
+    for way in ("eager", "kernel"):
         before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

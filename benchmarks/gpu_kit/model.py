@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
-from benchmarks.gpu_kit.loss import VOCABULARY, K, milliseconds, recorded
+from benchmarks.gpu_kit.loss import VOCABULARY, K, milliseconds, recorded, triton_runs
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.from_logits import logp_and_divergence
 from cppo_lab.maths.rules import get_rule
@@ -177,6 +177,7 @@ def update(device: torch.device, record: Record) -> None:
         advantages = (
             torch.ones(rows, length, device=device) * torch.linspace(-1, 1, rows, device=device)[:, None]
         )
+        fused = triton_runs(device)
         taken, masked, loss = [], 0.0, torch.zeros(())
         for _ in range(4 if on_gpu else 2):
             began = time.perf_counter()
@@ -186,7 +187,7 @@ def update(device: torch.device, record: Record) -> None:
                 measure="tv",
                 entropy=True,
                 overwrite_logits=True,
-                fused=True,
+                fused=fused,
             )
             del logits
             valid = torch.ones_like(ids, dtype=torch.bool)
