@@ -61,7 +61,9 @@ KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
 MINIBATCH = "minibatch"
 PERMUTATION = "permutation"  # `tokens.permutation`, drawn once per rollout (weights.shuffled_weights)
 RESPONSE = "response"  # tokens of the same response besides the token itself, or its length
-NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
+DRIFT = "drift"  # the first-order change of D_t (divergence.drift)
+ENTROPY = "rollout_entropy"  # of mu
+NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE, DRIFT, ENTROPY})
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Rule(Variant):
 
     function: `package.module:name`, or the function itself: `fn(tokens, *, <constants>) -> RuleOutput`, with constants
         as plain keyword scalars (cppo_lab.maths.tokens).
-    needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
+    needs: of NEEDS.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
@@ -174,6 +176,21 @@ class Rule(Variant):
 
         return called
 
+    @property
+    def centring_fault(self) -> str:
+        """Why its loss cannot be centred; empty: it can, since other tokens affect a token's weight through D alone.
+
+        Then its weight is known for every token that mu could have sampled. RESPONSE is read as D's alone if the rule
+        needs DIVERGENCE.
+        """
+        others = RESPONSE in self.needs and DIVERGENCE not in self.needs
+        if not others and self.needs.isdisjoint({MINIBATCH, PERMUTATION, DRIFT}):
+            return ""
+        return (
+            f"objective.centering=true with rule {self.name!r}: the weight it would give to a token that was not "
+            "sampled is not defined, since it depends on more than this token and D; set objective.centering=false"
+        )
+
     def check(self, constants: Mapping[str, Any], measure: str) -> None:
         """Check a run's constants and its divergence's measure against the rule. Imports the function.
 
@@ -203,6 +220,8 @@ class Rule(Variant):
 _GIVEN = {
     DIVERGENCE: "D_t [B, T], see maths/divergence.py",
     PERMUTATION: "an order [B, T] of each response's positions, see maths/weights.py",
+    DRIFT: "the change of D_t [B, T], see divergence.drift",
+    ENTROPY: "the entropy of mu [B, T]",
 }
 
 
@@ -254,6 +273,14 @@ BUILT_IN = (
         place=4,
         stroke=Stroke("#E05759"),
         accessible=Stroke(VERMILLION, LONG, "s"),
+    ),
+    Rule(
+        name="pdm",
+        function=f"{_MASKS}:pdm",
+        title="PDM",
+        paper="2607.10848",
+        needs=frozenset({DIVERGENCE, DRIFT}),
+        row=Row("divergence, by its own direction"),
     ),
     Rule(
         name="cppo",
@@ -396,6 +423,14 @@ BUILT_IN = (
         row=Row("mean ratio", per="response", beyond="clipped"),
     ),
     Rule(
+        name="luspo",
+        function=f"{_RESPONSES}:luspo",
+        title="LUSPO",
+        paper="2602.05261",
+        needs=_OF_RESPONSE,
+        row=Row("mean ratio", per="response", beyond="clipped"),
+    ),
+    Rule(
         name="geo_mean",
         function=f"{_RESPONSES}:geo_mean",
         title="GMPO",
@@ -409,6 +444,21 @@ BUILT_IN = (
         title="SAPO",
         paper="2511.20347",
         row=Row("ratio", beyond="weighed less"),
+    ),
+    Rule(
+        name="pspo",
+        function=f"{_CLIPS}:pspo",
+        title="PSPO",
+        paper="2509.21282",
+        row=Row("nothing", beyond="weighed less"),
+    ),
+    Rule(
+        name="estr",
+        function=f"{_CLIPS}:estr",
+        title="ESTR",
+        paper="2607.22186",
+        needs=frozenset({ENTROPY}),
+        row=Row("ratio; log-ratio for its entropy", beyond="clipped; masked"),
     ),
     Rule(
         name="icepop",
@@ -437,6 +487,13 @@ BUILT_IN = (
         title="DRPO",
         paper="2606.09821",
         row=Row("probability", beyond="weighed less, pulled back"),
+    ),
+    Rule(
+        name="cfpo",
+        function=f"{_CLIPS}:cfpo",
+        title="CFPO",
+        paper="2601.22801",
+        row=Row("ratio", beyond="weighed less, pulled back"),
     ),
     Rule(
         name="m2po",
@@ -475,6 +532,14 @@ BUILT_IN = (
         paper="2512.02556",
         needs=_OF_RESPONSE,
         row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
+    ),
+    Rule(
+        name="topr",
+        function=f"{_RESPONSES}:topr",
+        title="TOPR",
+        paper="2503.14286",
+        needs=_OF_RESPONSE,
+        row=Row("product of ratios if A < 0", per="response", beyond="capped"),
     ),
     Rule(
         name="vespo",

@@ -1,5 +1,6 @@
 """Computes the loss of the embedded cores from log-probabilities: divergence, rule and aggregation."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.rules import centred
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
@@ -49,6 +51,23 @@ def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu:
     )
 
 
+@torch.no_grad()
+def measured_drift(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu: Recorded) -> Tensor:
+    """The change of `measured_divergence` with these arguments (divergence.drift), [...], or a number of its sign."""
+    if kind.estimator in ("binary", "sample"):
+        return logp - mu.logp
+    return divergences.drift(
+        mu.topk_ids,
+        mu.topk_logp,
+        pi_logp.gather(-1, mu.topk_ids),
+        mu.tokens,
+        mu.logp,
+        logp,
+        measure=kind.measure,
+        convention=kind.convention or "union",
+    )
+
+
 class RuleLoss:
     """The loss that `spec` defines on the tokens of a minibatch, with its rule or with `other`."""
 
@@ -57,14 +76,20 @@ class RuleLoss:
         rule = rule_of(settings.name, settings.path)
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
         self.name, self.rule, self.constants = rule.name, rule.load, settings.arguments(self.horizon)
-        self.shuffles = PERMUTATION in rule.needs
+        self.needs, self.shuffles = rule.needs, PERMUTATION in rule.needs
+        self.centring = spec.objective is not None
+        if self.centring and rule.centring_fault:
+            raise UserError(rule.centring_fault)
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:
         """The loss, a scalar differentiable in `tokens.logp`, and the rule's output.
 
+        With `centring`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
+
         Raises UserError if the rule's `keep` is none.
         """
-        output: RuleOutput = self.rule(tokens, **self.constants)
+        rule = partial(centred, self.rule) if self.centring else self.rule
+        output: RuleOutput = rule(tokens, **self.constants)
         keep = output.keep
         fits = (keep.shape, keep.dtype) == (tokens.logp.shape, tokens.logp.dtype)
         if not fits or not bool(((keep >= 0) & (keep <= 1)).all()):

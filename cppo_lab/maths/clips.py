@@ -1,4 +1,4 @@
-"""Rules that clip or bend the ratio: PPO, GRPO, Dr. GRPO, SAPO, CISPO, MinPRO and DRPO. Shapes: [B, T].
+"""Rules that clip or bend the ratio: PPO, GRPO, Dr. GRPO, ESTR, PSPO, SAPO, CISPO, MinPRO, DRPO, CFPO. Shapes: [B, T].
 
 Ratio-clipping rules: rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
 
@@ -89,6 +89,62 @@ def clip(
         bound = bound.masked_fill(dual, dual_clip)
         below = below | dual
     return above | below, bound
+
+
+# ESTR: GRPO's clip on the tokens whose log-ratio is small for the entropy of mu at their state.
+#
+#     M_t = [ (log rho_t)^2 / (H_t + FLOOR) <= tau ],   FLOOR = 0.01
+#     objective_t = M_t min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
+#
+# The mask ignores the sign of A. A tie keeps the token. H_t is the entropy over all tokens; with core=verl, over mu's
+# Top-K and the rest as one token, which is at most that.
+#
+# Source: arXiv 2607.22186, read in two independent notes, which agree. PAPER: tau was in neither; 1 is our choice.
+
+
+ENTROPY_FLOOR = 0.01
+
+
+def estr(tokens: Tokens, *, tau: float, clip_low: float, clip_high: float) -> RuleOutput:
+    """ESTR; tau = math.inf leaves GRPO's clip alone. `clipped` counts only tokens that the mask keeps.
+
+    Raises:
+        ValueError: tau <= 0, clip_low outside [0, 1], clip_high < 0, no entropy.
+    """
+    positive("tau", tau, allow_inf=True)
+    check_clips(clip_low, clip_high)
+    assert tokens.rollout_entropy is not None  # the record has checked it
+    dropped = tokens.log_ratio.detach().square() > tau * (tokens.rollout_entropy + ENTROPY_FLOOR)
+    clipped, bound = clip(tokens, clip_low, clip_high)
+    clipped = clipped & ~dropped
+    tests = {"log-ratio for its entropy": dropped, "ratio clip": clipped}
+    return clipped_surrogate(tokens, ~clipped & ~dropped, clipped, bound, tests)
+
+
+# PSPO: pi is smoothed toward mu in place of a clip.
+#
+#     objective_t = r_t A_t,   r_t = ((1 - smoothing) pi(y_t) + smoothing mu(y_t)) / mu(y_t)
+#                                  = (1 - smoothing) rho_t + smoothing
+#
+# Its gradient in log pi(y_t) is (1 - smoothing) rho_t A_t.
+#
+# Source: arXiv 2509.21282; TRL pull request 4548, whose smoothing is 0.1.
+
+
+def pspo(tokens: Tokens, *, smoothing: float) -> RuleOutput:
+    """PSPO; `keep` is 1 - smoothing, and 1 where A = 0.
+
+    `masked` statistics are sums of the removed weight 1 - keep.
+
+    Raises:
+        ValueError: smoothing outside [0, 1), a ratio that overflows.
+    """
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing={smoothing!r} must lie in [0, 1): pass 0 to switch it off")
+    dtype = tokens.logp.dtype
+    keep = tokens.valid.to(dtype) - smoothing * tokens.active.to(dtype)
+    objective = importance_objective(tokens, keep) + smoothing * tokens.advantages
+    return decided(tokens, keep, {"smoothing": keep < 1}, objective)
 
 
 # SAPO: a sigmoid of the ratio in place of a clip.
@@ -206,12 +262,35 @@ def drpo(
     Raises:
         ValueError: delta <= 0, a ratio that overflows.
     """
+    return _pulled_back(tokens, delta, tokens.rollout_logp.clamp_max(0).exp(), "probability shift")
+
+
+# CFPO: a quadratic penalty on the ratio in place of a clip.
+#
+#     objective_t = rho_t A_t - |A_t| (rho_t - 1)^2 / (2 delta)
+#
+# Its gradient in log pi(y_t) is g_t rho_t A_t with g_t = 1 - sign(A_t) (rho_t - 1) / delta. DRPO without the factor
+# mu(y_t), so that delta is a width of the ratio, as a clip's.
+#
+# Source: arXiv 2601.22801, Eq. (7); verl pull request 5252. delta is the epsilon of the clip that it replaces.
+
+
+def cfpo(tokens: Tokens, *, delta: float) -> RuleOutput:
+    """CFPO; `keep` and the statistics as those of `drpo`.
+
+    Raises:
+        ValueError: delta <= 0, a ratio that overflows.
+    """
+    return _pulled_back(tokens, delta, torch.ones_like(tokens.rollout_logp), "ratio shift")
+
+
+def _pulled_back(tokens: Tokens, delta: float, scale: Tensor, test: str) -> RuleOutput:
+    """rho A - |A| scale (rho - 1)^2 / (2 delta), with `scale` [B, T]."""
     positive("delta", delta)
     surrogate = importance_objective(tokens, tokens.valid.to(tokens.logp.dtype))
-    mu = tokens.rollout_logp.clamp_max(0).exp()
     change = torch.expm1(tokens.log_ratio)
-    shift = mu * change  # pi - mu, which cannot overflow: its square over mu could
+    shift = scale * change  # of DRPO pi - mu, which cannot overflow: its square over mu could
     gate = 1 - (tokens.advantages.sign() * shift.detach() / delta).clamp(0, 1)
     keep = gate * tokens.valid
     objective = surrogate - tokens.advantages.abs() * (shift * change) / (2 * delta)
-    return decided(tokens, keep, {"probability shift": keep < 1}, objective)
+    return decided(tokens, keep, {test: keep < 1}, objective)

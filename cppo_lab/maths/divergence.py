@@ -113,14 +113,72 @@ def topk_from_logp(
     Raises:
         ValueError: as `topk`.
     """
-    same_shape(rollout_topk_ids.shape, pi_topk_logp=pi_topk_logp)
-    same_shape(tokens.shape, logp=logp)
     _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
+    mu_cells, pi_cells, _ = _cells(
+        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
+    )
+    return _measure(mu_cells, pi_cells, measure)
+
+
+@torch.no_grad()
+def drift(
+    rollout_topk_ids: Tensor,
+    rollout_topk_logp: Tensor,
+    pi_topk_logp: Tensor,
+    tokens: Tensor,
+    rollout_logp: Tensor,
+    logp: Tensor,
+    *,
+    measure: str,
+    convention: str = "union",
+) -> Tensor:
+    """First-order change of `topk_from_logp` under a step of the softmax's logits along grad log pi(token), [...].
+
+    On the partition's cells c, with y the sampled token's, the step is dx_c = [c = y] - pi_c, and
+
+        d log pi_c = dx_c - sum_j pi_j dx_j = [c = y] - pi_c - pi_y + sum_j pi_j^2
+        TV:   1/2 sum_c sign(pi_c - mu_c) pi_c d log pi_c
+        KL:   - sum_c mu_c d log pi_c = (pi_y - mu_y) + sum_c pi_c (mu_c - pi_c)
+
+    "Other" is one cell: the tail moves as one token would. Arguments and errors as `topk_from_logp`.
+    """
+    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
+    mu_cells, pi_cells, sampled = _cells(
+        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
+    )
+    mu, pi = mu_cells.exp(), pi_cells.exp()
+    step = sampled.to(pi.dtype) - pi
+    change = step - (pi * step).sum(-1, keepdim=True)
+    return ((pi - mu).sign() * pi / 2 if measure == "tv" else -mu).mul(change).sum(-1)
+
+
+@torch.no_grad()
+def topk_entropy(topk_logp: Tensor) -> Tensor:
+    """Entropy of the partition {each of the K most likely tokens} + other, [..., K] -> [...]; at most that of mu.
+
+    `topk_logp` is -inf at an empty place.
+    """
+    return torch.special.entr(_with_other(compute_dtype(topk_logp)).exp()).sum(-1)
+
+
+def _cells(
+    ids: Tensor,
+    topk_logp: Tensor,
+    pi_topk_logp: Tensor,
+    tokens: Tensor,
+    rollout_logp: Tensor,
+    logp: Tensor,
+    convention: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The partition of `topk`, [..., K + 2]: log mu and log pi of its cells, and which holds the sampled token."""
+    same_shape(ids.shape, pi_topk_logp=pi_topk_logp)
+    same_shape(tokens.shape, logp=logp)
     pi_cells, pi_sampled = compute_dtype(pi_topk_logp), compute_dtype(logp).unsqueeze(-1)
-    empty = rollout_topk_ids < 0
-    mu_cells = rollout_topk_logp.to(pi_cells.dtype).masked_fill(empty, -torch.inf)
+    empty = ids < 0
+    mu_cells = topk_logp.to(pi_cells.dtype).masked_fill(empty, -torch.inf)
     pi_cells = pi_cells.masked_fill(empty, -torch.inf)
-    absent = (rollout_topk_ids != tokens.unsqueeze(-1).clamp_min(0)).all(-1, keepdim=True)
+    sampled = ids == tokens.unsqueeze(-1).clamp_min(0)
+    absent = ~sampled.any(-1, keepdim=True)
     if convention == "replace_kth":
         kth = torch.zeros_like(empty).scatter(
             -1, mu_cells.masked_fill(empty, torch.inf).argmin(-1, keepdim=True), True
@@ -133,7 +191,8 @@ def topk_from_logp(
     extra_pi = pi_sampled.to(pi_cells.dtype).where(absent, -torch.inf)
     mu_cells = torch.cat([mu_cells, extra_mu], -1)
     pi_cells = torch.cat([pi_cells, extra_pi], -1)
-    return _measure(_with_other(mu_cells), _with_other(pi_cells), measure)
+    sampled = torch.cat([sampled, absent, torch.zeros_like(absent)], -1)
+    return _with_other(mu_cells), _with_other(pi_cells), sampled
 
 
 @torch.no_grad()

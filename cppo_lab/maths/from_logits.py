@@ -28,11 +28,14 @@ _CPU_ELEMENTS, _OTHER_ELEMENTS = 2**20, 2**26
 
 
 class FromLogits(NamedTuple):
-    """Log pi(y) [N] with gradient; D [N] and the entropy of pi [N] (None unless asked for) without."""
+    """Log pi(y) [N] with gradient; D [N] and the entropy of pi [N] (None unless asked for) without; log pi at mu's
+    Top-K [N, K] (None without), with gradient if asked for.
+    """
 
     logp: Tensor
     divergence: Tensor
     entropy: Tensor | None
+    topk_logp: Tensor | None = None
 
 
 def logp_and_divergence(
@@ -49,6 +52,7 @@ def logp_and_divergence(
     chunk: int | None = None,
     overwrite_logits: bool = False,
     fused: bool = False,
+    topk_gradient: bool = False,
 ) -> FromLogits:
     """Log pi(token), and TV or KL of mu and pi as `divergence.topk` (with K = V: `divergence.exact`).
 
@@ -65,6 +69,7 @@ def logp_and_divergence(
         overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing may
         read the logits afterwards; autograd raises if it would have to.
         fused: by Triton's kernels, on a GPU or in Triton's interpreter; `chunk` then has no use.
+        topk_gradient: log pi at mu's Top-K is differentiable, too; the kernels then leave the backward to this module.
 
     Raises:
         ValueError: shapes that do not fit together, unknown measure or convention, only one of the two Top-K
@@ -81,7 +86,7 @@ def logp_and_divergence(
         same_shape((len(tokens), rollout_topk_ids.shape[-1]), rollout_topk_ids=rollout_topk_ids)
         same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
     logp, topk_logp, spread = _LogProbs.apply(
-        logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits, fused
+        logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits, fused, topk_gradient
     )
     if rollout_topk_ids is None or rollout_topk_logp is None:
         return FromLogits(logp, binary(logp, rollout_logp, measure), spread)
@@ -95,7 +100,7 @@ def logp_and_divergence(
         measure=measure,
         convention=convention,
     )
-    return FromLogits(logp, divergence, spread)
+    return FromLogits(logp, divergence, spread, topk_logp)
 
 
 def token_logp(
@@ -109,11 +114,11 @@ def token_logp(
 ) -> Tensor:
     """Log pi(token) [N], differentiable in the logits. Arguments and errors as `logp_and_divergence`."""
     _check(logits, tokens, temperature, chunk, overwrite_logits, fused)
-    return _LogProbs.apply(logits, tokens, None, temperature, False, chunk, overwrite_logits, fused)[0]
+    return _LogProbs.apply(logits, tokens, None, temperature, False, chunk, overwrite_logits, fused, False)[0]
 
 
 class _LogProbs(torch.autograd.Function):
-    """log pi at `tokens` [N] (differentiable), at `ids` [N, K] (None without), and the entropy (or None)."""
+    """log pi at `tokens` [N] (differentiable), at `ids` [N, K] (so if `topk`; None without), the entropy (or None)."""
 
     @staticmethod
     def forward(
@@ -126,6 +131,7 @@ class _LogProbs(torch.autograd.Function):
         chunk: int | None,
         overwrite: bool,
         fused: bool,
+        topk: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.constants = temperature, chunk, overwrite
         wanted = tokens[:, None] if ids is None else torch.cat([tokens[:, None].to(ids.dtype), ids], 1)
@@ -144,20 +150,26 @@ class _LogProbs(torch.autograd.Function):
                 found[rows] = buffer.gather(-1, wanted[rows])
                 if spread is not None:  # entr(p) = -p log p, and 0 for p = 0
                     spread[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
-        ctx.save_for_backward(logits, wanted[:, :1].contiguous(), *normaliser)
+        if topk:
+            ctx.save_for_backward(logits, wanted)
+        else:
+            ctx.save_for_backward(logits, wanted[:, :1].contiguous(), *normaliser)
         topk_logp = None if ids is None else found[:, 1:]
         spread = spread if entropy else None
-        ctx.mark_non_differentiable(*(t for t in (topk_logp, spread) if t is not None))
+        constant = (spread,) if topk else (topk_logp, spread)
+        ctx.mark_non_differentiable(*(t for t in constant if t is not None))
         # A copy: a view of `found` would tie the differentiable output to the other one.
         return found[:, 0].clone(), topk_logp, spread
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logp: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_logp: Tensor, grad_topk: Tensor | None, *_: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         logits, index, *normaliser = ctx.saved_tensors
         temperature, chunk, overwrite = ctx.constants
         if not ctx.needs_input_grad[0]:
-            return (None,) * 8
+            return (None,) * 9
         # detach: the gradient must not carry the logits' own graph. Writing to it counts as a change of the
         # logits, so that autograd refuses whatever else needs their values.
         grad = logits.detach() if overwrite else torch.empty_like(logits)
@@ -166,12 +178,15 @@ class _LogProbs(torch.autograd.Function):
             from cppo_lab.maths import logits_kernel
 
             logits_kernel.write_gradient(logits, index, factor.contiguous(), grad, temperature, *normaliser)
-            return grad, *(None,) * 7
+            return grad, *(None,) * 8
+        if index.shape[1] > 1 and grad_topk is not None:
+            factor = torch.cat([factor, grad_topk.to(factor.dtype) / temperature], 1)
+        total = factor.sum(1, keepdim=True)
         for rows, scaled, buffer in _chunks(logits, temperature, chunk):
             torch.softmax(scaled, -1, out=buffer)
-            buffer.mul_(-factor[rows]).scatter_add_(-1, index[rows], factor[rows])
+            buffer.mul_(-total[rows]).scatter_add_(-1, index[rows], factor[rows])
             grad[rows] = buffer
-        return grad, *(None,) * 7
+        return grad, *(None,) * 8
 
 
 def _chunks(logits: Tensor, temperature: float, chunk: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Masks of tokens: DPPO, CPPO and its soft form; IcePop, IPO and KPop. Shapes: [B, T].
+"""Masks of tokens: DPPO, PDM, CPPO and its soft form; IcePop, IPO and KPop. Shapes: [B, T].
 
 The objective of rules that keep or drop tokens, and its truncated form:
 
@@ -128,6 +128,38 @@ def dppo(
     """
     positive("delta", delta)
     fails = (tokens.required_divergence > delta) & tokens.moves_away
+    return masked(tokens, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
+
+
+# DPPO's mask with the direction of the divergence itself (predictive divergence mask, PDM).
+#
+#     M_t = [ A_t dD_t <= 0  or  D_t <= delta ],     objective = M_t rho_t A_t
+#
+# dD_t is the change of D_t, to first order, if this token's gradient alone moves the softmax at its state
+# (`divergence.drift`). DPPO has log rho_t in its place, the part of the sampled token: probabilities that the softmax
+# takes from all others may change D the other way. With the divergence of the sampled token and the rest, the two are
+# equal.
+#
+# Source: arXiv 2607.10848, read in notes of others: the mask, its forward KL (the local term pi_y - mu_y and the global
+# one, sum pi (mu - pi)), and the tail as one cell. The same for TV is our derivation; the tail as equal tokens, the
+# paper's other estimate, is not here. There K = 20 and delta = 0.15, with KL.
+
+
+def pdm(
+    tokens: Tokens,
+    *,
+    delta: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """PDM: keep iff A dD <= 0 or D_t <= delta. `ratio_cap` and `log_ratio_clamp`: see above.
+
+    Raises:
+        ValueError: no divergence, no drift, delta <= 0, or limits below 1 and 0.
+    """
+    positive("delta", delta)
+    assert tokens.drift is not None  # the record has checked it
+    fails = (tokens.required_divergence > delta) & (tokens.advantages * tokens.drift > 0)
     return masked(tokens, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
 
 

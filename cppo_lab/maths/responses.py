@@ -113,6 +113,7 @@ def _responses(
 # Rules on the geometric mean of a response's token ratios.
 #
 #     GSPO:  min(s_i A, clip(s_i, 1 - clip_low, 1 + clip_high) A),   s_i = exp(1/T_i sum_t log rho_t)
+#     LUSPO: T_i times GSPO's
 #     GMPO:  g_i A,   g_i = exp(1/T_i sum_t l_t),   l_t = min(log rho_t, log_clip_high)   where A > 0
 #                                                   l_t = max(log rho_t, -log_clip_low)   where A < 0
 #
@@ -123,7 +124,8 @@ def _responses(
 # advantages remain meaningful.
 #
 # Source: GSPO, arXiv 2507.18071, objective Eq. (5), with its GSPO-token form; GMPO, arXiv 2507.20673, whose clips are
-# one-sided by the sign of A and are stated in log space.
+# one-sided by the sign of A and are stated in log space; LUSPO, arXiv 2602.05261, with GSPO's clips and aggregation, in
+# TRL's `trainer/grpo_trainer.py` the loss type `luspo`.
 # The rules need no divergence; one that is passed only enters the statistics.
 
 
@@ -146,6 +148,16 @@ def gspo(
     clipped, bound = clip(tokens, clip_low, clip_high, ratio=mean.exp())
     tests = {"mean ratio clip": clipped}
     return clipped_surrogate(tokens, ~clipped, clipped, bound, tests, _own_gradient(tokens, mean))
+
+
+def luspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> RuleOutput:
+    """LUSPO: GSPO times the response's length, so that its mean over tokens weighs every token equally.
+
+    Raises:
+        ValueError: as `gspo`.
+    """
+    output = gspo(tokens, clip_low=clip_low, clip_high=clip_high)
+    return output._replace(objective=output.objective * row_counts(tokens.valid)[:, None])
 
 
 def geo_mean(
@@ -196,6 +208,7 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
 #     Seq-TIS:   f = min(w, ratio_high)
 #     Seq-MIS:   f = w [ ratio_low <= w <= ratio_high ]
 #     Geo-Mask:  f = [ ratio_low <= w^(1/T_i) <= ratio_high ]
+#     TOPR:      f = min(w, ratio_high) where A_t < 0, else 1
 #     VESPO:     f = e^lambda w^k e^(-lambda w),   k and lambda by the sign of A_t
 #
 # Seq-TIS truncates the response's ratio, and Seq-MIS drops the response instead. Geo-Mask only filters: its bound does
@@ -206,9 +219,10 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
 # `docs/algo/rollout_corr_math.md` 3.3 with the presets of `trainer/config/algorithm.py`: Seq-TIS 2.0, Seq-MIS 0.5 to
 # 2.0 (inclusive, in log space), Geo-Mask 0.999 to 1.001. verl's code bounds the inverse ratio, its documentation the
 # ratio, as here; they differ where one bound is not the other's inverse. prime-rl's Seq-MIS (pull request 3384) has the
-# filter of Geo-Mask and the weight w; it is not implemented here. VESPO, arXiv 2602.10693; TRL
-# `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is clipped to
-# [-20, 20], log w to [log 1e-8, 20]. The rules need no divergence; one that is passed only enters the statistics.
+# filter of Geo-Mask and the weight w; it is not implemented here. TOPR, arXiv 2503.14286, ratio_high = 1; w is the
+# product of ratios, as in ROLL (`use_topr_loss`), while verl's TOPR has their geometric mean. VESPO, arXiv 2602.10693;
+# TRL `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is held
+# in [-20, 20], log w to [log 1e-8, 20]. The rules need no divergence; one that is passed only enters the statistics.
 
 
 LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
@@ -264,6 +278,23 @@ def geo_mask(
     mean = _log_weight(tokens) / row_counts(tokens.valid).clamp_min(1)[:, None]
     keep = tokens.valid & _within(mean, ratio_low, ratio_high)
     return _weighted(tokens, weight_of(tokens, keep), keep, {"mean ratio": ~keep})
+
+
+def topr(tokens: Tokens, *, ratio_high: float) -> RuleOutput:
+    """TOPR: the plain policy gradient where A >= 0; where A < 0, weighted by the response's truncated ratio.
+
+    `keep` is that weight clipped to [0, 1]; `masked` statistics are sums of the removed weight 1 - keep.
+
+    Raises:
+        ValueError: ratio_high < 1, a weight that overflows.
+    """
+    ratio_bounds(0.0, ratio_high)
+    punished = tokens.advantages < 0
+    ratio = _log_weight(tokens).exp()
+    weight = torch.where(punished, ratio.clamp_max(ratio_high), 1.0)
+    keep = weight.clamp_max(1) * tokens.valid
+    clipped = punished & (ratio > ratio_high)
+    return _weighted(tokens, weight, keep, {"response ratio": keep < 1}, clipped=clipped)
 
 
 def vespo(

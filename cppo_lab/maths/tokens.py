@@ -134,18 +134,21 @@ class RuleOutput(NamedTuple):
 class Tokens:
     """The sampled tokens of a batch, the one argument of a rule beside its constants. Checked here, once.
 
-    logp: [B, T] log pi(y_t), the only field with a gradient; float64, or else float32 from here on.
+    logp: [B, T] log pi(y_t), a rule's only field with a gradient; float64, or else float32 from here on.
     rollout_logp: [B, T] log mu(y_t), of the policy that sampled the tokens.
     advantages: [B, T].
     valid: [B, T] bool or 0/1: the response tokens; right-padded.
     divergence: [B, T] D_t >= 0 (maths/divergence.py), or None.
     permutation: [B, T] integers, an order of each response's own positions (`weights.shuffled_weights`), or None.
     topk_ids, topk_logp: [B, T, K] mu's most likely tokens and log mu of them, as they are, or None.
+    topk_pi_logp: [B, T, K] log pi of these, as they are, or None; differentiable if the loss is centred.
+    drift: [B, T] the first-order change of D_t if log pi(y_t) is raised (`divergence.drift`), or None.
+    rollout_entropy: [B, T] the entropy of mu, or None.
 
     From these: log_ratio, log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp; active, the response tokens
     with A != 0; overflows: whether rho of some token, kept or not, overflows its dtype.
 
-    Every tensor but the last three fields is 0 (False) at padding, so that padding cannot overflow.
+    Every tensor but the permutation and the Top-K is 0 (False) at padding, so that padding cannot overflow.
 
     Raises:
         ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of
@@ -160,13 +163,16 @@ class Tokens:
     permutation: Tensor | None = None
     topk_ids: Tensor | None = None
     topk_logp: Tensor | None = None
+    topk_pi_logp: Tensor | None = None
+    drift: Tensor | None = None
+    rollout_entropy: Tensor | None = None
     log_ratio: Tensor = field(init=False)
     active: Tensor = field(init=False)
     overflows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         mask = token_mask(self.valid)
-        names = ("logp", "rollout_logp", "advantages", "divergence")
+        names = ("logp", "rollout_logp", "advantages", "divergence", "drift", "rollout_entropy")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         same_shape(mask.shape, **given)
         logp = torch.where(mask, compute_dtype(self.logp), 0.0)

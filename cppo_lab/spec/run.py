@@ -327,6 +327,8 @@ class RuleSpec(Spec):
     lambda_positive: Positive | None = None
     k_negative: NonNegative | None = None
     lambda_negative: Positive | None = None
+    tau: Positive | None = None
+    smoothing: Annotated[Finite, Field(ge=0, lt=1)] | None = None
     position_span: Literal["own", "padded"] | None = None
     ratio_cap: Annotated[float, Field(ge=1)] | None = None
     log_ratio_clamp: Annotated[float, Field(gt=0)] | None = None
@@ -535,6 +537,17 @@ OF_VERL = {
 }
 
 
+class ObjectiveSpec(Spec):
+    """What is done to the loss of any rule. `centering`: score centering (maths/rules.py)."""
+
+    centering: bool = False
+
+
+def _if_set(objective: ObjectiveSpec | None) -> ObjectiveSpec | None:
+    """None for the default, which was the only choice before the field came, and so is not in run ids."""
+    return None if objective == ObjectiveSpec() else objective
+
+
 class RunSpec(Spec):
     """Everything that determines the numbers of a training run; each core has a subclass."""
 
@@ -550,9 +563,11 @@ class RunSpec(Spec):
     validation: ValidationSpec
     optim: OptimSpec
     training: TrainingSpec
+    objective: Annotated[ObjectiveSpec | None, AfterValidator(_if_set)] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_centring(self.rule)
         for section, names in OF_VERL.items() if not isinstance(self, VerlRun) else ():
             for name in names:
                 if (value := getattr(getattr(self, section), name)) is not None:
@@ -575,6 +590,27 @@ class RunSpec(Spec):
                 f"validation.every={self.validation.every}"
             )
         return self
+
+    def _check_centring(self, rule: RuleSpec) -> None:
+        """Check that the loss of `rule` can be centred, if it shall be.
+
+        Raises ValueError.
+        """
+        if self.objective is None:
+            return
+        if self.divergence.estimator not in ("topk", "exact"):
+            raise ValueError(
+                f"objective.centering=true with divergence.estimator={self.divergence.estimator!r}: the expectation is "
+                "taken over mu's most likely tokens, which only topk and exact divergences record; choose "
+                "divergence=topk_tv or topk_kl"
+            )
+        if rule.verl_loss is not None:
+            raise ValueError(
+                f"objective.centering=true with rule {rule.name!r}: a loss of verl's own is not centred; choose "
+                "another rule"
+            )
+        if rule.name in RULES and (fault := RULES[rule.name].centring_fault):
+            raise ValueError(fault)
 
     @property
     def run_id(self) -> str:
@@ -694,6 +730,7 @@ class ExactRun(RunSpec):
         for rule in (self.rule, *([self.along.rule] if self.along else [])):
             if rule.verl_loss is not None:
                 raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
+            self._check_centring(rule)
         if self.along and self.along.match == "delta" and self.rule.delta is None:
             raise ValueError(
                 f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"

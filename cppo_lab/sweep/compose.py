@@ -334,7 +334,8 @@ def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
         try:
             for name in sorted(sections):
                 values[name], text = _field(kind, name, sections[name])
-                texts.append(f'"{name}":{text}')
+                if values[name] is not None:
+                    texts.append(f'"{name}":{text}')
             return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
         except (ValidationError, KeyError):  # an invalid value or an unknown key
             pass

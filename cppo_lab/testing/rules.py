@@ -25,7 +25,7 @@ from torch import Tensor
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import DIVERGENCE, MINIBATCH, PERMUTATION, RESPONSE, Rule
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 
 SEEDS = range(12)
@@ -239,8 +239,22 @@ class RuleTests:
             return
         order = random_permutation(batch.valid, 1)
         moved = TokenBatch(*(tensor.gather(1, order) for tensor in batch))
-        for here, there in zip(self._call(batch)[:2], self._call(moved)[:2], strict=True):
+        drawn = {key: value.gather(1, order) for key, value in self._drawn(batch).items()}
+        for here, there in zip(self._call(batch)[:2], self._call(moved, **drawn)[:2], strict=True):
             torch.testing.assert_close(here.gather(1, order), there, rtol=ROUNDING, atol=0)
+
+    def test_a_centred_rule_weighs_each_token_alone(self) -> None:
+        """If the loss can be centred, the log-ratios of other tokens do not enter a token's gradient."""
+        if self.rule.centring_fault:
+            return
+        batch, other = random_batch(9), random_batch(10)
+        first = torch.arange(batch.valid.shape[1]) == 0
+        changed = torch.where(first, batch.rollout_logp, other.rollout_logp)
+        (_, gradient), (_, same) = (
+            self._differentiated(batch._replace(rollout_logp=values))
+            for values in (batch.rollout_logp, changed)
+        )
+        torch.testing.assert_close(gradient[:, 0], same[:, 0], **CLOSE)
 
     def test_unusable_arguments_are_refused(self) -> None:
         """A ValueError is raised for NaN at a valid token, mismatched shapes, and padding before a token."""
@@ -257,8 +271,14 @@ class RuleTests:
             raise AssertionError(f"{next(iter(change))} that cannot be used is not refused")
 
     def _drawn(self, batch: TokenBatch) -> dict[str, Tensor]:
-        """The random inputs that the trainer draws for a batch."""
-        return {PERMUTATION: random_permutation(batch.valid, 0)} if PERMUTATION in self.rule.needs else {}
+        """What the rule needs besides the batch, at random."""
+        generator = torch.Generator().manual_seed(11)
+        given = {
+            PERMUTATION: random_permutation(batch.valid, 0),
+            DRIFT: torch.randn(batch.valid.shape, generator=generator, dtype=torch.float64),
+            ENTROPY: 2 * torch.rand(batch.valid.shape, generator=generator, dtype=torch.float64),
+        }
+        return {name: values for name, values in given.items() if name in self.rule.needs}
 
     def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:
         tokens = Tokens(*batch, **(drawn or self._drawn(batch)))

@@ -1,11 +1,14 @@
 """Random token batches for the maths tests, every one from a seeded generator."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from cppo_lab.maths.divergence import topk_entropy
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import DIVERGENCE, PERMUTATION, RULES
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, RULES
 from cppo_lab.testing import TokenBatch, random_batch, random_permutation
 
 __all__ = ["TokenBatch", "random_batch", "random_permutation"]
@@ -42,26 +45,44 @@ CONSTANTS = {
     "opsm": {"delta": 0.05, "clip_low": 0.2, "clip_high": 0.28},
     "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
     "vaco": {"delta": 0.3},
+    "pdm": {"delta": 0.1},
+    "estr": {"tau": 0.3, "clip_low": 0.2, "clip_high": 0.28},
+    "pspo": {"smoothing": 0.25},
+    "cfpo": {"delta": 0.3},
+    "topr": {"ratio_high": 1.0},
+    "luspo": {"clip_low": 0.05, "clip_high": 0.08},
 }
 
 # Rules that decide without a divergence; one that is given enters their statistics.
 WITHOUT_DIVERGENCE = tuple(name for name, rule in RULES.items() if DIVERGENCE not in rule.needs)
 # Rules with a term whose gradient does not vanish where a token is dropped.
-PULL_BACK = ("ipo", "drpo")
+PULL_BACK = ("ipo", "drpo", "cfpo")
 
 
-def apply(
-    name: str, *tensors: Tensor, permutation: Tensor | None = None, path: str | None = None, **constants
-) -> RuleOutput:
-    """A rule on log pi, log mu, advantages, valid and, if given, D."""
-    return get_rule(name, path)(Tokens(*tensors, permutation=permutation), **constants)
+def apply(name: str, *tensors: Tensor, path: str | None = None, **constants: Any) -> RuleOutput:
+    """A rule on log pi, log mu, advantages, valid and, if given, D; `constants` may hold other fields of the tokens."""
+    fields = {key: constants.pop(key) for key in (PERMUTATION, DRIFT, ENTROPY) if key in constants}
+    return get_rule(name, path)(Tokens(*tensors, **fields), **constants)
 
 
 def constants(name: str, batch: TokenBatch) -> dict:
-    """CONSTANTS of a rule, with a permutation where it needs one."""
-    if PERMUTATION in RULES[name].needs:
-        return CONSTANTS[name] | {"permutation": random_permutation(batch.valid, 0)}
-    return CONSTANTS[name]
+    """CONSTANTS of a rule, with the other fields of the tokens that it needs."""
+    return CONSTANTS[name] | fields(name, batch)
+
+
+def head(batch: TokenBatch) -> Tensor:
+    """Log mu of a Top-K that holds the sampled token alone, [B, T, 1]."""
+    return batch.rollout_logp.clamp_max(-0.02)[..., None]
+
+
+def fields(name: str, batch: TokenBatch) -> dict[str, Tensor]:
+    """The fields of the tokens that a rule needs besides those of `batch`: for PDM the direction that DPPO has."""
+    given = {
+        PERMUTATION: random_permutation(batch.valid, 0),
+        DRIFT: (batch.logp - batch.rollout_logp).detach(),
+        ENTROPY: topk_entropy(head(batch)),
+    }
+    return {key: value for key, value in given.items() if key in RULES[name].needs}
 
 
 def differentiated(name: str, batch: TokenBatch, **parameters) -> tuple[RuleOutput, Tensor]:

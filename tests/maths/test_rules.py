@@ -27,17 +27,27 @@ from tests.maths.maths_batches import (
     apply,
     constants,
     differentiated,
+    fields,
     random_batch,
     random_permutation,
 )
 from tests.oracles import rules as oracle
 
 INF, NAN = math.inf, math.nan
+OPEN = {"ratio_low": 0.0, "ratio_high": INF}
 EVERY = {"masked_fraction", "ratio_mean"}
 # Statistics of some rules besides what all of them report (maths/metrics.py).
 BUDGET = ("cppo", "cppo_no_position_weight", "cppo_random_mask", "cppo_soft")
-THRESHOLD = (*BUDGET, "dppo", *(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed")))
-CLIPPED = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm")
+THRESHOLD = (
+    *BUDGET,
+    "dppo",
+    "pdm",
+    *(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed")),
+)
+CLIPPED = (
+    *("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm"),
+    *("luspo", "topr", "estr"),
+)
 # The gradient of these is not keep rho A: a detached coefficient, the response's value, or a weight of the response.
 OTHER_GRADIENT = (
     "cispo",
@@ -48,6 +58,8 @@ OTHER_GRADIENT = (
     "seq_mis",
     "geo_mask",
     "vespo",
+    "luspo",
+    "topr",
     *PULL_BACK,
 )
 
@@ -57,6 +69,10 @@ class TestBuiltIn(RuleTests):
     def chosen(self, request: pytest.FixtureRequest) -> None:
         self.rule, self.constants = RULES[request.param], CONSTANTS[request.param]
         self.pulls_back = request.param in PULL_BACK
+        self.on_policy_identity = request.param not in (
+            "luspo",
+            "pspo",
+        )  # times the length, times 1 - smoothing
 
 
 def of_dppo(change: Callable[[RuleOutput], RuleOutput]) -> Rule:
@@ -110,6 +126,10 @@ PUBLISHED: dict[str, dict[str, float]] = {
     "opsm": {"delta": 1e-4, "clip_low": 0.2, "clip_high": 0.28},
     "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
     "vaco": {"delta": 0.2},  # ours: none is published
+    "pspo": {"smoothing": 0.1},
+    "cfpo": {"delta": 0.2},
+    "topr": {"ratio_high": 1.0},
+    "luspo": {"clip_low": 3e-4, "clip_high": 4e-4},
 }
 
 
@@ -209,7 +229,11 @@ def test_a_batch_without_tokens_gives_zeros_and_no_nan(name: str, shape: tuple[i
     logp = zeros.clone().requires_grad_()
     padded = apply(name, *batch._replace(logp=logp), **constants(name, batch))
     flat = {key: part[batch.valid] for key, part in batch._asdict().items() if key != "valid"}
-    flat["permutation"] = torch.zeros(0, dtype=torch.long)
+    flat |= {
+        "permutation": torch.zeros(0, dtype=torch.long),
+        "drift": flat["logp"],
+        "rollout_entropy": flat["logp"],
+    }
     tokens = Tokens.packed(torch.zeros(shape[0] + 1, dtype=torch.int32), **flat)
     packed = get_rule(name)(tokens, **CONSTANTS[name])
     assert packed.objective.shape == packed.keep.shape == (shape[0], 0)
@@ -239,7 +263,17 @@ def test_ratios_that_overflow_are_named_or_bounded(name: str, dtype: torch.dtype
                     r"|the weight of response 0 overflows \(its log-ratios add up to \d+",
                     str(error),
                 )
-                dropped = name in (*THRESHOLD, "grpo", "icepop", "ipo", "kpop", "m2po", "seq_mis", "geo_mask")
+                dropped = name in (
+                    *THRESHOLD,
+                    "estr",
+                    "grpo",
+                    "icepop",
+                    "ipo",
+                    "kpop",
+                    "m2po",
+                    "seq_mis",
+                    "geo_mask",
+                )
                 assert sign < 0 or name == "cppo_soft" or not dropped
             else:
                 parts = output.objective, output.keep, gradient
@@ -263,7 +297,8 @@ def test_narrower_numbers_take_the_decisions_of_wider_ones(name: str) -> None:
     for seed in range(20):
         narrow, single = (random_batch(seed, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
         wide = TokenBatch(*(part if part.dtype == torch.bool else part.float() for part in narrow))
-        first, second = (apply(name, *batch, **CONSTANTS[name]) for batch in (narrow, wide))
+        given = fields(name, wide)
+        first, second = (apply(name, *batch, **CONSTANTS[name], **given) for batch in (narrow, wide))
         assert torch.equal(first.objective, second.objective) and torch.equal(first.keep, second.keep)
         wide = TokenBatch(*(part if part.dtype == torch.bool else part.double() for part in single))
         (small, gradient), (large, exact) = (differentiated(name, batch) for batch in (single, wide))
@@ -319,6 +354,10 @@ def in_order(valid: Tensor) -> Tensor:
     return torch.arange(valid.shape[1]).expand(valid.shape)
 
 
+def one_everywhere(valid: Tensor) -> Tensor:
+    return torch.ones(valid.shape, dtype=torch.float64)
+
+
 def shuffled(valid: Tensor) -> Tensor:
     return random_permutation(valid, 3)
 
@@ -346,6 +385,11 @@ REDUCTIONS: dict[str, Reduction] = {
         "trm_max",
         {"delta_max": 0.19},
     ),
+    "no limit for the entropy": (
+        *("estr", {**CONSTANTS["estr"], "tau": INF, "rollout_entropy": one_everywhere}, "grpo"),
+        {key: CONSTANTS["estr"][key] for key in ("clip_low", "clip_high")},
+    ),
+    "no smoothing": ("pspo", {"smoothing": 0.0}, "icepop", {"ratio_low": 0.0, "ratio_high": INF}),
     "no limit on the largest": (
         "trm_max_avg",
         {"delta_max": 9.0, "delta_avg": 0.1},
@@ -362,14 +406,67 @@ def test_rule_reduces(name: str) -> None:
         batch = random_batch(seed, rows=8, width=20)
         outputs = []
         for rule, parameters in ((first, values), (second, others)):
-            drawn = {key: make(batch.valid) for key, make in parameters.items() if key == "permutation"}
+            drawn = {key: make(batch.valid) for key, make in parameters.items() if callable(make)}
             outputs.append(differentiated(rule, batch, **parameters | drawn))
         (one, gradient), (other, expected) = outputs
         assert torch.equal(one.keep, other.keep) and torch.equal(one.objective, other.objective)
         assert torch.equal(gradient, expected)
 
 
+def test_rules_equal_others_where_these_are_a_part_of_them() -> None:
+    """TOPR is Seq-TIS where A < 0 and the plain policy gradient where A > 0; CFPO is DRPO where mu is certain; PDM with
+    DPPO's direction is DPPO; LUSPO is GSPO, summed.
+    """
+    batch = random_batch(2, rows=8)
+    for sign, name, parameters in ((-1, "seq_tis", {"ratio_high": 1.3}), (1, "geo_mask", OPEN)):
+        signed = batch._replace(advantages=sign * batch.advantages.abs())
+        (output, gradient), (other, expected) = (
+            differentiated(rule, signed, **given)
+            for rule, given in (("topr", {"ratio_high": 1.3}), (name, parameters))
+        )
+        assert torch.equal(output.objective, other.objective) and torch.equal(gradient, expected)
+    certain = batch._replace(logp=batch.logp - batch.rollout_logp, rollout_logp=torch.zeros_like(batch.logp))
+    for first, second, tokens in (("cfpo", "drpo", certain), ("pdm", "dppo", batch)):
+        given = {"delta": 0.1} | fields(first, tokens)
+        (output, gradient), (other, expected) = (
+            differentiated(first, tokens, **given),
+            differentiated(second, tokens, delta=0.1),
+        )
+        assert torch.equal(output.objective, other.objective) and torch.equal(output.keep, other.keep)
+        assert torch.equal(gradient, expected)
+    by_token, by_response = (
+        apply(name, *batch, **CONSTANTS["luspo"]).objective for name in ("luspo", "gspo")
+    )
+    torch.testing.assert_close(
+        aggregate(by_token, batch.valid, "seq-mean-token-mean"),
+        aggregate(by_response, batch.valid, "seq-mean-token-sum"),
+    )
+
+
+def test_estr_agrees_with_the_loop() -> None:
+    for seed in range(20):
+        batch = random_batch(seed)
+        entropy = fields("estr", batch)["rollout_entropy"]
+        output, gradient = differentiated("estr", batch, **CONSTANTS["estr"], rollout_entropy=entropy)
+        for row, column in batch.valid.nonzero().tolist():
+            lp, mu, a, h = (float(part[row, column]) for part in (*batch[:3], entropy))
+            ratio = math.exp(lp - mu)
+            kept = (lp - mu) ** 2 / (h + 0.01) <= 0.3
+            bounded = min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
+            free = kept and (bounded == ratio * a)
+            actual = [float(part[row, column]) for part in (output.objective, gradient, output.keep)]
+            assert actual == pytest.approx(
+                [bounded * kept, ratio * a * free, float(free)], rel=1e-12, abs=1e-15
+            )
+
+
 REFUSED = [
+    ("pspo", {"smoothing": 1.0}, r"smoothing=1.0 must lie in \[0, 1\): pass 0"),
+    ("topr", {"ratio_high": 0.9}, r"ratio_high=0.9 must be at least 1"),
+    ("estr", {"tau": 0.0}, r"tau=0.0 must be a positive number"),
+    ("cfpo", {"delta": 0.0}, r"delta=0.0 must be a positive number"),
+    ("pdm", {"delta": 0.0}, r"delta=0.0 must be a positive number"),
+    ("luspo", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
     ("cppo", {"w_min": 0.0}, r"w_min=0.0 must lie in \(0, 1\]"),
     ("cppo", {"delta_b": 0.0}, r"delta_b=0.0 must be a positive number \(math.inf switches it off\)"),
     ("cppo", {"delta_b_mode": "auto"}, r"mode='auto' is unknown: choose one of \['fixed', 'adaptive'\]"),
@@ -404,5 +501,5 @@ def test_constant_is_refused(name: str, change: dict[str, Any], message: str) ->
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rule='cpo' is unknown: choose one of \['cispo', 'cppo'"):
+    with pytest.raises(ValueError, match=r"rule='cpo' is unknown: choose one of \['cfpo', 'cispo', 'cppo'"):
         get_rule("cpo")

@@ -156,6 +156,41 @@ def vaco(response: Response, *, delta: float) -> list[Token]:
     return [masked(not (far and a * (lp - mu) > 0), lp, mu, a) for lp, mu, a in zip(*response, strict=True)]
 
 
+def luspo(response: Response, *, clip_low: float, clip_high: float) -> list[Token]:
+    length = len(response[0])
+    tokens = gspo(response, clip_low=clip_low, clip_high=clip_high)
+    return [(length * value, length * gradient, keep) for value, gradient, keep in tokens]
+
+
+def topr(response: Response, *, ratio_high: float) -> list[Token]:
+    """A per token, so that one response may have both signs."""
+    tokens = []
+    for lp, a in zip(response[0], response[2], strict=True):
+        weight = min(product(response), ratio_high) if a < 0 else 1.0
+        tokens.append((weight * a * lp, weight * a, min(weight, 1.0)))
+    return tokens
+
+
+def pspo(response: Response, *, smoothing: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        smooth = (1 - smoothing) * math.exp(lp) + smoothing * math.exp(mu)
+        tokens.append(
+            (smooth / math.exp(mu) * a, (1 - smoothing) * math.exp(lp - mu) * a, 1 - smoothing * (a != 0))
+        )
+    return tokens
+
+
+def cfpo(response: Response, *, delta: float) -> list[Token]:
+    tokens = []
+    for lp, mu, a in zip(*response, strict=True):
+        ratio = math.exp(lp - mu)
+        value = ratio * a - abs(a) / (2 * delta) * (ratio - 1) ** 2
+        slope = a - abs(a) / delta * (ratio - 1)  # in the ratio, whose own derivative is itself
+        tokens.append((value, ratio * slope, clamp(slope / a, 0, 1) if a else 1.0))
+    return tokens
+
+
 def vespo(
     response: Response,
     *,

@@ -27,6 +27,7 @@ from cppo_lab.cores.rule_loss import (
     Recorded,
     RuleLoss,
     measured_divergence,
+    measured_drift,
     own_permutation,
     recorded_tokens,
 )
@@ -37,7 +38,7 @@ from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled_weights
-from cppo_lab.rules import rule_of
+from cppo_lab.rules import DRIFT, ENTROPY, rule_of
 from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
 
 # Of an adaptive delta_b, in a rule's constants with delta_b_ before.
@@ -149,12 +150,13 @@ class Learner(SteppedTrainer):
         seen = logp.detach()
         if not bool(seen.sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        divergence = self._divergence(log_pi.detach(), rollout.mu, places)
+        divergence = self._at(measured_divergence, log_pi.detach(), rollout.mu, places)
         valid = torch.ones_like(places, dtype=torch.bool)
         order = rollout.permutation if self.loss.shuffles else None
         permutation = None if order is None else order[rows]
         spread = rollout.advantages[rows][:, None].expand_as(seen)
-        loss, output = self.loss(Tokens(logp, rollout_logp, spread, valid, divergence, permutation))
+        others = self._others(log_pi, rollout.mu, places)
+        loss, output = self.loss(Tokens(logp, rollout_logp, spread, valid, divergence, permutation, **others))
         if watched is not None:
             view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, rollout.tokens[rows])
             self.diagnostics.see(watched, view, token_names)
@@ -192,8 +194,25 @@ class Learner(SteppedTrainer):
             beyond["prefixes"] = tests.prefix_fails
         return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
 
-    def _divergence(self, log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
-        """D [B, T] at `places`, measured once for each table entry [K * S * V] that some response visited."""
+    def _others(self, log_pi: Tensor, mu: Recorded, places: Tensor) -> dict[str, Tensor]:
+        """What the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
+        states, symbols = places // self.process.vocabulary, self.process.vocabulary
+        given: dict[str, Tensor] = {}
+        if self.loss.centring:
+            ids = mu.topk_ids[states]
+            given = {
+                "topk_ids": ids,
+                "topk_logp": mu.topk_logp[states],
+                "topk_pi_logp": log_pi.view(-1, symbols)[states].gather(-1, ids),
+            }
+        if DRIFT in self.loss.needs:
+            given["drift"] = self._at(measured_drift, log_pi.detach(), mu, places)
+        if ENTROPY in self.loss.needs:
+            given["rollout_entropy"] = torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[states]
+        return given
+
+    def _at(self, measured: Callable[..., Tensor], log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
+        """`measured_*` [B, T] at `places`, once for each table entry [K * S * V] that some response visited."""
         symbols = self.process.vocabulary
         count = log_pi.numel()
         visited = torch.zeros(count, dtype=torch.bool)
@@ -203,7 +222,7 @@ class Learner(SteppedTrainer):
         recorded = Recorded(mu.tokens[entries], mu.logp[entries], mu.topk_ids[states], mu.topk_logp[states])
         rows, logp = log_pi.view(-1, symbols)[states], log_pi.flatten()[entries]
         table = log_pi.new_zeros(count)
-        table[entries] = measured_divergence(self.spec.divergence, rows, logp, recorded)
+        table[entries] = measured(self.spec.divergence, rows, logp, recorded)
         return table[places]
 
     def policy_state(self) -> dict[str, Any]:

@@ -9,11 +9,18 @@ from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks import Tokenizer
-from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
+from cppo_lab.cores.rule_loss import (
+    Recorded,
+    RuleLoss,
+    measured_divergence,
+    measured_drift,
+    recorded_tokens,
+)
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.mismatch import LogRatios, log_ratios
 from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.rules import DRIFT
 from cppo_lab.spec import MiniRun
 
 
@@ -62,7 +69,8 @@ class Objective:
         logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
         if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        divergence = self.divergence(pi_logp, logp, rollout)
+        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
+        divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
         tokens = Tokens(
             logp,
             rollout.logp,
@@ -72,13 +80,13 @@ class Objective:
             None if permutation is None else permutation[:, : valid.shape[1]],
             rollout.topk_ids,
             rollout.topk_logp,
+            pi_logp.gather(-1, rollout.topk_ids) if self.rule.centring else None,
+            measured_drift(self.spec.divergence, pi_logp, logp, recorded)
+            if DRIFT in self.rule.needs
+            else None,
+            rollout.entropy,
         )
         loss, output = self.rule(tokens)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
         return ObjectiveResult(loss, mismatch, rollout, logp.detach(), divergence, advantages, output)
-
-    def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
-        """D_t [B, T] between the rollout policy and the current policy, as the config's estimator defines it."""
-        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
-        return measured_divergence(self.spec.divergence, pi_logp, logp, recorded)

@@ -88,6 +88,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "policy_loss.k": divergence.k,
         "policy_loss.convention": divergence.convention,
         "policy_loss.horizon": longest,
+        "policy_loss.centering": spec.objective is not None,
     }
     if layout.strategy == "fsdp2":
         values["optim.lr_scheduler_type"] = "constant"

@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
 
 from cppo_lab.errors import UserError
-from cppo_lab.maths.divergence import topk_from_logp
+from cppo_lab.maths.divergence import drift, topk_from_logp
 from cppo_lab.maths.from_logits import logp_and_divergence
 
 _ELEMENTS = 2**24  # of a chunk's float32 copy
@@ -78,6 +78,8 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
 
 # Keys of the model's output. Not "entropy", which verl's loss would use for its entropy bonus.
 LOGP, DIVERGENCE, ENTROPY = "log_probs", "divergence", "policy_entropy"
+DRIFT = "divergence_drift"
+TOPK = "topk_log_probs/"  # + place among mu's Top-K: verl takes one number for each row
 NO_TOKEN = -1  # an empty slot of the Top-K partition
 
 
@@ -91,9 +93,16 @@ class Columns(NamedTuple):
 
 
 def fsdp_outputs(
-    logits: Tensor, data: Any, *, top_k: bool, measure: str, convention: str
+    logits: Tensor,
+    data: Any,
+    *,
+    top_k: bool,
+    measure: str,
+    convention: str,
+    moves: bool = False,
+    centring: bool = False,
 ) -> dict[str, Tensor]:
-    """LOGP, ENTROPY and, if `top_k`, DIVERGENCE, each [1, N].
+    """LOGP, ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, each [1, N]; if `centring` TOPK, with gradient as LOGP.
 
     Args:
         logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
@@ -122,11 +131,16 @@ def fsdp_outputs(
         entropy=True,
         overwrite_logits=alone,
         fused=kernels_serve(rows.device, rows.dtype, rows.shape[1]),
+        topk_gradient=centring,
     )
     assert result.entropy is not None
     outputs = {LOGP: result.logp, ENTROPY: result.entropy}
     if top_k:
         outputs[DIVERGENCE] = result.divergence
+    if moves:
+        outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, measure, convention)
+    if centring and result.topk_logp is not None:
+        outputs |= {f"{TOPK}{place}": part for place, part in enumerate(result.topk_logp.unbind(1))}
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
 
@@ -184,9 +198,16 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
 
 
 def megatron_outputs(
-    logits: Tensor, data: Any, data_format: str, *, top_k: bool, measure: str, convention: str
+    logits: Tensor,
+    data: Any,
+    data_format: str,
+    *,
+    top_k: bool,
+    measure: str,
+    convention: str,
+    moves: bool = False,
 ) -> dict[str, Tensor]:
-    """ENTROPY and, if `top_k`, DIVERGENCE, shaped as the first two dimensions of the logits.
+    """ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, shaped as the first two dimensions of the logits.
 
     Args:
         logits: this rank's part of the vocabulary, [1, N, V / p] ("thd") or [B, S, V / p] ("bshd").
@@ -227,7 +248,16 @@ def megatron_outputs(
             measure=measure,
             convention=convention,
         )
+        if moves:
+            outputs[DRIFT] = _drift(columns, logp[:, 1:], logp[:, 0], measure, convention)
     return {key: value.view(logits.shape[:2]) for key, value in outputs.items()}
+
+
+def _drift(columns: Columns, topk_logp: Tensor | None, logp: Tensor, measure: str, convention: str) -> Tensor:
+    """The change of D_t (divergence.drift), [N]; the first two are log pi at mu's Top-K and at the token."""
+    assert columns.topk_ids is not None and columns.topk_logp is not None and topk_logp is not None
+    recorded = columns.topk_ids, columns.topk_logp, topk_logp, columns.tokens, columns.rollout_logp
+    return drift(*recorded, logp, measure=measure, convention=convention)
 
 
 def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:

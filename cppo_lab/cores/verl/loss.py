@@ -5,7 +5,7 @@ The typed configuration of our losses in verl: `actor.policy_loss` of a run.
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,12 +21,13 @@ from cppo_lab import schema
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.kept_responses import Decided, places_of
-from cppo_lab.errors import NotFinite, unknown
+from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import aggregation, divergence, mismatch
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
+from cppo_lab.maths.rules import centred
 from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype
-from cppo_lab.rules import Rule, rule_of
+from cppo_lab.rules import DRIFT, ENTROPY, Rule, rule_of
 
 NAME = "trust_region"
 
@@ -38,7 +39,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
     `loss_mode` is "trust_region" (then `rule` with its `constants`), or a loss of verl, to which we only add
     diagnostics. The divergence: `estimator` "topk" (with `k`, `convention`), "exact" (the same with k = V), "binary"
     or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
-    metrics `mismatch/*` are reported.
+    metrics `mismatch/*` are reported. `centering`: score centering, with "topk" and "exact".
 
     Raises UserError for an unknown loss, rule or constant.
     """
@@ -53,10 +54,13 @@ class TrustRegionLossConfig(PolicyLossConfig):
     convention: str | None = None
     horizon: int | None = None
     mismatch: bool = True
+    centering: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_mode == NAME:
             self.record.check(self.constants, self.measure)
+            if self.centering and self.record.centring_fault:
+                raise UserError(self.record.centring_fault)
         elif self.loss_mode not in POLICY_LOSS_REGISTRY:
             raise unknown("policy_loss.loss_mode", self.loss_mode, {NAME, *POLICY_LOSS_REGISTRY})
 
@@ -64,6 +68,11 @@ class TrustRegionLossConfig(PolicyLossConfig):
     def needs_topk(self) -> bool:
         """Whether D_t needs mu's most likely tokens (`rollout_topk_ids`, `rollout_topk_logp`)."""
         return self.estimator in ("topk", "exact")
+
+    @property
+    def moves(self) -> bool:
+        """Whether the rule needs the change of a D_t that has mu's most likely tokens."""
+        return self.loss_mode == NAME and self.needs_topk and DRIFT in self.record.needs
 
     @property
     def record(self) -> Rule:
@@ -238,11 +247,11 @@ def trust_region_loss(
     logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
 
     def column(name: str) -> Tensor:
-        """[B, T] from a column of response tokens."""
+        """[B, T, ...] from a column of response tokens."""
         values = data[name]
         if not values.is_nested:
             return values
-        return torch.nested.to_padded_tensor(values, 0, (values.size(0), logp.shape[1]))
+        return torch.nested.to_padded_tensor(values, 0, (values.size(0), logp.shape[1], *values.shape[2:]))
 
     def output(key: str) -> Tensor | None:
         """[B, T] without gradient from an output of the first phase; None where there is none."""
@@ -263,8 +272,19 @@ def trust_region_loss(
     if loss_config.loss_mode == NAME:
         shuffled = data.get("weight_permutation", None) is not None
         order = column("weight_permutation").long() if shuffled else None
-        batch = Tokens(logp, rollout_logp, advantages, valid, d, order)
-        decided = loss_config.record.load(batch, **loss_config.constants)
+        moved, given = output(from_engine.DRIFT), {}
+        if loss_config.centering or ENTROPY in loss_config.record.needs:
+            ids, topk_logp = column("rollout_topk_ids"), column("rollout_topk_logp").float()
+            entropy = divergence.topk_entropy(topk_logp)
+            given = {"topk_ids": ids, "topk_logp": topk_logp, "rollout_entropy": entropy}
+        if loss_config.centering:
+            parts = [model_output[f"{from_engine.TOPK}{place}"] for place in range(ids.shape[-1])]
+            given["topk_pi_logp"] = torch.stack([no_padding_2_padding(part, data) for part in parts], -1)
+        given["drift"] = logp.detach() - rollout_logp if moved is None else moved
+        batch = Tokens(logp, rollout_logp, advantages, valid, d, order, **given)
+        rule = loss_config.record.load
+        rule = partial(centred, rule) if loss_config.centering else rule
+        decided = rule(batch, **loss_config.constants)
         loss = _part(config, decided.objective, valid, tokens_in_all, responses) * dp_size
         stats, metrics = decided.stats, {}
         if keep is not None and (places := places_of(data)) is not None:
@@ -293,8 +313,13 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
         "convention": loss_config.convention or "union",
     }
     if config.strategy == "megatron":
-        return from_engine.megatron_outputs(logits, data, data_format, top_k=top_k, **cells)
-    return from_engine.fsdp_outputs(logits, data, top_k=top_k, **cells)
+        return from_engine.megatron_outputs(
+            logits, data, data_format, top_k=top_k, moves=loss_config.moves, **cells
+        )
+    centring = loss_config.centering
+    return from_engine.fsdp_outputs(
+        logits, data, top_k=top_k, moves=loss_config.moves, centring=centring, **cells
+    )
 
 
 def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, responses: float | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Checks a run against its layout for errors that would otherwise only show up after hours in the queue."""
 
 from cppo_lab.errors import UserError, nearest
-from cppo_lab.rules import MINIBATCH
+from cppo_lab.rules import ENTROPY, MINIBATCH
 from cppo_lab.spec import LayoutSpec, MathData, VerlRun
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -64,6 +64,16 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
         raise UserError(
             f"configuration: rule={run.rule.name} decides over a whole minibatch, which core=verl cuts into "
             "micro-batches and spreads over ranks: choose core=mini, or another rule"
+        )
+    if run.objective is not None and layout.strategy == "megatron":
+        raise UserError(
+            f"configuration: objective.centering=true with layout={layout.name}: Megatron gives no gradient in log pi "
+            "at mu's Top-K; choose a layout with FSDP"
+        )
+    if run.rule.needs(ENTROPY) and run.divergence.estimator not in ("topk", "exact"):
+        raise UserError(
+            f"configuration: rule={run.rule.name} needs the entropy of mu, which core=verl takes from mu's Top-K: "
+            "choose divergence=topk_tv or topk_kl"
         )
     _check_length(run, layout)
     _check_ranks(run, layout)

@@ -10,8 +10,8 @@ from verl.workers.config import FSDPActorConfig
 
 from cppo_lab.cores.verl.kept_responses import PLACE, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
-from cppo_lab.rules import PERMUTATION, RULES
-from tests.maths.maths_batches import TokenBatch, random_permutation
+from cppo_lab.rules import ENTROPY, PERMUTATION, RULES
+from tests.maths.maths_batches import TokenBatch, head, random_permutation
 
 
 def actor(
@@ -100,6 +100,11 @@ def train(
     rule = RULES.get(config.policy_loss.rule)  # None for a loss of verl and a rule of another package
     if rule is not None and PERMUTATION in rule.needs:
         columns["weight_permutation"] = random_permutation(batch.valid, 0).int()
+    if rule is not None and ENTROPY in rule.needs:
+        columns |= {
+            "rollout_topk_ids": columns["responses"][..., None].int(),
+            "rollout_topk_logp": head(batch),
+        }
     trained = Trained(0.0, logp, [[] for _ in cuts], [[] for _ in cuts])
     loss = 0.0
     for cut, metrics, kept in zip(cuts, trained.metrics, trained.kept, strict=True):

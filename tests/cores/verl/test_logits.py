@@ -17,6 +17,9 @@ from cppo_lab.cores.verl.logits import kernel_fault, kernels_serve, packed_colum
 from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
+from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.rules import centred, get_rule
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import KL, PERMUTATION, RULES
 from tests.cores.verl.recorded import actor, nested
 from tests.maths.maths_batches import CONSTANTS
@@ -112,6 +115,59 @@ def test_log_probabilities_and_gradient_are_verls() -> None:
     (expected * weight).sum().backward()
     torch.testing.assert_close(outputs["log_probs"][0], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("centering", [False, True])
+@pytest.mark.parametrize("k", [K, V])
+@pytest.mark.parametrize("rule", ["cispo", "pdm", "estr"])
+def test_both_phases_give_the_gradient_of_the_logits_that_the_maths_give(
+    rule: str, k: int, centering: bool
+) -> None:
+    """From the engine's logits to the loss and back, with what a loss asks of tokens that were not sampled."""
+    if rule == "pdm" and centering:
+        return
+    data, logits = recorded(k=k)
+    lengths = data["responses"].offsets().diff().tolist()
+    advantages = [torch.full((n,), (-1.0) ** row * (row + 1)) for row, n in enumerate(lengths)]
+    data["advantages"], data["response_mask"] = nested(advantages), nested([torch.ones(n) for n in lengths])
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(lengths))
+    constants = {
+        "pdm": {"delta": 0.05},
+        "estr": {**CONSTANTS["estr"], "tau": 0.02},
+        "cispo": {"clip_high": 0.1},
+    }[rule]
+    config = actor(
+        rule, constants, estimator="topk", k=k, convention="union", measure="kl", centering=centering
+    )
+    outputs = trust_region_loss(config, data=data, student_logits=of_a_layer(logits))
+    packed = {
+        key: torch.nested.nested_tensor_from_jagged(value[0], data["input_ids"].offsets())
+        for key, value in outputs.items()
+    }
+    loss, _ = trust_region_loss(config, packed, data)
+    loss.backward()
+    gradient, logits.grad = logits.grad, None
+
+    rows = predicting_rows(data["input_ids"].offsets(), data["responses"].offsets())
+    pi, ids = logits[rows].double().log_softmax(-1), data["rollout_topk_ids"].values().long()
+    sampled, mu = data["responses"].values(), data["old_log_probs"].values().double()
+    logp, head = pi.gather(-1, sampled[:, None])[:, 0], data["rollout_topk_logp"].values().double()
+    at = ids, head, pi.gather(-1, ids), sampled, mu, logp
+    values = {
+        "logp": logp, "rollout_logp": mu, "advantages": torch.cat(advantages).double(),
+        "divergence": divergence.topk_from_logp(*at, measure="kl"), "drift": divergence.drift(*at, measure="kl"),
+        "rollout_entropy": divergence.topk_entropy(head),
+    }  # fmt: skip
+    values |= {"topk_ids": ids, "topk_logp": head, "topk_pi_logp": pi.gather(-1, ids)}
+    tokens = Tokens.packed(data["responses"].offsets(), **values)
+    output = (
+        centred(get_rule(rule), tokens, **constants) if centering else get_rule(rule)(tokens, **constants)
+    )
+    assert float(output.keep.sum()) > 0 and float(output.stats.get("clipped", output.stats["masked"])) > 0
+    expected = -aggregate(output.objective, tokens.valid, "token-mean")
+    expected.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("measure", ["tv", "kl"])

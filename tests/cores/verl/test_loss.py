@@ -44,10 +44,11 @@ TOPK = {"estimator": "topk", "k": 20, "convention": "union"}
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"rule": "cpo"}, "unknown rule 'cpo': did you mean 'cppo'"),
+        ({"rule": "cpo"}, "unknown rule 'cpo': did you mean 'cfpo' or 'cppo'"),
         ({"loss_mode": "gpso"}, "unknown policy_loss.loss_mode 'gpso': did you mean 'gspo'"),
         ({"rule": "dppo", "constants": {"delta": 0.1, "w_min": 0.5}}, "unknown constant of rule 'dppo' 'w_min'"),
         ({"rule": "dppo"}, "rule 'dppo' lacks the constants delta"),
+        ({"rule": "gspo", "constants": CONSTANTS["gspo"], "centering": True}, "the weight it would give to a token"),
         ({"rule": "trm_max", "constants": {"delta_max": 0.1}}, "its thresholds are on KL"),
     ],
 )  # fmt: skip
