@@ -164,6 +164,13 @@ MATHS = (
         "(tokens.advantages != 0) & (drift > delta)[:, None]",
         "tests/maths/test_rules.py",
     ),
+    Fault(
+        "score centering forgets the tail of mu",
+        "cppo_lab/maths/rules.py",
+        "coefficient = mu * weight[..., :-1] - mu_rest / pi_rest * weight[..., -1:] * pi",
+        "coefficient = mu * weight[..., :-1]",
+        "tests/maths/test_centering.py",
+    ),
 )
 
 LAUNCH = (

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,71 @@ def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
     mu = Recorded(ids, rows.flatten(), top.indices, top.values)
     everything = torch.ones(len(places), dtype=torch.bool)
     return GradedResponses(mu, torch.tensor(tokens), at, mu.logp[at], weights, everything, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fewer"),
+    [
+        (NO_TRUST_REGION, False),
+        ({"name": "cispo", "clip_high": 0.1}, True),
+        ({"name": "icepop", "ratio_low": 0.8, "ratio_high": 1.25}, True),
+        ({"name": "grpo", "clip_low": 0.1, "clip_high": 0.1}, True),
+        (CPPO, True),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_centering_keeps_the_mean_of_the_gradient_and_lowers_its_variance(
+    rule: dict[str, Any], fewer: bool
+) -> None:
+    """By enumeration of every response, where A has mean 0 at each state, which makes any baseline free.
+
+    With the whole ratio, sum mu rho s = 0, and every single gradient stays. A Top-K of V is the whole vocabulary.
+    """
+    topk = {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"}
+    found = {}
+    for name, changes in {
+        "plain": {},
+        "centred": {"objective": {"centering": True}},
+        "topk": {"objective": {"centering": True}, "divergence": topk},
+    }.items():
+        spec = exact_run(
+            data={"family": "early_fork", "vocabulary": 3, "allowed_slips": 1, "benchmarks": ("a", "b")},
+            model={"stretches": 2, "slips": 1.0, "second_mode_slips": 0.5, "start_noise": 0.5},
+            rollout={"max_response_length": 3},
+            rule=rule,
+            training={"aggregation": "seq-mean-token-sum"},
+            **changes,
+        )
+        learner = Learner(spec)
+        log_mu = learner.log_policy(1.0).detach()
+        with torch.no_grad():
+            learner.parameters += 0.3 * torch.randn(
+                learner.parameters.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+            )
+        rollout = enumerated(learner, log_mu)
+        last = rollout.places[:, -1]
+        worth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+        mean = (log_mu.exp() * worth).sum(-1).flatten()[last // 3]
+        rollout = replace(rollout, advantages=worth[rollout.tokens[:, -1]] - mean)
+        probability = rollout.logp.sum(1).exp() / 2  # two starts
+        assert float(probability.sum()) == pytest.approx(1)
+        gradients = []
+        for row in range(len(rollout.keep)):
+            loss, *_ = learner.objective(rollout, torch.tensor([row]))
+            gradients.append(torch.autograd.grad(loss, learner.parameters)[0])
+        each = torch.stack(gradients)
+        expected = probability @ each
+        found[name] = each, expected, float(probability @ (each - expected).square().sum(1))
+    (plain, mean, variance), (centred, same, less), (other, *_) = (
+        found[name] for name in ("plain", "centred", "topk")
+    )
+    torch.testing.assert_close(same, mean, rtol=0, atol=1e-12)
+    assert float(mean.norm()) > 0.01
+    torch.testing.assert_close(other, centred, rtol=0, atol=1e-12)
+    if fewer:
+        assert less < 0.999 * variance
+    else:
+        torch.testing.assert_close(centred, plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["early_fork", "no_fork"])

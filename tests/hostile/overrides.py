@@ -190,7 +190,7 @@ PLAN = {
 
 LAUNCH = {
     "variant=ccpo": "unknown variant of sweep quickstart 'ccpo': did you mean 'cppo'?",
-    "rule.name=cpo": "unknown rule 'cpo': did you mean 'cppo'?",
+    "rule.name=cpo": "unknown rule 'cpo': did you mean 'cfpo' or 'cppo'?",
     "rule.wmin=0.5": "unknown key 'rule.wmin': did you mean 'rule.w_min'?",
     "rule.w_min=0": "rule.w_min=0: must be in (0, 1]",
     "rule.w_min=1.01": "rule.w_min=1.01: must be in (0, 1]",

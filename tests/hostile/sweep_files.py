@@ -286,7 +286,7 @@ VARIANTS = {
         "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",
     "{'': {rule: cppo}}": "variants.='': must be a name without commas",
     '{"a\\nb": {rule: cppo}}': "variants.a\\nb='a\\nb': must consist of printable characters",
-    "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cppo'? valid: {RULES}",
+    "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cfpo' or 'cppo'? valid: {RULES}",
     "{a: {rule: ../rule/cppo}}": "variants.a.rule='../rule/cppo': unknown rule '../rule/cppo'",
     "{a: {rule: [cppo, dppo]}}":
         "variants.a.rule=['cppo', 'dppo']: must be a plain value: several are an axis",

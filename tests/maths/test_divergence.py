@@ -1,5 +1,6 @@
 """Divergences: their order, precision, limits, and what is refused. The golden vectors have their values."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -89,6 +90,59 @@ def test_topk_takes_the_golden_layout_of_k_plus_one_ids_as_it_is() -> None:
     actual = divergences.topk(ids, topk_logp, pi.log(), tokens, rollout_logp, measure="tv")
     valid = VECTORS.valid(case)
     torch.testing.assert_close(actual[valid], expected[valid], rtol=0, atol=1e-12)
+
+
+def change(mu: list[float], pi: list[float], y: int, measure: str) -> float:
+    """Of the divergence, by central differences along the gradient of log pi(y) in the logits."""
+
+    def after(step: float) -> float:
+        moved = [math.log(p) + step * ((c == y) - p) for c, p in enumerate(pi)]
+        whole = sum(map(math.exp, moved))
+        pairs = [(m, math.exp(x) / whole) for m, x in zip(mu, moved, strict=True)]
+        if measure == "tv":
+            return sum(abs(m - p) for m, p in pairs) / 2
+        return sum(m * math.log(m / p) for m, p in pairs if m)
+
+    return (after(1e-6) - after(-1e-6)) / 2e-6
+
+
+@pytest.mark.parametrize("k", [7, 3, 1])
+@pytest.mark.parametrize("measure", divergences.MEASURES)
+def test_drift_is_the_change_along_the_sampled_tokens_gradient(measure: str, k: int) -> None:
+    """Over the whole vocabulary, or over the partition as if it were one. Not always of the sign of log rho."""
+    mu, pi, tokens = distributions(3, 40, 7, 1.0)
+    top = mu.topk(k)
+    found = divergences.drift(
+        *(top.indices, top.values, pi.gather(-1, top.indices), tokens, at(mu, tokens), at(pi, tokens)),
+        measure=measure,
+    )
+    other = 0
+    for row, y in enumerate(tokens.tolist()):
+        cells = [*top.indices[row].tolist()]
+        cells += [] if y in cells else [y]
+        parts = []
+        for logp in (mu, pi):
+            part = [math.exp(logp[row, v]) for v in cells]
+            parts.append([*part, 1 - sum(part)] if len(cells) < 7 else part)
+        assert float(found[row]) == pytest.approx(change(*parts, cells.index(y), measure), abs=1e-8)
+        other += float(found[row]) * float(at(pi, tokens)[row] - at(mu, tokens)[row]) < 0
+    assert other
+    alone = divergences.drift(
+        *(tokens[:, None], at(mu, tokens)[:, None], at(pi, tokens)[:, None]),
+        *(tokens, at(mu, tokens), at(pi, tokens)),
+        measure=measure,
+    )
+    assert torch.equal(alone.sign(), (at(pi, tokens) - at(mu, tokens)).sign())
+
+
+def test_entropy_of_the_top_k_is_at_most_the_whole() -> None:
+    mu, *_ = distributions(4, 30, 9, 2.0)
+    whole, last = -(mu.exp() * mu).sum(-1), torch.zeros(30, dtype=torch.float64)
+    for k in range(1, 10):
+        part = divergences.topk_entropy(mu.topk(k).values)
+        assert bool((part >= last - 1e-9).all())
+        last = part
+    torch.testing.assert_close(last, whole, rtol=1e-9, atol=1e-9)
 
 
 def test_nothing_carries_a_gradient() -> None:

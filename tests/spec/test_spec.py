@@ -86,6 +86,45 @@ def test_a_constant_of_a_later_rule_changes_no_older_id() -> None:
     assert fingerprint(spec.rule) == fingerprint(OldRule(name="grpo", clip_low=0.2, clip_high=0.28))
 
 
+def test_a_plain_objective_is_not_part_of_the_id() -> None:
+    """As in runs from before the field; a centred one is, and survives the record."""
+    plain, default, centred = (
+        compose(texts).run for texts in ([], ["objective.centering=false"], ["objective.centering=true"])
+    )
+    assert plain.objective is None and default.run_id == plain.run_id != centred.run_id
+    assert "objective" not in json.dumps(plain.model_dump(exclude_none=True))
+    assert parse_run(json.loads(centred.model_dump_json()), "the record").run_id == centred.run_id
+
+
+NOT_CENTRED = {
+    "rule=gspo": "objective.centering=true with rule 'gspo': the weight it would give to a token that was not",
+    "rule=m2po": "with rule 'm2po'",
+    "rule=pdm": "with rule 'pdm'",
+    "rule=cppo_random_mask": "with rule 'cppo_random_mask'",
+    "divergence=binary_tv": "with divergence.estimator='binary': the expectation is taken over mu's most likely",
+    "rule=dppo divergence=sample_k3": "with divergence.estimator='sample'",
+    "core=verl model=tiny_qwen3 rule=verl_sapo": "with rule 'verl_sapo': a loss of verl's own is not centred",
+    "core=verl model=qwen3_8b_base layout=one_node_megatron": "Megatron gives no gradient in log pi at mu's Top-K",
+    "core=exact model=exact_early data=fork_early along=cppo rule=gspo": "with rule 'gspo'",
+}
+
+
+@pytest.mark.parametrize("text", NOT_CENTRED)
+def test_an_objective_that_cannot_be_centred_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(NOT_CENTRED[text])):
+        compose([*text.split(), "objective.centering=true"])
+
+
+def test_the_entropy_of_mu_needs_its_top_k_with_verl() -> None:
+    with pytest.raises(
+        UserError, match="rule=estr needs the entropy of mu, which core=verl takes from mu's Top-K"
+    ):
+        compose([*TINY_VERL, "rule=estr", "divergence=binary_tv"])
+    assert (
+        compose([*TINY_VERL, "rule=estr"]).run.rule == compose(["rule=estr", "divergence=binary_tv"]).run.rule
+    )
+
+
 class OldRule(Spec):
     """The rule's config as it was before TRM's constants came."""
 
