@@ -68,7 +68,7 @@ def exact_run(**changes: Any) -> ExactRun:
     values = dict(PLAIN)
     for name, change in changes.items():
         whole = name in ("rule", "divergence", "along") or not isinstance(change, dict)
-        values[name] = change if whole else {**values[name], **change}
+        values[name] = change if whole else {**values.get(name, {}), **change}
     run = parse_run(values, "test")
     assert isinstance(run, ExactRun)
     return run

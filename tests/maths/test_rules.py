@@ -454,7 +454,7 @@ def test_estr_agrees_with_the_loop() -> None:
             kept = (lp - mu) ** 2 / (h + 0.01) <= 0.3
             bounded = min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
             free = kept and (bounded == ratio * a)
-            actual = [float(part[row, column]) for part in (output.objective, gradient, output.keep)]
+            actual = [float(part[row, column].detach()) for part in (output.objective, gradient, output.keep)]
             assert actual == pytest.approx(
                 [bounded * kept, ratio * a * free, float(free)], rel=1e-12, abs=1e-15
             )
