@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError, printable, unknown
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.masks import budget_terms, decisions
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, Rule, rule_of
+from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, Rule, rule_of
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
 _OF_BUDGET = ("delta", "delta_b", "w_min", "delta_b_mode")
@@ -108,6 +108,11 @@ def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
         return (
             f"rule {record.name!r} decides over a whole minibatch, and the file has only some of its responses: it "
             "cannot be replayed"
+        )
+    if not record.needs.isdisjoint({DRIFT, ENTROPY}):
+        return (
+            f"rule {record.name!r} needs the probabilities of tokens that were not sampled, which the file does not "
+            "have: it cannot be replayed"
         )
     if PERMUTATION in record.needs and not len(tokens.order):
         return (

@@ -10,12 +10,12 @@ from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, RULES
+from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, RULES
 from tests.answers import made
 from tests.maths.maths_batches import CONSTANTS
 
 LENGTHS = (40, 3, 0, 64, 17)
-REPLAYED = [name for name, rule in RULES.items() if not rule.needs & {MINIBATCH, PERMUTATION}]
+REPLAYED = [name for name, rule in RULES.items() if not rule.needs & {MINIBATCH, PERMUTATION, DRIFT, ENTROPY}]
 SHUFFLED = "cppo_no_prefix_budget_shuffled"
 
 
@@ -128,6 +128,7 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
     ("rule", "constants", "said"),
     [
         ("m2po", {"m2": 0.04}, "decides over a whole minibatch"),
+        ("pdm", {"delta": 0.1}, "needs the probabilities of tokens that were not sampled"),
         ("nobody's", {}, "unknown rule"),
         ("verl_gspo", {}, "unknown rule"),
         ("dppo", {}, "lacks the constants delta"),
