@@ -232,17 +232,16 @@ class TestTrainer:
         assert {"val/chain24/avg_at_16", "val/mean/avg_at_16"} <= set(rows[2][1]) & set(rows[0][1])
         assert "rule/masked_fraction" in rows[1][1] | rows[2][1]
 
-    @pytest.mark.parametrize(
-        ("rule", "divergence"), [("cppo", "topk_tv"), ("ipo", "exact_kl"), ("cispo", "topk_kl")]
-    )
+    @pytest.mark.parametrize(("rule", "divergence"), [("cppo", "topk_tv"), ("ipo", "exact_kl")])
     def test_a_centred_loss_trains_another_policy(self, shared: Path, rule: str, divergence: str) -> None:
-        kind = (f"rule={rule}", f"divergence={divergence}", "training.t_stop=2", "rollout.staleness=1")
+        """From a mu that is not pi; from the same, what is subtracted is the mean score of pi, which is 0."""
+        kind = (f"rule={rule}", f"divergence={divergence}", "training.t_stop=4", "rollout.precision=bfloat16")
         plain, centred = (
-            train_tiny(shared, *kind, "optim.learning_rate=0.01", f"objective.centering={choice}")
+            train_tiny(shared, *kind, "optim.learning_rate=0.01", f"objective.centering={choice}")[2][1]
             for choice in ("false", "true")
         )
-        assert all(map(math.isfinite, centred[1][1].values()))
-        assert centred[1][1]["train/grad_norm"] != plain[1][1]["train/grad_norm"]
+        assert math.isfinite(centred["train/loss"])
+        assert centred["train/grad_norm"] != pytest.approx(plain["train/grad_norm"], rel=1e-4)
 
     def test_same_seed_same_numbers_other_seed_other_numbers(self, shared: Path) -> None:
         first, second = train_tiny(shared), train_tiny(shared)
