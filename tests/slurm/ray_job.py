@@ -13,6 +13,7 @@ from typing import Any
 
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
 from cppo_lab.sweep.compose import compose
 from tests.launch.slurm.containers import settings
@@ -69,12 +70,16 @@ class RayJob:
             self._note("left")
             return
         self._note("training", pid=os.getpid())
-        with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
-            self._note("up", **look_around(ray_init))
-            if os.environ.get("SLURM_RESTART_COUNT"):
-                raise RuntimeError("the trainer fails")
-            while True:
-                signal.pause()
+        try:
+            with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
+                self._note("up", **look_around(ray_init))
+                if os.environ.get("SLURM_RESTART_COUNT"):
+                    raise RuntimeError("the trainer fails")
+                while True:
+                    signal.pause()
+        except Interrupted as error:
+            self._note("interrupted", why=str(error))
+            raise
 
     def give_up(self, why: str) -> None:
         self._note("given up")
