@@ -69,7 +69,7 @@ def logp_and_divergence(
         overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing may
         read the logits afterwards; autograd raises if it would have to.
         fused: by Triton's kernels, on a GPU or in Triton's interpreter; `chunk` then has no use.
-        topk_gradient: log pi at mu's Top-K is differentiable, too; the kernels then leave the backward to this module.
+        topk_gradient: log pi at mu's Top-K is differentiable, too.
 
     Raises:
         ValueError: shapes that do not fit together, unknown measure or convention, only one of the two Top-K
@@ -150,10 +150,7 @@ class _LogProbs(torch.autograd.Function):
                 found[rows] = buffer.gather(-1, wanted[rows])
                 if spread is not None:  # entr(p) = -p log p, and 0 for p = 0
                     spread[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
-        if topk:
-            ctx.save_for_backward(logits, wanted)
-        else:
-            ctx.save_for_backward(logits, wanted[:, :1].contiguous(), *normaliser)
+        ctx.save_for_backward(logits, wanted if topk else wanted[:, :1].contiguous(), *normaliser)
         topk_logp = None if ids is None else found[:, 1:]
         spread = spread if entropy else None
         constant = (spread,) if topk else (topk_logp, spread)
@@ -174,13 +171,13 @@ class _LogProbs(torch.autograd.Function):
         # logits, so that autograd refuses whatever else needs their values.
         grad = logits.detach() if overwrite else torch.empty_like(logits)
         factor = (grad_logp.to(_dtype(logits)) / temperature)[:, None]
+        if index.shape[1] > 1 and grad_topk is not None:
+            factor = torch.cat([factor, grad_topk.to(factor.dtype) / temperature], 1)
         if normaliser:
             from cppo_lab.maths import logits_kernel
 
             logits_kernel.write_gradient(logits, index, factor.contiguous(), grad, temperature, *normaliser)
             return grad, *(None,) * 8
-        if index.shape[1] > 1 and grad_topk is not None:
-            factor = torch.cat([factor, grad_topk.to(factor.dtype) / temperature], 1)
         total = factor.sum(1, keepdim=True)
         for rows, scaled, buffer in _chunks(logits, temperature, chunk):
             torch.softmax(scaled, -1, out=buffer)

@@ -100,7 +100,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def call(*arguments: Any) -> Any:
         context = Context()
         outputs = forward(context, *arguments)
-        from_logits._LogProbs.backward(context, torch.ones_like(outputs[0]))
+        gradients = [None if part is None else torch.ones_like(part) for part in outputs[:2]]
+        assert on_gpu(from_logits._LogProbs.backward(context, *gradients))
         return outputs
 
     forward = from_logits._LogProbs.forward
@@ -129,11 +130,11 @@ def test_rules(rule: str) -> None:
 def test_from_logits(measure: str, convention: str) -> None:
     logits, mu = torch.randn(2, 16, 512, generator=torch.Generator().manual_seed(0))
     top, tokens = mu.log_softmax(-1).topk(5), torch.arange(16)
-    for recorded in ((top.indices.int(), top.values.half()), (None, None)):
+    both = top.indices.int(), top.values.half()
+    for recorded, topk in ((both, False), (both, True), ((None, None), False)):
         given = lent((logits.bfloat16(), tokens, *recorded, mu[:, 0].clone()))
-        assert on_gpu(
-            from_logits.logp_and_divergence(*given, measure=measure, convention=convention, entropy=True)
-        )
+        options = {"measure": measure, "convention": convention, "entropy": True, "topk_gradient": topk}
+        assert on_gpu(from_logits.logp_and_divergence(*given, **options))
 
 
 def test_mismatch_and_diagnostics() -> None:
