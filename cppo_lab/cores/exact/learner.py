@@ -38,7 +38,7 @@ from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled_weights
-from cppo_lab.rules import DRIFT, ENTROPY, rule_of
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, rule_of
 from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
 
 # Of an adaptive delta_b, in a rule's constants with delta_b_ before.
@@ -165,7 +165,8 @@ class Learner(SteppedTrainer):
 
     def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
         """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
-        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule without a delta.
+        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule without a delta, or
+        whose delta is no limit of TV.
 
         Args:
             rollout: the batch, whose responses are a sample of mu's visits.
@@ -173,9 +174,11 @@ class Learner(SteppedTrainer):
             largest: [T] the largest one that mu reaches at each position.
         """
         rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
-        if rule.delta is None or rule.path is not None or self.spec.divergence.measure != "tv":
+        record = rule_of(rule.name, rule.path)
+        tests_divergence = DIVERGENCE in record.needs and self.spec.divergence.measure == "tv"
+        if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
-        constants = {**rule.arguments(self.process.horizon), **rule_of(rule.name, rule.path).fixed}
+        constants = {**rule.arguments(self.process.horizon), **record.fixed}
         weights = position_weights(
             valid,
             constants.get("w_min", 1.0),
