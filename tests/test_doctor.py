@@ -176,14 +176,14 @@ def test_gpus_in_number_and_memory(here: Here) -> None:
     here.patch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     without = "NCCL: this torch is built without it: install a CUDA build of torch"
     assert here.line(PAPER, "NCCL") == f"missing     {without}"
-    here.gpus(4, 24)
+    here.gpus(4, 10)
     checks = here.checks(f"{PAPER} layout=two_nodes")
     assert [checks[name].status for name in ("GPUs", "memory of a GPU", "nodes")] == [
         "missing",
         "warning",
         "warning",
     ]
-    assert "does not fit in 24 GB" in checks["memory of a GPU"].found
+    assert "does not fit in 10 GB" in checks["memory of a GPU"].found
     here.patch.setattr(machine, "find_spec", lambda name: None)
     assert here.line(PAPER, "GPUs") == (
         "missing     GPUs: torch, which would find them, is not installed: install torch first"

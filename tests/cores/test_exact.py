@@ -264,9 +264,7 @@ def test_what_is_beyond_the_limits_of_a_mask(rule: dict[str, Any]) -> None:
     assert all(0 < share < 1 for share in found.values())
 
 
-@pytest.mark.parametrize(
-    "rule", [{"name": "drpo", "delta": 0.1}, {"name": "cfpo", "delta": 0.2}, {"name": "spo"}]
-)
+@pytest.mark.parametrize("rule", [{"name": "drpo", "delta": 0.1}, {"name": "cfpo", "delta": 0.2}])
 def test_a_delta_that_limits_no_divergence_is_no_premise(rule: dict[str, Any]) -> None:
     for _, row in history(exact_run(rule=rule)):
         assert not [name for name in row if name.startswith("exact/premise")]

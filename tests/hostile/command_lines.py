@@ -256,7 +256,7 @@ LINES = {
     "doctor rule.delta_b_mode=fixed rule.delta_b_cap=0.9": "rule.delta_b_cap=0.9: must be in [1, inf)",
     "doctor recipe=author": "unknown recipe 'author': did you mean 'authors'?",
     "doctor 'paths={datax: x}'": "unknown key 'paths.datax': did you mean 'paths.data'?",
-    "doctor '~nothing'": "unknown key 'nothing': valid: advantage",
+    "doctor '~nothing'": "unknown key 'nothing': did you mean 'rule.smoothing'? valid: advantage",
     "doctor seed@x=1": "unknown key 'seed@x'",
     "doctor +_target_=os.system": "unknown key '_target_'",
     "doctor +rule.delta=1": "override '+rule.delta=1': rule.delta is there already: write rule.delta=1",

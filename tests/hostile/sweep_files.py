@@ -174,7 +174,8 @@ ADDED = {
     "axes: {sead: [0]}\n":
         ": axes.sead=0: unknown key 'sead': did you mean 'seed'? valid: advantage, along, batch, core, data, "
         "divergence, launcher, layout, model, "
-        "optim, paths, recipe, resources, rollout, rule, seed, tracking, training, trust_region, validation",
+        "objective, optim, paths, recipe, resources, rollout, rule, seed, tracking, training, trust_region, "
+        "validation",
     "axes: {model: [mini_base]}\n": ": axes.model: 'model' is no axis: use models:",
     "axes: {variant: [cppo]}\n": ": axes.variant: 'variant' is no axis: use variants:",
     "axes: {rule: [dppo]}\n": ": variants.cppo.rule: variant 'cppo' sets 'rule', which is an axis too",
@@ -506,7 +507,7 @@ IN_A_SEARCH = [
         "settings.rule.w_min=0.5 is tuned by …: keep one of them",
     ),
     ("{rule: cppo}", "{rule: cppo, tracking.uri: x}", "settings.tracking.uri belongs on the command line"),
-    ("{rule: cppo}", "{rule: nope}", "unknown rule 'nope': valid: cispo"),
+    ("{rule: cppo}", "{rule: nope}", "unknown rule 'nope': valid: cfpo, cispo"),
     ("search:\n", "search: 5\nx:\n", "unknown key 'x': valid: feeds, models, name"),
 ]
 AFTER_A_SEARCH = {

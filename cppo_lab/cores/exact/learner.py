@@ -165,8 +165,8 @@ class Learner(SteppedTrainer):
 
     def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
         """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
-        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule without a delta, or
-        whose delta is no limit of TV.
+        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule whose delta is
+        no limit of TV.
 
         Args:
             rollout: the batch, whose responses are a sample of mu's visits.
