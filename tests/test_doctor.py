@@ -329,6 +329,11 @@ def test_limits_of_the_machine_are_warnings(here: Here) -> None:
         ),  # 1.72e9 x 4 bytes x 3 policies
         (stale, 6_000_000, ""),
         (
+            f"{PAPER} layout=workstation",
+            6_000_000,
+            "FSDP's offload policy takes about 28 GB of each node",
+        ),  # 1.72e9 x 16 bytes; has 25 GB
+        (
             f"{stale} layout.offload=true",
             6_000_000,
             "layout.offload and rollout.staleness=2 takes about 41 GB",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
-from cppo_lab.spec.estimate import CPU_OPTIMISER, past_policies
+from cppo_lab.spec.estimate import CPU_OPTIMISER, OFFLOAD_POLICY, past_policies, shape_of
 
 SHARED = Path("/dev/shm")  # Ray's object store
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -152,9 +152,12 @@ def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     """
     if not isinstance(run.model, HubModel):
         return
-    offloaded = layout.offload or layout.verl.get(CPU_OPTIMISER)
+    shape, on_cpus = shape_of(run), layout.verl.get(CPU_OPTIMISER)
+    name = "layout.offload" if layout.offload else "the optimiser on CPUs"
+    always = layout.verl.get(OFFLOAD_POLICY)
     parts = {
-        "layout.offload": run.model.parameters * 1e9 * OFFLOADED[layout.strategy] if offloaded else 0.0,
+        name: shape.parameters * OFFLOADED[layout.strategy] if layout.offload or on_cpus else 0.0,
+        "FSDP's offload policy": shape.parameters * shape.state if always else 0.0,
         f"rollout.staleness={run.rollout.staleness}": past_policies(run),
     }
     taken = " and ".join(name for name, part in parts.items() if part)

@@ -11,10 +11,10 @@ PERFORMANCE = tuple(
     f"{section}.{name}"
     for section, names in {
         ACTOR: "use_torch_compile",
-        f"{ACTOR}.fsdp_config": "forward_prefetch fsdp_size offload_policy optimizer_offload param_offload "
-        "reshard_after_forward use_torch_compile",
-        f"{ACTOR}.megatron": "expert_tensor_parallel_size optimizer_offload param_offload sequence_parallel "
-        "use_distributed_optimizer virtual_pipeline_model_parallel_size",
+        f"{ACTOR}.fsdp_config": "forward_prefetch fsdp_size offload_policy reshard_after_forward "
+        "use_torch_compile",
+        f"{ACTOR}.megatron": "expert_tensor_parallel_size sequence_parallel use_distributed_optimizer "
+        "virtual_pipeline_model_parallel_size",
         f"{ACTOR}.megatron.override_ddp_config": "overlap_grad_reduce overlap_param_gather",
         f"{ACTOR}.megatron.override_transformer_config": "moe_grouped_gemm moe_permute_fusion "
         "moe_token_dispatcher_type recompute_granularity recompute_method recompute_modules recompute_num_layers",
@@ -24,14 +24,14 @@ PERFORMANCE = tuple(
         "actor_rollout_ref.model": "enable_activation_offload enable_gradient_checkpointing use_shm",
         "actor_rollout_ref": "nccl_timeout",
         ROLLOUT: "cudagraph_capture_sizes disable_log_stats enable_chunked_prefill enable_prefix_caching "
-        "enable_sleep_mode enforce_eager free_cache_engine max_num_batched_tokens max_num_seqs multi_stage_wake_up",
+        "enable_sleep_mode enforce_eager free_cache_engine max_num_batched_tokens max_num_seqs",
         f"{ROLLOUT}.agent": "num_workers",
         f"{ROLLOUT}.checkpoint_engine": "update_weights_bucket_megabytes",
-        f"{ROLLOUT}.engine_kwargs.vllm": "disable_custom_all_reduce stream_interval",
+        f"{ROLLOUT}.engine_kwargs.vllm": "disable_custom_all_reduce",
         "data": "filter_overlong_prompts_workers",
         "global_profiler": "profile_continuous_steps save_path steps tool",
         "reward": "num_workers",
-        "trainer": "logger max_actor_ckpt_to_keep ray_wait_register_center_timeout",
+        "trainer": "logger max_actor_ckpt_to_keep",
         "transfer_queue.backend.SimpleStorage": "num_data_storage_units total_storage_size",
     }.items()
     for name in names.split()
@@ -55,6 +55,21 @@ FIELDS = {
         for size in ("tensor", "pipeline", "expert")
     },
     f"{ACTOR}.megatron.context_parallel_size": "megatron.context",
+    **{
+        f"{ACTOR}.{engine}.{part}_offload": "offload"
+        for engine in ("fsdp_config", "megatron")
+        for part in ("param", "optimizer")
+    },
+    "trainer.save_freq": "checkpoint_every",
+}
+# Fields of a run that do, since they change its numbers.
+RUN_FIELDS = {
+    "actor_rollout_ref.model.lora_rank": "optim.lora_rank",
+    "actor_rollout_ref.model.lora_alpha": "optim.lora_alpha",
+    f"{ACTOR}.fsdp_config.model_dtype": "optim.master_dtype",
+    f"{ACTOR}.megatron.router_replay.mode": "rollout.router_replay",
+    f"{ROLLOUT}.enable_rollout_routing_replay": "rollout.router_replay",
+    f"{ROLLOUT}.quantization": "rollout.quantization",
 }
 
 
@@ -153,9 +168,11 @@ def _remedy(name: str) -> str:
     """What to do instead of setting the key `name`."""
     if name in FIELDS:
         return f"set layout.{FIELDS[name]}"
+    if name in RUN_FIELDS:
+        return f"set {RUN_FIELDS[name]}, which enters the id"
     meant = " or ".join(map(repr, sorted(nearest(name, PERFORMANCE))))
     hint = f"; did you mean {meant}?" if meant else ""
     return (
-        "drop it, or set the run's own field if it has one (`cppo show`); a later release declares fields for such "
-        f"experiments. docs/verl.md lists the keys{hint}"
+        "drop it, or set the run's own field if it has one (`cppo list keys`). docs/verl.md lists the keys"
+        + hint
     )

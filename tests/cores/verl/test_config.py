@@ -183,6 +183,7 @@ PAPER = {
     f"{ACTOR}.policy_loss.k": 20,
     f"{ACTOR}.policy_loss.convention": "union",
     f"{ACTOR}.policy_loss.horizon": 8192,
+    f"{ACTOR}.policy_loss.centering": False,
     f"{ROLLOUT}.n": 8,
     f"{ROLLOUT}.temperature": 1.0,
     f"{ROLLOUT}.top_p": 1.0,
@@ -256,7 +257,7 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
         section, _, name = key.rpartition(".")
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
             new.add(key)
-    loss = ("rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon")
+    loss = "rule path constants estimator measure k convention horizon centering".split()
     engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
     assert new - {f"{ACTOR}.{key}" for key in engine_keys} == {
         *(f"{ACTOR}.policy_loss.{key}" for key in loss),
@@ -305,7 +306,7 @@ def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], 
     """The id of a run does not know its layout. Refused by the plan, and by what trains."""
     composition = with_layout(composed(*overrides), verl={key: value})
     assert isinstance(composition.run, VerlRun)
-    said = rf"layout\.verl sets {re.escape(key)}=.*: drop it, or set the run's own field"
+    said = rf"layout\.verl sets {re.escape(key)}=.*: (drop it, or set the run's own field|set \w+\.\w+, which enters)"
     with pytest.raises(UserError, match=said):
         check_placement(composition.run, composition.layout)
     with pytest.raises(UserError, match=said):
@@ -322,7 +323,12 @@ def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], 
         (f"{ROLLOUT}.gpu_memory_utilization", r"set layout\.rollout_memory$"),
         (f"{ACTOR}.megatron.tensor_model_parallel_size", r"set layout\.megatron\.tensor$"),
         (f"{ROLLOUT}.enable_sleep_mode", rf"'{ROLLOUT}\.enable_sleep_mode': did you mean '{ROLLOUT}\."),
-        (f"{ACTOR}.megatron.param_offload", rf"layout cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
+        (f"{ACTOR}.megatron.sequence_parallel", rf"layout cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
+        (f"{ACTOR}.megatron.param_offload", r"set layout\.offload$"),
+        ("trainer.save_freq", r"set layout\.checkpoint_every$"),
+        ("actor_rollout_ref.model.lora_rank", r"set optim\.lora_rank, which enters the id$"),
+        (f"{ROLLOUT}.quantization", r"set rollout\.quantization, which enters the id$"),
+        (f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval", r"docs/verl\.md lists the keys"),
     ],
 )
 def test_a_refused_key_comes_with_the_right_one(key: str, text: str) -> None:
@@ -333,7 +339,7 @@ def test_a_refused_key_comes_with_the_right_one(key: str, text: str) -> None:
 def test_the_accepted_keys_are_verls_and_documented() -> None:
     """But for those that verl's tree has not, which a layout writes with a leading `+`."""
     new = {
-        "enable_sleep_mode", "disable_custom_all_reduce", "stream_interval", "moe_grouped_gemm", "moe_permute_fusion",
+        "enable_sleep_mode", "disable_custom_all_reduce", "moe_grouped_gemm", "moe_permute_fusion",
         "moe_token_dispatcher_type",
     }  # fmt: skip
     free = {f"{ACTOR}.megatron.override_ddp_config", f"{ACTOR}.optim.override_optimizer_config"}
@@ -350,7 +356,7 @@ def test_the_accepted_keys_are_verls_and_documented() -> None:
 
 @pytest.mark.parametrize("layout", groups()["layout"])
 def test_the_layouts_that_we_ship_set_accepted_keys_alone(layout: str) -> None:
-    model = TINY if layout.startswith("cpu") else EXPERTS
+    model = TINY if layout.startswith("cpu") else DENSE if layout == "workstation" else EXPERTS
     check_keys(composed(*model, f"layout={layout}").layout)
 
 
@@ -422,11 +428,11 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     """verl's defaults are composed once for all runs."""
     first = tree(composed(*TINY))
     before = OmegaConf.to_yaml(first, resolve=True)
-    keys = {f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval": 10}
+    keys = {f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.disable_custom_all_reduce": True}
     tuned = tree(composition := with_layout(composed(*TINY), verl=keys))
     check(composition, tuned)
     rollout = tuned.actor_rollout_ref.rollout
-    assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.stream_interval) == (7, 10)
+    assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.disable_custom_all_reduce) == (7, True)
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
     assert OmegaConf.to_yaml(first, resolve=True) == before
     assert OmegaConf.to_yaml(tree(composed(*TINY)), resolve=True) == before
