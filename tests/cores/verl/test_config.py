@@ -257,7 +257,7 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
         section, _, name = key.rpartition(".")
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
             new.add(key)
-    loss = "rule path constants estimator measure k convention horizon centering".split()
+    loss = ["rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon", "centering"]
     engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
     assert new - {f"{ACTOR}.{key}" for key in engine_keys} == {
         *(f"{ACTOR}.policy_loss.{key}" for key in loss),
