@@ -38,12 +38,12 @@ def append(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mappi
 
 
 def write_machine(folder: Path, seen: Mapping[str, float | str]) -> None:
-    """Write it; names and values are for people."""
+    """Write what is known of the machine; names and values are for people."""
     replace_file(folder / MACHINE, json.dumps(dict(seen)))
 
 
 def read_machine(folder: Path) -> dict[str, float | str]:
-    """It, or nothing if the run did not get that far."""
+    """What `write_machine` wrote; {} if the run did not get that far."""
     path = folder / MACHINE
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 

@@ -1,13 +1,11 @@
 """What the launchers have yet to start or end, and the repair of what killed processes leave behind."""
 
 import contextlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.errors import say
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.folder import queued as listed
 from cppo_lab.runs.spool import files
@@ -112,16 +110,8 @@ def send(folders: Sequence[Path], uri: str) -> None:
     Raises UserError if the store does not answer or refuses a run.
     """
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
-    from cppo_lab.tracking.uploader import TELL_SECONDS
+    from cppo_lab.tracking.uploader import tell_left
 
-    told = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        nonlocal told
-        if done < of and time.monotonic() - told > TELL_SECONDS:
-            told = time.monotonic()
-            say(f"uploading to the tracking store: {of - done} of {of} runs left")
-
-    lost = forget_lost(folders, uri)
-    upload(folders, uri, tell)
+    lost, tell = forget_lost(folders, uri), tell_left()
+    upload(folders, uri, lambda done, of: tell(of - done, of))
     tell_of_lost(lost)

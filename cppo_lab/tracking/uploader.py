@@ -82,13 +82,12 @@ def upload_last(
     # In a thread, since a request to a store that hangs cannot be ended.
     thread = threading.Thread(target=last.work, name="upload", daemon=True)
     with deferred(last.hurry_up):
-        total, told = len(last.waiting), time.monotonic()
+        total, tell = len(last.waiting), tell_left()
         thread.start()
         while thread.is_alive() and time.monotonic() < last.deadline:
             thread.join(LOOK_SECONDS)
-            if len(last.waiting) < total and time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
-                say(f"uploading to the tracking store: {len(last.waiting)} of {total} runs left")
+            if len(last.waiting) < total:
+                tell(len(last.waiting), total)
         last.over = True
         full = [folder for folder in last.waiting if folder in last.unwritten]
         late = [folder for folder in last.waiting if folder not in last.unwritten]
@@ -107,6 +106,19 @@ def upload_last(
             say(
                 f"tracking store did not accept all of {runs}: the rest is safe in {place}, and `cppo sync` uploads it"
             )
+
+
+def tell_left() -> Callable[[int, int], None]:
+    """Says now and then how many of how many runs are left to upload."""
+    told = time.monotonic()
+
+    def tell(left: int, of: int) -> None:
+        nonlocal told
+        if left and time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            say(f"uploading to the tracking store: {left} of {of} runs left")
+
+    return tell
 
 
 class _LastUpload:

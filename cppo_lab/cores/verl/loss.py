@@ -154,9 +154,8 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
     """Replace the sums of a training step by the metrics `mismatch/*`, if there are any.
 
     Args:
-        metrics: name -> one number per minibatch of the step, in order, reduced over ranks and micro-batches, as
-        returned
-            by verl's `train_mini_batch`. verl has divided the sums of each minibatch by the number of ranks.
+        metrics: name -> one number per minibatch of the step, in order, as verl's `train_mini_batch` returns them:
+            reduced over ranks and micro-batches, the sums of each minibatch divided by the number of ranks.
     """
     if _names()[0] not in metrics:
         return
