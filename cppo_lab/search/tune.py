@@ -9,6 +9,7 @@ from pathlib import Path
 from optuna.trial import TrialState
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import require_folder
 from cppo_lab.launch.base import Event
@@ -30,13 +31,18 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
     """Work on the search until no trial is left; what has become of it, and whether it is over. Other commands may work
     on it at the same time.
 
-    Raises UserError if the study has another definition, or a store cannot be used.
+    Raises UserError if the study has another definition, a store cannot be used, or a run takes several nodes.
     """
+    base = tuning.base
+    if base.layout is not None and core_of(base.run.core).nodes(base.layout) > 1:
+        raise UserError(
+            f"layout={base.layout.name} of model {base.run.model.name} takes {base.layout.nodes} nodes, and a worker "
+            "of a search trains on one: choose a layout of one node (layout=one_node; `cppo plan` says what then fits)"
+        )
     require_folder(runs)
     # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
     state = SearchState(study, uri)
-    base = tuning.base
     run = Attempt(
         base.run,
         runs,

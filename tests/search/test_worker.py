@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,14 +25,16 @@ from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
+from cppo_lab.search.tune import tune as carry_out
 from cppo_lab.search.worker import TRIES, TrainingFailed
 from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.search_record import Point
 from tests.jobs import job
-from tests.search.made_search import search_values, write_search
+from tests.search.made_search import made_tuning, search_values, write_search
 from tests.search.terminals import ForkedRuns
 from tests.servers.forked import Gate
 from tests.waiting import until
@@ -134,6 +137,15 @@ def test_a_search_is_recorded_and_goes_on_where_it_was(
     assert "4 trials (4 done)" in capsys.readouterr().out
     tune("training.t_stop=8", code=2)
     assert "training.t_stop was 4, is 8" in capsys.readouterr().err
+
+
+def test_runs_on_several_nodes_are_refused_before_anything_is_made(workspace: Path) -> None:
+    tuning, two = made_tuning(), compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"])
+    with pytest.raises(
+        UserError, match=r"^layout=cpu_two_nodes of model tiny_qwen3 takes 2 nodes, .*one_node"
+    ):
+        carry_out(replace(tuning, base=two), tracking_uri(), "sqlite:///optuna.db", Path("runs"))
+    assert not Path("optuna.db").exists() and not FOLDER.exists()
 
 
 def test_seeds_are_averaged_and_their_curves_follow_each_other(
