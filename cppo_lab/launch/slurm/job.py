@@ -151,6 +151,8 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
         )
         return dataclasses.replace(job, attempts=tuple(attempts))
     fields = {name: value for name, value in here.items() if hasattr(job, name)}
+    if isinstance(training := getattr(job, "training", None), TrainingJob):  # of a search's worker
+        fields["training"] = _in_this_job(training, allocation)
     if not fields:
         return job
     assert dataclasses.is_dataclass(job) and not isinstance(job, type)

@@ -13,8 +13,10 @@ from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm.container import OUTSIDE
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.training import TrainingJob
+from cppo_lab.search.worker import Worker
 from cppo_lab.sweep.compose import compose
 from tests.jobs import job
+from tests.search.made_search import made_tuning
 
 
 def training_job(runs: Path, layout: str = "layout=cpu_two_nodes", **values: Any) -> TrainingJob:
@@ -83,6 +85,19 @@ def test_one_machine_alone_says_that_the_job_went_back_too_often(
         task()
     assert len(gave_up) == (1 if rank == 0 else 0)
     assert seen == Seen()  # no machine has begun anything
+
+
+def test_a_worker_of_a_search_trains_with_the_devices_of_its_job(
+    workspace: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with those of the machine that submitted it."""
+    devices: list[str | None] = []
+    monkeypatch.setattr(
+        Worker, "run", lambda self: devices.extend(a.visible_devices for a in self.training.attempts)
+    )
+    tuning = made_tuning()
+    SlurmTask(Worker(tuning, job(tuning.base.run, workspace / "runs", "sqlite:///nowhere.db")), requeues=3)()
+    assert devices == ["4,5"]
 
 
 def test_in_a_container_a_run_has_the_version_of_the_code_in_the_image(
