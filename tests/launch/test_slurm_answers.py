@@ -298,7 +298,9 @@ def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path)
 # Variable -> whether it reaches sbatch, where `resources` leaves all to the cluster, and where it sets what it can.
 SHELL = {
     **dict.fromkeys(("TIMELIMIT", "CLUSTERS", "ARRAY_INX", "SIGNAL", "WAIT", "NO_REQUEUE"), (False, False)),
+    **dict.fromkeys(("CPUS_PER_GPU", "GPUS_PER_SOCKET"), (False, False)),
     **dict.fromkeys(("RESERVATION", "ACCOUNT", "PARTITION", "MEM_PER_NODE", "MEM_PER_CPU"), (True, False)),
+    "MEM_PER_GPU": (True, False),
     **dict.fromkeys(("EXPORT", "LICENSES_X"), (True, True)),
 }
 SHELL = {f"SBATCH_{name}": cases for name, cases in SHELL.items()} | {
@@ -326,6 +328,16 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     said = capsys.readouterr().err.strip()
     dropped = [name for name in SHELL if name.startswith("SBATCH_") and not passed[name]]
     assert said.startswith(f"cppo: {', '.join(sorted(dropped))}: ignored, since") and "\n" not in said
+
+
+@pytest.mark.parametrize(("cpus", "passed"), [(None, True), (96, False)])
+def test_the_shell_says_the_cpus_of_a_gpu_where_the_layout_does_not(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch, cpus: int | None, passed: bool
+) -> None:
+    """Slurm refuses --cpus-per-task and --cpus-per-gpu together."""
+    monkeypatch.setenv("SBATCH_CPUS_PER_GPU", "7")
+    launched(runs, Noted(runs, "a", gpus=8, cpus=cpus))
+    assert ("SBATCH_CPUS_PER_GPU=7" in slurm.heard("environment").splitlines()) == passed
 
 
 def test_launcher_and_job_agree_on_the_signal_and_the_variables(

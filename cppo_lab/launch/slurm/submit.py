@@ -80,7 +80,7 @@ OURS = {
 }
 _WHOLE = {"gpus", "comment"}  # allowed, although prefixes of an option above are not
 # Those that variables of the user's shell may set (SBATCH_ACCOUNT) where `resources` leaves them to the cluster.
-_OF_THE_SHELL = {"partition", "account", "qos", "constraint", "mem"}
+_OF_THE_SHELL = {"partition", "account", "qos", "constraint", "mem", "cpus-per-task"}
 # Variables of sbatch that are not called like their option, or that another option excludes.
 _OPTIONS_OF = {
     "SBATCH_ARRAY_INX": {"array"},
@@ -88,7 +88,9 @@ _OPTIONS_OF = {
     "SBATCH_MEM_PER_NODE": {"mem"},
     "SBATCH_MEM_PER_CPU": {"mem-per-cpu", "mem"},
     "SBATCH_MEM_PER_GPU": {"mem-per-gpu", "mem"},
+    "SBATCH_CPUS_PER_GPU": {"cpus-per-gpu", "cpus-per-task"},
     "SBATCH_GPUS": {"gpus", "gpus-per-node"},
+    "SBATCH_GPUS_PER_SOCKET": {"gpus-per-socket", "gpus-per-node"},
     "SBATCH_GPUS_PER_TASK": {"gpus-per-task", "gpus-per-node"},
     "SBATCH_GRES": {"gres", "gpus-per-node"},
 }
