@@ -82,12 +82,13 @@ class LayoutSpec(Spec):
                 f"strategy={self.strategy!r} with megatron={self.megatron!r}: the Megatron engine, and only it, needs "
                 "its parallel sizes"
             )
-        for name, size in (
-            ("sequence_parallel", self.sequence_parallel),
-            ("rollout_tensor_parallel", self.rollout_tensor_parallel),
+        for name, size, devices, of in (
+            ("sequence_parallel", self.sequence_parallel, self.devices, "the layout"),
+            # An engine over several nodes would keep the job id of Ray on its other nodes.
+            ("rollout_tensor_parallel", self.rollout_tensor_parallel, self.devices_per_node, "a node"),
         ):
-            if self.devices % size:
-                raise ValueError(f"{name}={size} must divide the {self.devices} devices of the layout")
+            if devices % size:
+                raise ValueError(f"{name}={size} must divide the {devices} devices of {of}")
         if self.megatron and self.devices % self.megatron.replica:
             raise ValueError(
                 f"tensor={self.megatron.tensor} x pipeline={self.megatron.pipeline} x context={self.megatron.context} "

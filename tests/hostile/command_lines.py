@@ -240,6 +240,8 @@ LINES = {
     "doctor core=verl model=qwen3_8b_base layout.tokens_per_device=10239":
         "less than the longest sequence, 2048 + 8192 tokens: set layout.tokens_per_device=10240 or more",
     "doctor core=verl model=qwen3_8b_base layout.sequence_parallel=3": "must divide the 16 devices",
+    "doctor core=verl model=qwen3_8b_base layout.rollout_tensor_parallel=16":
+        "rollout_tensor_parallel=16 must divide the 8 devices of a node",
     "doctor core=verl model=qwen3_8b_base layout.nodes=3":
         "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
     "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron rollout.staleness=1":
