@@ -258,6 +258,9 @@ TOKEN = "ray_token"
 HEAD_SECONDS = 120.0  # until the head answers on its machine
 # Until every machine has joined: images of 25 GB arrive on some nodes long after others.
 JOIN_SECONDS = 1800.0
+CONNECT_SECONDS = (
+    300.0  # from a machine's arrival until it has joined: another start would not change its network
+)
 MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
 )
@@ -273,7 +276,8 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
 
     Sets the environment for Ray and torch's process groups; the caller restores it.
 
-    Raises Interrupted, so that the job goes back into the queue, naming the machines that have not joined in time.
+    Raises Interrupted, so that the job goes back into the queue, naming the machines that have not arrived in time;
+    UserError for those that have, and cannot join.
     """
     host = own_address(allocation)
     address = f"{host}:{free_port(host)}"
@@ -297,11 +301,14 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
 def run_worker_node(resources: Resources) -> None:
     """Serve as a worker node for the run that the first machine trains; returns when it has ended.
 
-    Raises RuntimeError if Ray on this machine ends before the run, or if no head appears in time.
+    Raises RuntimeError if Ray on this machine ends before the run, or if no head appears or answers in time.
     """
     layout, allocation = resources.layout, resources.allocation
     assert layout is not None and allocation is not None
     openmp_threads(layout)
+    arrival = _arrival(allocation, allocation.machine)
+    arrival.parent.mkdir(parents=True, exist_ok=True)
+    arrival.touch()
     address = _meet(allocation)
     if address is None:
         return
@@ -317,6 +324,11 @@ def run_worker_node(resources: Resources) -> None:
                 )
             silent = 0 if _answers(address) else silent + 1
             time.sleep(LOOK_SECONDS)
+
+
+def _arrival(allocation: Allocation, machine: str) -> Path:
+    """The file that shows that a machine is ready to join."""
+    return allocation.meeting / f"arrived-{machine}"
 
 
 def own_address(allocation: Allocation) -> str:
@@ -447,6 +459,11 @@ def _wait_for_all(
     """Wait until every machine has joined: verl requests the GPUs of all when it starts."""
     import ray
 
+    remedy = (
+        f"see the run's log, and whether the machines reach each other at {ray_init['address']} (GLOO_SOCKET_IFNAME "
+        "chooses the network)"
+    )
+    arrived: dict[str, float] = {}
     restore = own_handlers()
     try:
         ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
@@ -460,24 +477,45 @@ def _wait_for_all(
                 return
             if keeper.poll() is not None:
                 raise RuntimeError(f"Ray's head ended (exit status {keeper.returncode}): see the run's log")
+            now = time.monotonic()
+            for name in missing:
+                if _arrival(allocation, name).exists():
+                    arrived.setdefault(name, now)
+            late = [name for name in missing if name in arrived and now - arrived[name] >= CONNECT_SECONDS]
+            if late:
+                raise UserError(
+                    f"{', '.join(late)} started, and could not join Ray's cluster on {allocation.machine} within "
+                    f"{CONNECT_SECONDS:g} s: {remedy}"
+                )
         raise Interrupted(  # a job that starts again may get other nodes, or find the image on these
             signal.SIGUSR2,
             f"{', '.join(missing)} did not join Ray's cluster on {allocation.machine} within "
-            f"{JOIN_SECONDS:g} s: see the run's log, and whether the machines reach each other at "
-            f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)",
+            f"{JOIN_SECONDS:g} s: {remedy}",
         )
     finally:
         ray.shutdown()
 
 
 def _meet(allocation: Allocation) -> str | None:
-    """Wait for the address of the head; None if the run has ended without a head."""
+    """Wait for the address of the head, and until it answers; None if the run has ended before."""
+    address = ""
     for _ in _looks(MEET_SECONDS):
         if allocation.ended():
             return None
         with suppress(FileNotFoundError):
-            return str(json.loads((allocation.meeting / HEAD).read_text(encoding="utf-8"))["address"])
-    raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
+            address = str(json.loads((allocation.meeting / HEAD).read_text(encoding="utf-8"))["address"])
+            break
+    else:
+        raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
+    for _ in _looks(2 * CONNECT_SECONDS):  # the head gives up before, and its run then has the reason
+        if allocation.ended():
+            return None
+        if _answers(address):
+            return address
+    raise RuntimeError(
+        f"Ray's head does not answer {allocation.machine} at {address} within {2 * CONNECT_SECONDS:g} s: see whether "
+        "the machines reach each other (GLOO_SOCKET_IFNAME chooses the network)"
+    )
 
 
 if __name__ == "__main__":  # Ray's command line: `python -m cppo_lab.cores.verl.cluster start ...`

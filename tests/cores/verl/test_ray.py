@@ -3,6 +3,7 @@
 On several machines with Ray: tests/slurm.
 """
 
+import json
 import os
 import signal
 import socket
@@ -234,8 +235,18 @@ def test_a_machine_waits_for_the_first_one_only_so_long(
 ) -> None:
     """And goes when that is through without Ray: a run that was done already, say."""
     monkeypatch.setattr(cluster, "MEET_SECONDS", 0.0)
+    lent = Resources(Path(), Path(), layout=LAYOUT, allocation=allocation)
     with pytest.raises(RuntimeError, match=r"here.invalid has started no Ray within 0 s"):
-        cluster._meet(allocation)
+        cluster.run_worker_node(lent)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (allocation.meeting / cluster.HEAD).write_text(json.dumps({"address": address}))
+        with pytest.raises(
+            RuntimeError, match=rf"does not answer there.invalid at {address} within 0 s: .*GLOO"
+        ):
+            cluster.run_worker_node(lent)
     allocation.end()
     cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))
 
@@ -252,11 +263,18 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
     for name, value in (("init", lambda **_: None), ("nodes", lambda: nodes), ("shutdown", lambda: None)):
         monkeypatch.setattr(f"ray.{name}", value)
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
     with pytest.raises(
         Interrupted, match=r"^there\.invalid did not join Ray's cluster on .* within 0 s"
     ) as caught:
         cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
     assert caught.value.number == signal.SIGUSR2  # which Slurm's jobs requeue
+    allocation.meeting.mkdir()
+    (allocation.meeting / "arrived-there.invalid").touch()  # it is there, and another start would not help
+    with pytest.raises(
+        UserError, match=r"^there\.invalid started, and could not join .* at 127\.0\.0\.2:1 \("
+    ):
+        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
 
 
 @pytest.mark.parametrize(
