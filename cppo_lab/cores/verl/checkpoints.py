@@ -310,10 +310,12 @@ def drop_older(folder: Path, most: int | None) -> None:
     """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know that of an earlier
     attempt, from which this one has resumed.
     """
-    paths = (folder / CHECKPOINTS).glob(f"{PREFIX}*")
-    steps = sorted(int(path.name.removeprefix(PREFIX)) for path in paths)
+    names = (path.name.removeprefix(PREFIX) for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"))
+    steps = sorted(int(name) for name in names if name.isdecimal())  # others are a user's
     for step in steps[: 1 - most] if most else ():
-        shutil.rmtree(checkpoint_folder(folder, step))
+        shutil.rmtree(
+            checkpoint_folder(folder, step), ignore_errors=True
+        )  # a network disk's `.nfs*` ends no run
 
 
 # A checkpoint out of turn, so that a job that is ended loses no step.
@@ -337,7 +339,8 @@ def is_requested(folder: Path) -> bool:
 def await_step(folder: Path, deadline: float | None) -> None:
     """Have the trainer save the step that it is in, and wait for its row while there is time before `deadline`.
 
-    At a warning that comes long before it, the job is being preempted: how much time it has left is unknown.
+    If that step is past its save, the next is meant. At a warning that comes long before the deadline, the job is being
+    preempted: how much time it has left is unknown.
     """
     before = _newest(folder)
     left = (deadline or 0.0) - ENDING_SECONDS - time.time()
@@ -345,7 +348,11 @@ def await_step(folder: Path, deadline: float | None) -> None:
         return
     (folder / REQUEST).touch()
     end = time.monotonic() + left
-    while _newest(folder) == before and time.monotonic() < end:
+    while time.monotonic() < end and not (folder / OUTCOME).exists():
+        if (folder / REQUEST).exists():
+            before = _newest(folder)
+        elif _newest(folder) != before:
+            return
         time.sleep(0.2)
 
 

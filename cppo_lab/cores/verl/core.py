@@ -61,6 +61,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         checkpoints.forget_later(folder, step)
         checkpoints.keep_best(folder, score_name(spec))
         checkpoints.drop_others(folder, step)
+        checkpoints.is_requested(folder)  # of an attempt that ended before it was saved
     answers = HandOver(spec, resources, sink)
     sink.begin(step)
     answers.begin(step)

@@ -19,6 +19,7 @@ from cppo_lab.cores.verl.checkpoints import (
     append_row,
     best_step,
     cut_after,
+    drop_older,
     drop_others,
     forget_later,
     keep_best,
@@ -383,3 +384,23 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     drop_others(tmp_path, None)
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
     drop_others(tmp_path / "nothing here", None)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over NFS, where a file that is still open stays as `.nfs*`. Folders that are not verl's stay."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(39, "Directory not empty")
+
+    copy = tmp_path / CHECKPOINTS / "global_step_2_copy"
+    copy.mkdir(parents=True)
+    paths = [save(tmp_path, step, 0.1) for step in (2, 4, 10)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        drop_older(tmp_path, 2)
+    drop_older(tmp_path, None)
+    assert paths[0].exists() and not (paths[0] / MODEL).exists()
+    drop_older(tmp_path, 2)
+    assert [path.exists() for path in (copy, *paths)] == [True, False, False, True]

@@ -100,6 +100,7 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
         resumed = 2
     begun = []
     monkeypatch.setattr(core, "_train_on", lambda *given: begun.append(given[-1]) or Outcome(schema.DONE, 8))
+    (tmp_path / checkpoints.REQUEST).touch()  # by an attempt that had to end before its step was saved
     for _ in range(2):
         sink, steps = ListSink(), list(range(resumed + 1))  # the others will be trained again
         train(composed, tmp_path, sink)
@@ -107,6 +108,7 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
         assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == steps
         assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == [f"global_step_{resumed}"]
         assert checkpoints.best_step(tmp_path) == resumed
+        assert not checkpoints.is_requested(tmp_path)
     assert begun == [resumed, resumed]
     said = "global_step_4 is ignored, training resumes from step 2: sizes.json"
     assert (said in capsys.readouterr().err) == damaged

@@ -386,8 +386,13 @@ def test_a_step_is_saved_if_the_next_might_be_too_late(
     assert saved(tmp_path) == [step] * is_saved
 
 
-def test_a_warned_run_saves_the_step_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is awaited where there is no time, where it is unknown, or where nothing has been trained."""
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_warned_run_saves_the_step_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """Or the next, if it is past its save, unless it was the last. And nothing is awaited where there is no time,
+    where it is unknown, or where nothing has been trained.
+    """
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
     made = trainer(tmp_path, "training.t_stop=8", "validation.every=4")
     checkpoints.await_step(tmp_path, time.time() + 1000)
@@ -395,18 +400,34 @@ def test_a_warned_run_saves_the_step_that_it_is_in(tmp_path: Path, monkeypatch: 
     for left in (None, -5.0, 30.0, 20_000.0):
         checkpoints.await_step(tmp_path, left and time.time() + left)
         assert not checkpoints.is_requested(tmp_path)
-    warned = threading.Thread(target=checkpoints.await_step, args=(tmp_path, time.time() + 3000))
-    warned.start()
-    until("the request", (tmp_path / checkpoints.REQUEST).exists)
-    made.global_steps = 2
+
+    def warned() -> threading.Thread:
+        thread = threading.Thread(
+            target=checkpoints.await_step, args=(tmp_path, time.time() + 3000), daemon=True
+        )
+        thread.start()
+        until("the request", (tmp_path / checkpoints.REQUEST).exists)
+        return thread
+
+    waiting = warned()
+    if late:
+        validated(made, 2, None)
+        waiting.join(1.0)  # several looks at the record
+    assert waiting.is_alive()
+    made.global_steps = 2 + late
     made._save_checkpoint()
-    assert warned.is_alive()  # until the row says that the checkpoint is whole
-    validated(made, 2, None)
-    warned.join(CEILING_SECONDS)
-    assert checkpoints.last_readable(tmp_path) == 2
-    made.global_steps = 3
+    assert waiting.is_alive()  # until the row says that the checkpoint is whole
+    validated(made, 2 + late, None)
+    waiting.join(CEILING_SECONDS)
+    assert not waiting.is_alive()
+    assert checkpoints.last_readable(tmp_path) == 2 + late
+    made.global_steps = 3 + late
     made._save_checkpoint()
-    assert saved(tmp_path) == [2]
+    assert (4 in saved(tmp_path)) is bool(late)
+    waiting = warned()
+    made._end(made.global_steps)
+    waiting.join(CEILING_SECONDS)
+    assert not waiting.is_alive()
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
