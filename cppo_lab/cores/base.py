@@ -89,6 +89,7 @@ class Resources:
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: all of it
     allocation: Allocation | None = None  # None: only this machine
     deadline: float | None = None  # when the run is ended, in seconds since the epoch; None: never
+    grace_seconds: float = 0.0  # how long before the deadline it is warned; 0: it is not
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
     answers: AnswersSpec | None = None  # which responses to keep; None: none
     doing: Doing = say_nothing  # may be called at any time, but only from the run's process

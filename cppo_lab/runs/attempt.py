@@ -85,6 +85,7 @@ class Equipped:
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     allocation: Allocation | None = None  # the machines of the run; None: only this machine
+    grace_seconds: float = 0.0  # how long before its time limit it is warned; 0: it is not
 
     @property
     def nodes(self) -> int:
@@ -113,6 +114,7 @@ class Equipped:
             memory_gb=(self.resources.memory_gb or None) if self.resources else None,
             allocation=self.allocation,
             deadline=deadline(self.resources.hours) if self.resources else None,
+            grace_seconds=self.grace_seconds,
         )
 
 

@@ -347,6 +347,8 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
     monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
     launched(runs, Noted(runs, "a"), srun=("--export=ALL,X=1",))
     assert "#SBATCH --signal=USR2@120" in slurm.script
+    [submitted] = runs.rglob("*_submitted.pkl")
+    assert DelayedSubmission.load(submitted).function.grace_seconds == 120
     [start] = [shlex.split(line) for line in slurm.script if line.startswith("srun ")]
     assert start.index("--export=ALL") < start.index("--export=ALL,X=1")  # srun takes the last
     assert "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2" in slurm.script

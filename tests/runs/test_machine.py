@@ -219,8 +219,9 @@ def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, de
     monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: 1000.0))
     assert machine.deadline(2.0) == deadline
     composed = compose(["resources.hours=2"])
-    equipped = Equipped(composed.run, Path("runs"), resources=composed.resources)
-    assert equipped.resources_in(Path("run")).deadline == deadline
+    equipped = Equipped(composed.run, Path("runs"), resources=composed.resources, grace_seconds=60)
+    lent = equipped.resources_in(Path("run"))
+    assert (lent.deadline, lent.grace_seconds) == (deadline, 60)
     assert replace(equipped, resources=None).resources_in(Path("run")).deadline is None
 
 

@@ -323,8 +323,9 @@ def drop_older(folder: Path, most: int | None) -> None:
 
 REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
 SLACK = 1.3  # times the seconds of a step: what the next one may take
-ENDING_SECONDS = 60.0  # to end Ray, record the end and requeue the job
-LONGEST_WARNING = 3700.0  # seconds: `launcher.grace_seconds`, and by how much Slurm is early
+ENDING_SECONDS = (
+    60.0  # to end Ray, record the end and requeue the job; and more than Slurm's warnings are early
+)
 
 
 def is_requested(folder: Path) -> bool:
@@ -336,15 +337,15 @@ def is_requested(folder: Path) -> bool:
     return True
 
 
-def await_step(folder: Path, deadline: float | None) -> None:
+def await_step(folder: Path, deadline: float | None, grace_seconds: float) -> None:
     """Have the trainer save the step that it is in, and wait for its row while there is time before `deadline`.
 
-    If that step is past its save, the next is meant. At a warning that comes long before the deadline, the job is being
-    preempted: how much time it has left is unknown.
+    If that step is past its save, the next is meant. At a warning that comes more than `grace_seconds` before the
+    deadline, and by more than Slurm is early, the job is being preempted: how much time it has left is unknown.
     """
     before = _newest(folder)
     left = (deadline or 0.0) - ENDING_SECONDS - time.time()
-    if before is None or not 0 < left < LONGEST_WARNING:
+    if before is None or not 0 < left < grace_seconds + ENDING_SECONDS:
         return
     (folder / REQUEST).touch()
     end = time.monotonic() + left

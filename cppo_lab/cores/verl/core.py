@@ -119,7 +119,7 @@ def _train_on(
             except Interrupted as warned:
                 if warned.number == signal.SIGUSR2:
                     resources.doing("saving the step that is under way")
-                    checkpoints.await_step(folder, resources.deadline)
+                    checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
                 raise
     outcome = checkpoints.read_outcome(folder)
     if outcome is None:

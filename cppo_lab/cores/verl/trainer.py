@@ -312,11 +312,12 @@ class LabTrainer(PPOTrainerSync):
         # As before an update, which needs the memory of the engines.
         self.checkpoint_manager.sleep_replicas()
         compared = self.actor_rollout_wg.compare(rows, temperature)
-        gap, divergence, code = next(part for part in compared if part is not None)
+        gap, divergence, _ = next(part for part in compared if part is not None)
+        codes = {part[2] for part in compared if part is not None}  # each rank decides for itself
         tags = {
             schema.TAG_SELF_TEST: self_test(gap, divergence, rows),
             schema.TAG_ROLLOUT: f"{self.config.actor_rollout_ref.rollout.name} {engine}",
-            schema.TAG_LOGITS: code or "verl",
+            schema.TAG_LOGITS: "; ".join(sorted(codes)) or "verl",
         }
         replace_file(self.folder / TAGS, json.dumps(tags))
 

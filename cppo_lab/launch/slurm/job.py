@@ -37,6 +37,7 @@ class SlurmTask:
     job: Job
     requeues: int
     title: str = ""  # empty in jobs of older versions
+    grace_seconds: float = 0.0  # how long before the time limit Slurm warns it
 
     def __call__(self) -> None:
         allocation = _allocation(self.job)
@@ -47,7 +48,7 @@ class SlurmTask:
         self._take_name()
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
-            self._run(_in_this_job(self.job, allocation))
+            self._run(_in_this_job(self.job, allocation, self.grace_seconds))
         except Interrupted as error:  # the job has recorded it and has replaced submitit's handlers
             if not callable(requeue) or not (error.number == signal.SIGUSR2 or self._preempted()):
                 raise  # a user cancelled or requeued it
@@ -137,11 +138,12 @@ def _allocation(job: Job) -> Allocation | None:
     return Allocation(tuple(environment.hostnames), environment.global_rank, meeting)
 
 
-def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
+def _in_this_job(job: Job, allocation: Allocation | None, grace_seconds: float) -> Job:
     """`job` with the machines and GPUs that Slurm allocated, in place of those that the launcher saw."""
     here: dict[str, Any] = {
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "allocation": allocation,
+        "grace_seconds": grace_seconds,
     }
     if isinstance(job, TrainingJob):
         # The project in the image does the training.
@@ -152,7 +154,7 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
         return dataclasses.replace(job, attempts=tuple(attempts))
     fields = {name: value for name, value in here.items() if hasattr(job, name)}
     if isinstance(training := getattr(job, "training", None), TrainingJob):  # of a search's worker
-        fields["training"] = _in_this_job(training, allocation)
+        fields["training"] = _in_this_job(training, allocation, grace_seconds)
     if not fields:
         return job
     assert dataclasses.is_dataclass(job) and not isinstance(job, type)

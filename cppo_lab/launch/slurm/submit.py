@@ -274,7 +274,10 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     timer.start()
     try:
         with executor.batch():
-            submitted = [executor.submit(SlurmTask(job, spec.requeues, title_of(job))) for job in jobs]
+            submitted = [
+                executor.submit(SlurmTask(job, spec.requeues, title_of(job), spec.grace_seconds))
+                for job in jobs
+            ]
     except FailedJobError as error:
         ledger.end(ledger.open_tasks(token), "not submitted")
         if (limit := _FULL.search(str(error))) and (len(jobs) > 1 or limit[0] != _TOO_LONG):

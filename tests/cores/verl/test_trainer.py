@@ -4,6 +4,7 @@ The trainer as a whole is tested in `test_core`.
 """
 
 import itertools
+import json
 import math
 import re
 import threading
@@ -27,6 +28,7 @@ from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.staged import TAGS
 from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.aggregation import group_advantages
@@ -395,15 +397,22 @@ def test_a_warned_run_saves_the_step_that_it_is_in(
     """
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
     made = trainer(tmp_path, "training.t_stop=8", "validation.every=4")
-    checkpoints.await_step(tmp_path, time.time() + 1000)
+    checkpoints.await_step(tmp_path, time.time() + 1000, 3600)
     validated(made, 1, None)
-    for left in (None, -5.0, 30.0, 20_000.0):
-        checkpoints.await_step(tmp_path, left and time.time() + left)
+    for left, grace in (
+        (None, 3600),
+        (-5.0, 3600),
+        (30.0, 3600),
+        (20_000.0, 3600),
+        (3000.0, 120),
+        (1000.0, 0),
+    ):
+        checkpoints.await_step(tmp_path, left and time.time() + left, grace)
         assert not checkpoints.is_requested(tmp_path)
 
     def warned() -> threading.Thread:
         thread = threading.Thread(
-            target=checkpoints.await_step, args=(tmp_path, time.time() + 3000), daemon=True
+            target=checkpoints.await_step, args=(tmp_path, time.time() + 3000, 3600), daemon=True
         )
         thread.start()
         until("the request", (tmp_path / checkpoints.REQUEST).exists)
@@ -525,3 +534,35 @@ def test_a_long_rollout_is_asked_for_seldom_and_noticed_in_time(
     assert batch.keys == ["a_0_0"]
     assert len(pauses) <= most and clock[0] - 1000 <= max(1.01 * seconds, seconds + 0.1) + 1e-6
     assert not any(pause < 1 for pause in pauses[-100:] if seconds > 10)
+
+
+@pytest.mark.parametrize(
+    ("codes", "tag"),
+    [
+        (["kernels", "kernels"], "kernels"),
+        (["kernels", None, "eager code: no ptxas", "kernels"], "eager code: no ptxas; kernels"),
+        (["", ""], "verl"),
+    ],
+)
+def test_a_run_is_tagged_with_the_code_of_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[str | None], tag: str
+) -> None:
+    class Client:
+        async def generate(self, *_: Any, **__: Any) -> TokenOutput:
+            return TokenOutput(token_ids=[8], log_probs=[-0.1])
+
+    made = trainer(tmp_path)
+    parts = [None if code is None else (torch.tensor([0.1]), torch.tensor([0.0]), code) for code in codes]
+    runner = SimpleNamespace(runner=SimpleNamespace(remote=lambda: "0.20"))
+    made.__dict__.update(
+        train_dataset=[{"raw_prompt": [{"content": "1 + 1"}]}],
+        get_llm_client=Client,
+        llm_server_manager=SimpleNamespace(server_handles=[runner]),
+        checkpoint_manager=SimpleNamespace(sleep_replicas=lambda: None),
+    )
+    monkeypatch.setattr("cppo_lab.cores.verl.trainer.ray.get", lambda answer: answer)
+    made.tokenizer.encode = lambda _: [5, 6]
+    made.config.actor_rollout_ref.rollout.name = "vllm"
+    made.actor_rollout_wg.compare = lambda *_: parts
+    made._test_servers()
+    assert json.loads((tmp_path / TAGS).read_text())[schema.TAG_LOGITS] == tag

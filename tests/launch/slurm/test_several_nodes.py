@@ -61,7 +61,8 @@ def test_the_first_machine_trains_and_the_others_are_lent(
 ) -> None:
     monkeypatch.setenv("SLURM_PROCID", str(rank))
     job = training_job(tmp_path)
-    SlurmTask(job, requeues=3)()
+    SlurmTask(job, requeues=3, grace_seconds=180)()
+    assert [attempt.grace_seconds for attempt in seen.trained] == [180] * (1 - rank)
     trained = [(attempt.visible_devices, attempt.allocation) for attempt in seen.trained]
     assert (len(trained), len(seen.lent)) == (1 - rank, rank)
     [(devices, allocation)] = trained + seen.lent
