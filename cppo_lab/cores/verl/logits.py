@@ -172,7 +172,7 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
     mu = torch.full((8, 5), -2.0, device=device)
 
     @torch.enable_grad()
-    def computed(fused: bool) -> Any:
+    def computed(fused: bool, topk_gradient: bool) -> Any:
         leaf = logits.clone().requires_grad_()
         result = logp_and_divergence(
             leaf * 1,
@@ -184,14 +184,22 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
             overwrite_logits=True,
             entropy=True,
             fused=fused,
+            topk_gradient=topk_gradient,
         )
-        result.logp.backward(torch.arange(8.0, device=device))
-        return result[:3], leaf.grad
+        loss = result.logp @ torch.arange(8.0, device=device)
+        if topk_gradient:
+            assert result.topk_logp is not None
+            loss = loss + result.topk_logp.sin().sum()  # a weight of its own for each
+        loss.backward()
+        return result, leaf.grad
 
     try:
-        (values, gradient), (expected, slope) = computed(True), computed(False)
-        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(gradient, slope, rtol=1e-4 + 2 * torch.finfo(dtype).eps, atol=1e-4)
+        for topk_gradient in (False, True):  # the second for `objective.centering`
+            (values, gradient), (expected, slope) = (
+                computed(fused, topk_gradient) for fused in (True, False)
+            )
+            torch.testing.assert_close(tuple(values), tuple(expected), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(gradient, slope, rtol=1e-4 + 2 * torch.finfo(dtype).eps, atol=1e-4)
     except Exception as error:  # noqa: BLE001  a compiler and a driver fail in ways of their own
         return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
     return ""

@@ -250,6 +250,15 @@ def off(function: Any, factor: float) -> Any:
     return wrong
 
 
+def off_at_the_topk(write: Any) -> Any:
+    """A kernel's wrapper that leaves out the gradient at the last of mu's Top-K."""
+
+    def wrong(logits: Tensor, ids: Tensor, factor: Tensor, *given: Any) -> Any:
+        return write(logits, ids[:, :5].contiguous(), factor[:, :5].contiguous(), *given)
+
+    return wrong
+
+
 def broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("no ptxas\nfor this GPU")
 
@@ -266,6 +275,11 @@ def test_kernels_are_used_where_they_agree_with_the_eager_code(
     for name, planted, reason in (
         ("read", off(kernels.read, 1.01), "AssertionError: Tensor-likes are not close!"),
         ("write_gradient", off(kernels.write_gradient, 1.1), "AssertionError: Tensor-likes are not close!"),
+        (
+            "write_gradient",
+            off_at_the_topk(kernels.write_gradient),
+            "AssertionError: Tensor-likes are not close!",
+        ),
         ("_launch", broken, "RuntimeError: no ptxas for this GPU"),
     ):
         with monkeypatch.context() as patch:
