@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,14 @@ def self_test(gap: Tensor, divergence: Tensor, rows: Sequence[dict[str, Tensor]]
     return said
 
 
+def longest(folder: Path, timer: str) -> float:
+    """The seconds that the longest phase of this name took so far in a run; 0 if that is not known."""
+    try:
+        return max((line.seconds.get(timer, 0.0) for line in phases.read(folder)), default=0.0)
+    except checkpoints.MALFORMED:  # a kill in the middle of a line
+        return 0.0
+
+
 class PolicyBroken(ArithmeticError):
     """The run has collapsed in the middle of a step; its outcome is written."""
 
@@ -220,7 +229,9 @@ class LabTrainer(PPOTrainerSync):
         self.spec, self.folder, self._answer_settings = settings.spec, settings.folder, settings.answers
         self._checkpoint_every, self._deadline = settings.checkpoint_every, settings.deadline
         self._row_at = time.monotonic()  # when the last row was written
-        self._validation_seconds = self._save_seconds = 0.0  # of the last of each
+        # Of the last of each; at first, of the longest of earlier attempts.
+        self._validation_seconds = longest(self.folder, "testing")
+        self._save_seconds = longest(self.folder, "save_checkpoint")
         self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}

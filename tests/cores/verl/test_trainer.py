@@ -24,6 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
+from cppo_lab.cores import phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
@@ -386,6 +387,27 @@ def test_a_step_is_saved_if_the_next_might_be_too_late(
     made.global_steps = step
     made._save_checkpoint()
     assert saved(tmp_path) == [step] * is_saved
+
+
+def test_a_later_attempt_expects_the_times_of_the_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SimpleNamespace(
+        spec=trainer(tmp_path).spec, folder=tmp_path, answers=None, checkpoint_every=None, deadline=None
+    )
+    monkeypatch.setattr(module, "lab_settings", lambda _: settings)
+    monkeypatch.setattr(PPOTrainerSync, "__init__", lambda *_: None)
+    seen = []
+    for append in (
+        lambda: None,
+        lambda: phases.append(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {}),
+        lambda: phases.append(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {}),  # was not saved
+        lambda: (tmp_path / phases.FILE).write_text('{"step": 4, "sec{"step": 5}\n'),
+    ):
+        append()
+        made = LabTrainer(None)
+        seen.append((made._validation_seconds, made._save_seconds))
+    assert seen == [(0, 0), (200, 70), (200, 70), (0, 0)]
 
 
 @pytest.mark.parametrize("late", [0, 1])
