@@ -301,21 +301,24 @@ def drop_others(folder: Path, step: int | None) -> None:
     A trainer does not know those of an earlier attempt. It would overwrite the files of a checkpoint with the same
     step, to which the best checkpoint may be linked.
     """
-    for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"):
-        if step is None or path != checkpoint_folder(folder, step):
-            shutil.rmtree(path)
+    for saved in _saved(folder):
+        if saved != step:
+            shutil.rmtree(checkpoint_folder(folder, saved))
 
 
 def drop_older(folder: Path, most: int | None) -> None:
     """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know that of an earlier
     attempt, from which this one has resumed.
     """
+    for step in _saved(folder)[: 1 - most] if most else ():
+        # A network disk's `.nfs*` ends no run.
+        shutil.rmtree(checkpoint_folder(folder, step), ignore_errors=True)
+
+
+def _saved(folder: Path) -> list[int]:
+    """The steps of all checkpoints; folders of other names are a user's."""
     names = (path.name.removeprefix(PREFIX) for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"))
-    steps = sorted(int(name) for name in names if name.isdecimal())  # others are a user's
-    for step in steps[: 1 - most] if most else ():
-        shutil.rmtree(
-            checkpoint_folder(folder, step), ignore_errors=True
-        )  # a network disk's `.nfs*` ends no run
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 # A checkpoint out of turn, so that a job that is ended loses no step.

@@ -370,8 +370,11 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     assert best(tmp_path) == (6, "weights of 6")
     cut_after(tmp_path, 4)
     forget_later(tmp_path, 4)
+    copy = tmp_path / CHECKPOINTS / "global_step_6_copy"
+    copy.mkdir()  # by the user
     drop_others(tmp_path, 4)
-    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_4"]
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["global_step_4", copy.name]
+    copy.rmdir()
     assert best(tmp_path) == (None, "weights of 6")  # as long as nothing replaces it
     keep_best(tmp_path, SCORE)
     save(tmp_path, 8, 0.2)
