@@ -177,7 +177,7 @@ class Rule(Variant):
         return called
 
     @property
-    def centring_fault(self) -> str:
+    def centering_fault(self) -> str:
         """Why its loss cannot be centred; empty: it can, since other tokens affect a token's weight through D alone.
 
         Then its weight is known for every token that mu could have sampled. RESPONSE is read as D's alone if the rule

@@ -77,18 +77,18 @@ class RuleLoss:
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
         self.name, self.rule, self.constants = rule.name, rule.load, settings.arguments(self.horizon)
         self.needs, self.shuffles = rule.needs, PERMUTATION in rule.needs
-        self.centring = spec.objective is not None
-        if self.centring and rule.centring_fault:
-            raise UserError(rule.centring_fault)
+        self.centering = spec.objective is not None
+        if self.centering and rule.centering_fault:
+            raise UserError(rule.centering_fault)
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:
         """The loss, a scalar differentiable in `tokens.logp`, and the rule's output.
 
-        With `centring`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
+        With `centering`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
 
         Raises UserError if the rule's `keep` is none.
         """
-        rule = partial(centred, self.rule) if self.centring else self.rule
+        rule = partial(centred, self.rule) if self.centering else self.rule
         output: RuleOutput = rule(tokens, **self.constants)
         keep = output.keep
         fits = (keep.shape, keep.dtype) == (tokens.logp.shape, tokens.logp.dtype)

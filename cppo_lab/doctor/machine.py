@@ -203,11 +203,10 @@ def _gpus(run: RunSpec, layout: LayoutSpec, devices: Sequence[Device]) -> Iterat
         yield Check("GPUs", MISSING, text, remedy)
     else:
         yield Check("GPUs", OK, text)
-    cpus, wanted = len(os.sched_getaffinity(0)), layout.devices_per_node * (layout.cpus_per_gpu or 0)
-    status = MISSING if cpus < layout.least_cpus else WARNING if cpus < wanted else OK
-    remedy = (
-        f"layout={layout.name} wants {max(wanted, layout.least_cpus)}: layout.cpus_per_gpu, or resources.cpus"
-    )
+    cpus, asked = len(os.sched_getaffinity(0)), layout.devices_per_node * (layout.cpus_per_gpu or 0)
+    status = MISSING if cpus < layout.least_cpus else WARNING if cpus < asked else OK
+    most = max(asked, layout.least_cpus)
+    remedy = f"layout={layout.name} wants {most}: layout.cpus_per_gpu, or resources.cpus"
     yield Check("CPUs", status, f"{cpus} for this process", remedy if status != OK else "")
     if layout.nodes > 1:
         yield Check(

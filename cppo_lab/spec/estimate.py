@@ -438,10 +438,8 @@ def past_policies(run: RunSpec) -> float:
 # Bytes per parameter of a checkpoint with AdamW's state, and of its weights alone: float32 weights and two moments;
 # Megatron-Bridge's bfloat16 weights, and float32 weights and two moments of its optimiser.
 SAVED = {"fsdp2": (12, 4), "megatron": (14, 2)}
-CHECKPOINTS = (
-    2  # that being written and that before it; and the key by which a layout sets it, null for all of them
-)
-CHECKPOINTS_KEY = "trainer.max_actor_ckpt_to_keep"
+KEPT_CHECKPOINTS = 2  # that being written and that before it, since the newest may be incomplete
+KEPT_KEY = "trainer.max_actor_ckpt_to_keep"  # by which a layout keeps more, or with null all
 
 
 @dataclass(frozen=True)
@@ -464,5 +462,5 @@ def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
         whole, weights = whole / 2, weights / 2
     whole += run.rollout.staleness * weights  # the earlier policies
     every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
-    number = layout.verl.get(CHECKPOINTS_KEY, CHECKPOINTS) or run.training.t_stop // every
+    number = layout.verl.get(KEPT_KEY, KEPT_CHECKPOINTS) or run.training.t_stop // every
     return DiskEstimate(parameters * (number * whole + weights), parameters * weights)

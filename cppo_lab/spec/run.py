@@ -567,7 +567,7 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_centring(self.rule)
+        self._check_centering(self.rule)
         for section, names in OF_VERL.items() if not isinstance(self, VerlRun) else ():
             for name in names:
                 if (value := getattr(getattr(self, section), name)) is not None:
@@ -591,7 +591,7 @@ class RunSpec(Spec):
             )
         return self
 
-    def _check_centring(self, rule: RuleSpec) -> None:
+    def _check_centering(self, rule: RuleSpec) -> None:
         """Check that the loss of `rule` can be centred, if it shall be.
 
         Raises ValueError.
@@ -609,7 +609,7 @@ class RunSpec(Spec):
                 f"objective.centering=true with rule {rule.name!r}: a loss of verl's own is not centred; choose "
                 "another rule"
             )
-        if rule.name in RULES and (fault := RULES[rule.name].centring_fault):
+        if rule.name in RULES and (fault := RULES[rule.name].centering_fault):
             raise ValueError(fault)
 
     @property
@@ -730,7 +730,7 @@ class ExactRun(RunSpec):
         for rule in (self.rule, *([self.along.rule] if self.along else [])):
             if rule.verl_loss is not None:
                 raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
-            self._check_centring(rule)
+            self._check_centering(rule)
         if self.along and self.along.match == "delta" and self.rule.delta is None:
             raise ValueError(
                 f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"

@@ -133,8 +133,8 @@ def _sentence(cost: CostSum) -> str:
     runs = counted(cost.runs, "run")
     to_come = f"remaining ({cost.runs_left} of them)"
     if cost.basis == ESTIMATE:
-        total, left = (interval([(hours or 0, ESTIMATE)]) for hours in (cost.gpu_hours, cost.gpu_hours_left))
-        return f"Estimated cost: {total} GPU-hours for {runs}; {left} {to_come}."
+        total, to_do = (interval([(hours or 0, ESTIMATE)]) for hours in (cost.gpu_hours, cost.gpu_hours_left))
+        return f"Estimated cost: {total} GPU-hours for {runs}; {to_do} {to_come}."
     if cost.basis == PREFLIGHT:
         hours, remaining, unit = cost.hours, cost.hours_left, "hours of one process"
         if cost.gpu_hours is not None:

@@ -245,7 +245,7 @@ class RuleTests:
 
     def test_a_centred_rule_weighs_each_token_alone(self) -> None:
         """If the loss can be centred, the log-ratios of other tokens do not enter a token's gradient."""
-        if self.rule.centring_fault:
+        if self.rule.centering_fault:
             return
         batch, other = random_batch(9), random_batch(10)
         first = torch.arange(batch.valid.shape[1]) == 0

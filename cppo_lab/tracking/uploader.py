@@ -31,9 +31,8 @@ LONGEST_PAUSE_SECONDS = 60.0  # between two tries while a store does not answer
 PATIENCE_SECONDS = 60.0
 HURRY_SECONDS = 8.0  # the same for a process that is being ended: Slurm kills 30 s after its SIGTERM
 LOOK_SECONDS = 0.5
-TELL_SECONDS = (
-    15.0  # between two lines of a last upload that takes long: thousands of short runs take minutes
-)
+# Between two lines of an upload that takes long: thousands of short runs take minutes.
+TELL_SECONDS = 15.0
 _COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.uploader import main; main()"]
 
 
@@ -98,11 +97,9 @@ def upload_last(
             )
         if late:
             named = ", ".join(folder.name for folder in late[:3]) + ", ..." * (len(late) > 3)
-            runs, place = (
-                (f"run {named}", late[0])
-                if len(late) == 1
-                else (f"{len(late)} runs ({named})", late[0].parent)
-            )
+            runs, place = f"{len(late)} runs ({named})", late[0].parent
+            if len(late) == 1:
+                runs, place = f"run {named}", late[0]
             say(
                 f"tracking store did not accept all of {runs}: the rest is safe in {place}, and `cppo sync` uploads it"
             )

@@ -18,7 +18,7 @@ from cppo_lab.rules import RULES
 from tests.maths.maths_batches import CONSTANTS
 
 B, T, V = 3, 4, 5
-CENTRED = [name for name, rule in RULES.items() if not rule.centring_fault]
+CENTRED = [name for name, rule in RULES.items() if not rule.centering_fault]
 
 
 class Case:

@@ -201,7 +201,7 @@ class Learner(SteppedTrainer):
         """What the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
         states, symbols = places // self.process.vocabulary, self.process.vocabulary
         given: dict[str, Tensor] = {}
-        if self.loss.centring:
+        if self.loss.centering:
             ids = mu.topk_ids[states]
             given = {
                 "topk_ids": ids,

@@ -80,7 +80,7 @@ class Objective:
             None if permutation is None else permutation[:, : valid.shape[1]],
             rollout.topk_ids,
             rollout.topk_logp,
-            pi_logp.gather(-1, rollout.topk_ids) if self.rule.centring else None,
+            pi_logp.gather(-1, rollout.topk_ids) if self.rule.centering else None,
             measured_drift(self.spec.divergence, pi_logp, logp, recorded)
             if DRIFT in self.rule.needs
             else None,

@@ -326,9 +326,8 @@ def _saved(folder: Path) -> list[int]:
 
 REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
 SLACK = 1.3  # times the seconds of a step: what the next one may take
-ENDING_SECONDS = (
-    60.0  # to end Ray, record the end and requeue the job; and more than Slurm's warnings are early
-)
+# To end Ray, record the end and requeue the job; and more than Slurm's warnings are early.
+ENDING_SECONDS = 60.0
 
 
 def is_requested(folder: Path) -> bool:
@@ -347,11 +346,11 @@ def await_step(folder: Path, deadline: float | None, grace_seconds: float) -> No
     deadline, and by more than Slurm is early, the job is being preempted: how much time it has left is unknown.
     """
     before = _newest(folder)
-    left = (deadline or 0.0) - ENDING_SECONDS - time.time()
-    if before is None or not 0 < left < grace_seconds + ENDING_SECONDS:
+    seconds = (deadline or 0.0) - ENDING_SECONDS - time.time()
+    if before is None or not 0 < seconds < grace_seconds + ENDING_SECONDS:
         return
     (folder / REQUEST).touch()
-    end = time.monotonic() + left
+    end = time.monotonic() + seconds
     while time.monotonic() < end and not (folder / OUTCOME).exists():
         if (folder / REQUEST).exists():
             before = _newest(folder)

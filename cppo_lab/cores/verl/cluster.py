@@ -258,12 +258,10 @@ TOKEN = "ray_token"
 HEAD_SECONDS = 120.0  # until the head answers on its machine
 # Until every machine has joined: images of 25 GB arrive on some nodes long after others.
 JOIN_SECONDS = 1800.0
-CONNECT_SECONDS = (
-    300.0  # from a machine's arrival until it has joined: another start would not change its network
-)
-MEET_SECONDS = (
-    1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
-)
+# From a machine's arrival until it has joined: another start would not change its network.
+CONNECT_SECONDS = 300.0
+# Until the first machine has a head: it may wait for a predecessor's end, or for MLflow.
+MEET_SECONDS = 1800.0
 PORTS = range(20_000, 30_000)  # below those that systems hand out by default
 _DRAWN: set[int] = set()  # ports chosen by this process, which Ray may not have bound yet
 LOOK_SECONDS = 0.5

@@ -19,11 +19,11 @@ from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.files import Files, planned_files
-from cppo_lab.cores.verl.placement import ACTOR, KEPT_CHECKPOINTS, ROLLOUT, check_keys, check_placement
+from cppo_lab.cores.verl.placement import ACTOR, ROLLOUT, check_keys, check_placement
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
-from cppo_lab.spec.estimate import estimate
+from cppo_lab.spec.estimate import KEPT_CHECKPOINTS, estimate
 from cppo_lab.spec.parse import parse_run
 
 EPOCHS = 1_000_000  # only the number of steps ends a run

@@ -256,8 +256,6 @@ class TaskRunner:
 
 def _machine(trainer: Any) -> dict[str, float | str]:
     """What a preflight tells of the machines and the engine."""
-    import ray
-
     seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
     if any(Path("/sys/class/infiniband").glob("*")):
         try:
@@ -265,12 +263,10 @@ def _machine(trainer: Any) -> dict[str, float | str]:
             seen["InfiniBand"] = "libibverbs.so.1 found"
         except OSError:
             seen["InfiniBand"] = "no libibverbs.so.1, so NCCL takes TCP"
-    speeds = trainer.actor_rollout_wg.all_reduce_speed()
-    if len(speeds) > 1:
-        seen[f"all-reduce over {len(speeds)} devices, GB/s"] = min(speeds)
-    if trainer.config.actor_rollout_ref.rollout.name == "vllm":
-        seen["vLLM"] = ray.get(trainer.llm_server_manager.server_handles[0].runner.remote())
-    return seen
+    ranks = trainer.actor_rollout_wg.world_size
+    if ranks > 1:
+        seen[f"all-reduce over {ranks} devices, GB/s"] = min(trainer.actor_rollout_wg.all_reduce_speed())
+    return seen | {"rollout engine": trainer.engine}
 
 
 @contextmanager

@@ -100,9 +100,9 @@ def fsdp_outputs(
     measure: str,
     convention: str,
     moves: bool = False,
-    centring: bool = False,
+    centering: bool = False,
 ) -> dict[str, Tensor]:
-    """LOGP, ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, each [1, N]; if `centring` TOPK, with gradient as LOGP.
+    """LOGP, ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, each [1, N]; if `centering` TOPK, with gradient as LOGP.
 
     Args:
         logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
@@ -131,7 +131,7 @@ def fsdp_outputs(
         entropy=True,
         overwrite_logits=alone,
         fused=kernels_serve(rows.device, rows.dtype, rows.shape[1]),
-        topk_gradient=centring,
+        topk_gradient=centering,
     )
     assert result.entropy is not None
     outputs = {LOGP: result.logp, ENTROPY: result.entropy}
@@ -139,15 +139,14 @@ def fsdp_outputs(
         outputs[DIVERGENCE] = result.divergence
     if moves:
         outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, measure, convention)
-    if centring and result.topk_logp is not None:
+    if centering and result.topk_logp is not None:
         outputs |= {f"{TOPK}{place}": part for place, part in enumerate(result.topk_logp.unbind(1))}
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
 
 KERNELS = "Triton's kernels"
-CODE: dict[
-    tuple[torch.device, torch.dtype, int], str
-] = {}  # what takes each kind of logits: KERNELS or why not
+# What takes each kind of logits (device, dtype, vocabulary): KERNELS or why not.
+CODE: dict[tuple[torch.device, torch.dtype, int], str] = {}
 
 
 def kernels_serve(*kind: Any) -> bool:

@@ -59,8 +59,8 @@ class TrustRegionLossConfig(PolicyLossConfig):
     def __post_init__(self) -> None:
         if self.loss_mode == NAME:
             self.record.check(self.constants, self.measure)
-            if self.centering and self.record.centring_fault:
-                raise UserError(self.record.centring_fault)
+            if self.centering and self.record.centering_fault:
+                raise UserError(self.record.centering_fault)
         elif self.loss_mode not in POLICY_LOSS_REGISTRY:
             raise unknown("policy_loss.loss_mode", self.loss_mode, {NAME, *POLICY_LOSS_REGISTRY})
 
@@ -315,9 +315,9 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
         return from_engine.megatron_outputs(
             logits, data, data_format, top_k=top_k, moves=loss_config.moves, **cells
         )
-    centring = loss_config.centering
+    centering = loss_config.centering
     return from_engine.fsdp_outputs(
-        logits, data, top_k=top_k, moves=loss_config.moves, centring=centring, **cells
+        logits, data, top_k=top_k, moves=loss_config.moves, centering=centering, **cells
     )
 
 

@@ -3,6 +3,7 @@
 from cppo_lab.errors import UserError, nearest
 from cppo_lab.rules import ENTROPY, MINIBATCH
 from cppo_lab.spec import LayoutSpec, MathData, VerlRun
+from cppo_lab.spec.estimate import KEPT_CHECKPOINTS, KEPT_KEY
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 # The keys of verl that `layout.verl` may set, by section. A run's id does not cover its layout, so these change what a
@@ -36,7 +37,6 @@ PERFORMANCE = tuple(
     }.items()
     for name in names.split()
 )
-KEPT_CHECKPOINTS = 2  # two, since the newest may be incomplete, see `steps`
 # Fields of a layout that set keys of verl.
 FIELDS = {
     "trainer.nnodes": "nodes",
@@ -157,7 +157,7 @@ def check_keys(layout: LayoutSpec) -> None:
                 f"cost time and memory, since a run's id does not cover its layout: {_remedy(name)}"
             )
         few = value is not None and not (isinstance(value, int) and value >= KEPT_CHECKPOINTS)
-        if name == "trainer.max_actor_ckpt_to_keep" and few:
+        if name == KEPT_KEY and few:
             raise UserError(
                 f"configuration: layout {layout.name}: layout.verl sets {key}={value!r}, and verl deletes a checkpoint "
                 f"before it writes the next: set {KEPT_CHECKPOINTS} or more, or null to keep all"

@@ -319,7 +319,8 @@ class LabTrainer(PPOTrainerSync):
 
         outputs = asyncio.run(responses())
         rows = [row_of_test(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
-        engine = ray.get(self.llm_server_manager.server_handles[0].runner.remote())
+        runner = ray.get(self.llm_server_manager.server_handles[0].runner.remote())
+        self.engine = f"{self.config.actor_rollout_ref.rollout.name} {runner}"
         # As before an update, which needs the memory of the engines.
         self.checkpoint_manager.sleep_replicas()
         compared = self.actor_rollout_wg.compare(rows, temperature)
@@ -327,7 +328,7 @@ class LabTrainer(PPOTrainerSync):
         codes = {part[2] for part in compared if part is not None}  # each rank decides for itself
         tags = {
             schema.TAG_SELF_TEST: self_test(gap, divergence, rows),
-            schema.TAG_ROLLOUT: f"{self.config.actor_rollout_ref.rollout.name} {engine}",
+            schema.TAG_ROLLOUT: self.engine,
             schema.TAG_LOGITS: "; ".join(sorted(codes)) or "verl",
         }
         replace_file(self.folder / TAGS, json.dumps(tags))
@@ -460,8 +461,8 @@ class LabTrainer(PPOTrainerSync):
         step = time.monotonic() - self._row_at
         if (self.global_steps + 1) % self.spec.validation.every == 0:  # its row comes after the validation
             step += self._validation_seconds
-        left = (self._deadline or 0.0) - time.time()
-        return 0 < left < checkpoints.ENDING_SECONDS + checkpoints.SLACK * step + self._save_seconds
+        seconds = (self._deadline or 0.0) - time.time()
+        return 0 < seconds < checkpoints.ENDING_SECONDS + checkpoints.SLACK * step + self._save_seconds
 
     def _save_checkpoint(self) -> None:
         """Save verl's checkpoint, with the traces next to it, if this step gets one."""

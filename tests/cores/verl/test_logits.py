@@ -315,7 +315,7 @@ def test_the_first_phase_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 def test_autocast_changes_neither_phase_of_any_rule() -> None:
     """verl's engine calls both within it. CUDA's list of operators is another: the GPU kit runs the rules there."""
     for (rule, constants), centering in itertools.product(CONSTANTS.items(), (False, True)):
-        if centering and RULES[rule].centring_fault:
+        if centering and RULES[rule].centering_fault:
             continue
         kind = {"measure": "kl" if KL in RULES[rule].needs else "tv", "centering": centering}
         config = actor(rule, constants, estimator="topk", k=K, convention="union", **kind)
