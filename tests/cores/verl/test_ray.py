@@ -57,7 +57,8 @@ def test_a_run_says_what_it_has_seen_of_its_machines(on_ray: OnRay) -> None:
     assert machine.pop("CPUs of the first node") == len(os.sched_getaffinity(0))
     speed = machine.pop("all-reduce over 2 devices, GB/s")
     assert isinstance(speed, float) and speed > 2**28 / 60e9
-    assert machine.keys() <= {"InfiniBand"}  # no vLLM
+    assert str(machine.pop("rollout engine")).startswith("cppo_cpu ")
+    assert machine.keys() <= {"InfiniBand"}
 
 
 @pytest.mark.slow
