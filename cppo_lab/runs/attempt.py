@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeGuard
 
@@ -129,15 +130,16 @@ class Attempt(Equipped):
     # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """The run's id."""
+        # A digest, for which a launch of thousands of runs asks many times.
         return self.spec.run_id
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return self.runs / self.spec.run_id
+        return self.runs / self.run_id
 
     def is_cancelled(self) -> bool:
         """Whether the run has been cancelled since the attempt was planned."""

@@ -128,7 +128,7 @@ class Progress:
                 for started in self.running:
                     if time.monotonic() - started.looked >= (BATCH_SECONDS if started.job.batch else 0.0):
                         self.look(started)
-                if self.running:
+                if self.running and sys.stderr.isatty():
                     self._in_place(self.overview())
 
     def _at_interrupt(self) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,7 +246,7 @@ class _Shipment:
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
         self.is_later = False  # whether they are of a record's second attempt or a later one
-        self.sent = 0
+        self.sent: Counter[str] = Counter()  # points, by record
 
     @property
     def record(self) -> ShippedRecord:
@@ -265,7 +266,7 @@ class _Shipment:
         for token in list(self.state.records):
             self.token = token
             self._send_artifacts(self.unwritten if token == newest_token else ())
-        return self.sent
+        return self.sent.total()
 
     def forget_deleted(self) -> bool:
         """Whether the MLflow run of the record that was being sent was deleted. Then the whole record is to be sent
@@ -365,7 +366,7 @@ class _Shipment:
             is_last = start + size >= len(points)
             batch = points[start : start + size]
             self.client.log_batch(self.record.mlflow_id, metrics=batch, tags=entities if is_last else [])
-            self.sent += len(batch)
+            self.sent[self.token] += len(batch)
         if self.token in self.runs:
             self.runs[self.token].data.tags.update(tags)
 
@@ -530,6 +531,9 @@ class _Shipment:
 
         Raises MlflowException if it lacks some even then.
         """
+        # A file took all of them a moment ago: to read them all back takes as long as to send them.
+        if address.sqlite_file(self.uri) is not None and self.sent[self.token] == len(whole.step):
+            return
         if not self._lost(whole):
             return
         with exclusive(self.uri):
