@@ -132,6 +132,10 @@ _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
 
+# Seeds at the first look at a sequential hypothesis: fewer decide only by effects that no study has.
+FIRST_LOOK = 4
+
+
 def late_after(t_stop: float) -> float:
     """Steps above this are in the last LATE_SHARE of [0, T_stop].
 

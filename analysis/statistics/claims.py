@@ -46,7 +46,7 @@ class Claim:
     runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all runs that
     are declared to test it; empty if that is not known. `pairing`: whether it was registered as a comparison seed by
     seed, where that is not what the design of its runs asks for (None: it is). `models`: the models it is about, () for
-    all.
+    all. `sequential`: it is judged after each of its seeds in their order, until that decides it.
 
     A claim about the surrogate's error compares logs of ratios of errors. Its `smallest` and `margin` are on that scale
     (`log_size`): an advantage of 10 % is a ratio of 0.9.
@@ -66,6 +66,7 @@ class Claim:
     tests: frozenset[tuple[str, str, int]] = frozenset()
     pairing: bool | None = None
     models: tuple[str, ...] = ()
+    sequential: bool = False
 
     def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
         """Whether a run is one of those that test the claim; `variant` may have its horizon in its label."""

@@ -6,6 +6,7 @@ An estimate with its standard error and 95 % interval, or the reason why there i
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -13,6 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
+
+from cppo_lab import schema
 
 LEVEL = 0.95
 ONE_RUN = "a single run does not show how much seeds differ"
@@ -24,7 +27,9 @@ _SAME = 1e-9  # fractions closer than this differ by rounding alone
 class Estimate:
     """`value` over `n` runs (or pairs of runs), with `error` and `degrees` of freedom of Student's t.
 
-    If the runs do not determine a standard error, `error` and `degrees` are None and `unknown` says why.
+    If the runs do not determine a standard error, `error` and `degrees` are None and `unknown` says why. `level`: of
+    this interval alone; above LEVEL (`look_level`) it holds together with those of the other looks at a growing study,
+    and p-values are adjusted in proportion.
     """
 
     value: float
@@ -32,13 +37,14 @@ class Estimate:
     error: float | None = None
     degrees: float | None = None
     unknown: str = ""
+    level: float = LEVEL
 
     @property
     def half(self) -> float | None:
         """Half the width of the 95 % interval."""
         if self.error is None or self.degrees is None:
             return None
-        return float(stdtrit(self.degrees, (1 + LEVEL) / 2)) * self.error
+        return float(stdtrit(self.degrees, (1 + self.level) / 2)) * self.error
 
     @property
     def low(self) -> float | None:
@@ -52,19 +58,22 @@ class Estimate:
 
     def p_above(self, null: float = 0.0) -> float | None:
         """One-sided p-value against "the true value is `null` or less"; below 0.025 iff `low` > `null`."""
-        if self.error is None or self.degrees is None:
-            return None
-        return float(stdtr(self.degrees, -(self.value - null) / self.error))
+        return self._adjusted(-1, null)
 
     def p_below(self, null: float = 0.0) -> float | None:
         """One-sided p-value against "the true value is `null` or more"."""
-        above = self.p_above(null)
-        return None if above is None else 1 - above
+        return self._adjusted(1, null)
+
+    def _adjusted(self, side: int, null: float) -> float | None:
+        if self.error is None or self.degrees is None:
+            return None
+        above = float(stdtr(self.degrees, -(self.value - null) / self.error))
+        return min(1.0, (above if side < 0 else 1 - above) * ((1 - LEVEL) / (1 - self.level)))
 
     def p_value(self, null: float = 0.0) -> float | None:
         """Two-sided p-value against "the true value is `null`"; below 0.05 iff the interval excludes `null`."""
-        above = self.p_above(null)
-        return None if above is None else min(1.0, 2 * min(above, 1 - above))
+        above, below = self.p_above(null), self.p_below(null)
+        return None if above is None or below is None else min(1.0, 2 * min(above, below))
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,29 @@ def variance(values: Sequence[float]) -> float:
     """Sample variance of at least two values."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+_STUDIES = 100_000  # simulated: the level of all looks together then has a standard error of 0.07 points
+
+
+@cache
+def look_level(seeds: int) -> float:
+    """The level of the interval at each look at a study of at most `seeds` seeds, one after each from
+    schema.FIRST_LOOK on, at which all of them hold the true mean at once with LEVEL.
+
+    Pocock's boundary (1977), which has one nominal level for all looks, and repeated confidence intervals (Jennison and
+    Turnbull, 1989). It is found for Student's t with few seeds, where the boundary for normal means is too low, by
+    simulation; Student's t does not depend on the mean or the spread of the values.
+    """
+    values = np.random.default_rng(seeds).standard_normal((_STUDIES, seeds))
+    counts = np.arange(1, seeds + 1)
+    means = values.cumsum(1) / counts
+    squares = np.maximum((values**2).cumsum(1) - counts * means**2, 0.0)
+    looks = slice(schema.FIRST_LOOK - 1, None)
+    errors = np.sqrt(squares / counts / np.maximum(counts - 1, 1))
+    t = np.abs(means[:, looks]) / errors[:, looks]
+    least = (2 * stdtr(counts[looks] - 1, -t)).min(1)
+    return 1 - float(np.quantile(least, 1 - LEVEL))
 
 
 # Aggregates of the scores of several tasks, as `rliable` defines them (Agarwal et al., 2021, arXiv 2108.13264).

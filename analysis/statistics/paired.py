@@ -213,4 +213,4 @@ def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
     if unknown:
         return SlopeEstimate(seeds.value, models.n, unknown=unknown)
     wider = max(seeds, models, key=lambda estimate: estimate.half or 0.0)
-    return SlopeEstimate(seeds.value, models.n, wider.error, wider.degrees, "", seeds, models)
+    return SlopeEstimate(seeds.value, models.n, wider.error, wider.degrees, seeds=seeds, models=models)

@@ -17,9 +17,10 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
 
+from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import Z95, Counts, ShareDifference, newcombe
-from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate
+from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate, look_level
 from cppo_lab.analysis.statistics.paired import LEAST, slope_weights
 
 POWER = 0.8
@@ -181,7 +182,8 @@ class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
     error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches `power.POWER`; None
-    if that takes more than `power.MOST` or never happens.
+    if that takes more than `power.MOST` or never happens. A sequential claim is looked at after each of `seeds`, at
+    most, and takes the mean of `expected`; `needed` is that of a claim which is judged once.
     """
 
     claim: Claim
@@ -190,6 +192,7 @@ class PlannedPower:
     seeds: int
     power: float
     needed: int | None
+    expected: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,13 +221,16 @@ def planned_power(
     how = design or Design()
     together = claim.over_models or claim.kind is Kind.TREND
     comparisons = len({(ours, theirs) for _, ours, theirs in compared}) if together else len(compared)
+    once = replace(claim, sequential=False)
+    power, expected = _simulated(claim, scores, deviation, seeds, how)
     return PlannedPower(
         claim=claim,
         comparisons=comparisons,
         deviation=deviation,
         seeds=seeds,
-        power=_simulated(claim, scores, deviation, seeds, how),
-        needed=fewest(lambda n: _simulated(claim, scores, deviation, n, how)),
+        power=power,
+        needed=fewest(lambda n: _simulated(once, scores, deviation, n, how)[0]),
+        expected=expected if claim.sequential else None,
     )
 
 
@@ -239,10 +245,14 @@ def planned_error_power(claim: Claim, comparisons: int, deviation: float, seeds:
     )
 
 
-def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design) -> float:
-    """The share of simulated studies in which all comparisons hold; 0 for one seed, which shows no spread."""
-    if seeds < 2:
-        return 0.0
+def _simulated(
+    claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design
+) -> tuple[float, float]:
+    """The share of simulated studies in which all comparisons hold, 0 for one seed, which shows no spread; and the mean
+    number of seeds: of a sequential claim up to the look that decides it.
+    """
+    if seeds < (schema.FIRST_LOOK if claim.sequential else 2):
+        return 0.0, seeds
     rng, of_seeds = np.random.default_rng(seeds), np.random.default_rng([seeds, 1])
     sides: dict[tuple[str, str], dict[str, tuple[FloatArray, FloatArray]]] = defaultdict(dict)
     for model, of_model in scores.items():
@@ -254,25 +264,50 @@ def _simulated(claim: Claim, scores: Scores, deviation: float, seeds: int, desig
         }
         for variant, against in pairs(claim, tuple(of_model)):
             if not {variant, against} <= runs.keys():
-                return 0.0  # like a verdict without runs on one side
+                return 0.0, seeds  # like a verdict without runs on one side
             sides[variant, against][model] = runs[variant], runs[against]
-    trend, holds = claim.kind is Kind.TREND, np.ones(STUDIES, dtype=bool)
+    trend = claim.kind is Kind.TREND
+    groups: list[tuple[tuple[float, ...], list[tuple[FloatArray, FloatArray]]]] = []
     for of_models in sides.values():
         together = claim.over_models or trend
         for models in [list(of_models)] if together else [[model] for model in of_models]:
             mean = (1 / len(models),) * len(models)
             weights = slope_weights([design.lengths[model] for model in models]) if trend else mean
             if weights is None or (trend and len(models) < LEAST):
-                return 0.0  # all response lengths are equal, or there is no interval
-            value, half = _interval([of_models[model] for model in models], weights, design, trend)
-            holds &= value - half >= (0 if claim.margin is None else -claim.margin)
-            if claim.margin is not None:
-                holds &= value + half <= claim.margin
-    return float(holds.mean())
+                return 0.0, seeds  # all response lengths are equal, or there is no interval
+            groups.append((weights, [of_models[model] for model in models]))
+    level = look_level(seeds) if claim.sequential else 1 - 2 * ALPHA
+    if claim.sequential:
+        design = replace(design, paired=True, common=True)
+    supported, open_ = np.zeros(STUDIES, dtype=bool), np.ones(STUDIES, dtype=bool)
+    taken = np.zeros(STUDIES)
+    for n in range(schema.FIRST_LOOK if claim.sequential else seeds, seeds + 1):
+        holds, refuted = open_.copy(), np.zeros(STUDIES, dtype=bool)
+        for weights, group in groups:
+            seen = [(ours[:, :n], theirs[:, :n]) for ours, theirs in group]
+            value, half = _interval(seen, weights, design, trend, level)
+            # One of several is refuted at a level as many times smaller (Holm).
+            wide = half
+            if claim.sequential and len(groups) > 1:
+                _, wide = _interval(seen, weights, design, trend, 1 - (1 - level) / len(groups))
+            if claim.margin is None:
+                holds &= value - half >= 0
+                refuted |= value + wide < claim.smallest
+            else:
+                holds &= (value - half >= -claim.margin) & (value + half <= claim.margin)
+                refuted |= (value - wide > claim.margin) | (value + wide < -claim.margin)
+        supported |= holds
+        taken[open_] = n
+        open_ &= ~(holds | refuted)
+    return float(supported.mean()), float(taken.mean())
 
 
 def _interval(
-    sides: Sequence[tuple[FloatArray, FloatArray]], weights: Sequence[float], design: Design, trend: bool
+    sides: Sequence[tuple[FloatArray, FloatArray]],
+    weights: Sequence[float],
+    design: Design,
+    trend: bool,
+    level: float,
 ) -> tuple[FloatArray, FloatArray]:
     """The weighted sum over models of the differences of two variants, [study, seed] each, and half the widths of its
     interval, in every study. Those of a trend are as in `paired.slope`.
@@ -291,10 +326,10 @@ def _interval(
         parts = factors**2 * np.stack([group.var(2, ddof=1) / seeds for group in groups])
         square = parts.sum((0, 1))
         degrees = square**2 / (parts**2 / (seeds - 1)).sum((0, 1))  # Satterthwaite's, as Welch's are
-    half = stdtrit(degrees, 1 - ALPHA) * np.sqrt(square)
+    half = stdtrit(degrees, (1 + level) / 2) * np.sqrt(square)
     if trend:
         squares = (factors**2).sum()
         residuals = differences.mean(2) - differences.mean((0, 2)) - factors * value / squares
         variance = (residuals**2).sum(0) / (len(weights) - 2) * squares
-        half = np.maximum(half, stdtrit(len(weights) - 2, 1 - ALPHA) * np.sqrt(variance))
+        half = np.maximum(half, stdtrit(len(weights) - 2, (1 + level) / 2) * np.sqrt(variance))
     return value, half

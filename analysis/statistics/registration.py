@@ -48,7 +48,8 @@ NONE_STATED = Hypotheses()
 @dataclass(frozen=True)
 class Standing:
     """What a result on a hypothesis counts for. `words`: when it was registered, what has changed since, and which runs
-    are missing. `confirmatory`: registered before all of its runs, unchanged, and all of its runs have a result.
+    are missing. `confirmatory`: registered before all of its runs, unchanged, and all of its runs have a result; a
+    sequential claim may stop before.
     """
 
     words: str
@@ -72,7 +73,7 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
         text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
         return Standing(text + _versions(others), False)
     text = f"Pre-registered {begun}, before any of {tests}; unchanged."
-    absent = claim.tests - board.results
+    absent = frozenset() if claim.sequential else claim.tests - board.results
     if absent:
         total = counted(len(claim.tests), "run")
         text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
-from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm
+from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm, look_level
 from cppo_lab.analysis.statistics.exact_study import EqualIn, advantage, of_seeds, read_curves
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
 from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, ReachedPower, reached_power
@@ -31,6 +32,7 @@ from cppo_lab.analysis.statistics.values import (
     rise,
     run_values,
 )
+from cppo_lab.errors import counted
 
 PREFIX_SHARE = "rule/prefix_budget_share"
 LENGTH = "train/response_length"
@@ -236,6 +238,7 @@ class Verdict:
     `provisional`: runs of the sweep are missing, unfinished or not part of the report. `others`: for a claim about
     scores, the outcome by the other scores. `power`: of the runs, None without a comparison. `after`: the claim that
     had to be supported first and is not, or could not be judged here, which makes this outcome exploratory.
+    `looked`: the seeds at the look that decided a sequential claim, or else at the last; 0 for other claims.
     """
 
     claim: Claim
@@ -247,6 +250,7 @@ class Verdict:
     others: Mapping[Score, VerdictOutcome]
     power: ReachedPower | None = None
     after: Claim | None = None
+    looked: int = 0
 
 
 def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS) -> tuple[Verdict, ...]:
@@ -281,8 +285,20 @@ def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     if claim.pairing is not None:
         runs = FinishedRuns(replace(run, paired=claim.pairing, common=False) for run in runs)
-    comparisons = _compare_all(claim, board, runs, score)
-    outcome = outcome_of_all([each.outcome for each in comparisons])
+    looks: Sequence[tuple[int, ...] | None] = (None,)
+    if claim.sequential:
+        # Seeds are the units of every comparison, whether their runs share more or not.
+        runs = FinishedRuns(replace(run, paired=True, common=True) for run in runs)
+        seeds = complete_seeds(claim, board.results)
+        looks = [seeds[:n] for n in range(min(schema.FIRST_LOOK, len(seeds)), len(seeds) + 1)]
+    for seeds_of_look in looks:
+        seen = runs if seeds_of_look is None else FinishedRuns(r for r in runs if r.seed in seeds_of_look)
+        comparisons = _compare_all(claim, board, seen, score)
+        outcome = outcome_of_all([each.outcome for each in comparisons])
+        if outcome is not VerdictOutcome.UNDECIDED:
+            break
+    runs, looked = seen, len(seeds_of_look or ())
+    is_open = outcome is VerdictOutcome.UNDECIDED and looked < len(claim.seeds or ())
     others = {
         other: outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
         for other in Score
@@ -294,9 +310,14 @@ def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -
         outcome=outcome,
         comparisons=comparisons,
         deciding=_deciding(claim, comparisons, outcome),
-        provisional=(bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results,
+        provisional=is_open
+        if claim.sequential
+        else (bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results,
         others=others,
-        power=reached_power(
+        looked=looked,
+        power=None
+        if claim.sequential
+        else reached_power(
             claim,
             [each.estimate for each in comparisons],
             min((each.runs for each in comparisons), default=0),
@@ -308,6 +329,8 @@ def _compare_all(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
 ) -> tuple[Comparison, ...]:
     measured = compared(claim, board, runs, score)
+    if claim.sequential:
+        measured = [_at_a_look(claim, each) for each in measured]
     estimates = [each.estimate for each in measured]
     p_for = [None if estimate is None else _p_for(claim, estimate) for estimate in estimates]
     p_against = [None if estimate is None else _p_against(claim, estimate) for estimate in estimates]
@@ -325,6 +348,26 @@ def _compare_all(
             measured, p_for, p_against, adjusted, _holm(p_against), strict=True
         )
     )
+
+
+def complete_seeds(claim: Claim, results: Collection[tuple[str, str, int]]) -> tuple[int, ...]:
+    """The seeds of a claim before the first of which a run that tests it has no result."""
+    cells = {(model, variant) for model, variant, _ in claim.tests}
+    return tuple(takewhile(lambda seed: all((*cell, seed) in results for cell in cells), claim.seeds or ()))
+
+
+def _at_a_look(claim: Claim, comparison: Comparison) -> Comparison:
+    """A comparison of a sequential claim, at the level of a look; without an interval before the first."""
+    if comparison.difference is None:
+        return comparison
+    estimate = comparison.difference.estimate
+    if comparison.runs < schema.FIRST_LOOK:
+        estimate = Estimate(
+            estimate.value, estimate.n, unknown=f"the first look is after {schema.FIRST_LOOK} seeds"
+        )
+    else:
+        estimate = replace(estimate, level=look_level(len(claim.seeds or ())))
+    return replace(comparison, difference=replace(comparison.difference, estimate=estimate))
 
 
 def _p_for(claim: Claim, difference: Estimate) -> float | None:
@@ -432,9 +475,15 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     if deciding is None:
         return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
     sentence = f"{_counted(verdict, count)} {_numbers(verdict.claim, deciding, name)}"
+    if verdict.claim.sequential:
+        state = "open" if verdict.outcome is VerdictOutcome.UNDECIDED else "decided"
+        looks = counted(max(0, verdict.looked - schema.FIRST_LOOK + 1), "look")
+        sentence += (
+            f" Sequential: {state} after {verdict.looked} of {len(verdict.claim.seeds or ())} seeds, {looks}."
+        )
     if verdict.after is not None:
         sentence += f" {exploratory(verdict.after)}"
-    if verdict.provisional:
+    if verdict.provisional and not verdict.claim.sequential:
         sentence += f" {MISSING}"
     return sentence
 

@@ -49,6 +49,7 @@ def _claim(sweep: Sweep, key: str, hypothesis: Hypothesis, in_study: bool) -> Cl
         score=Quantity(hypothesis.outcome) if of_errors else Score(hypothesis.outcome),
         seeds=hypothesis.test_seeds,
         models=hypothesis.only or (),
+        sequential=bool(hypothesis.sequential),
     )
 
 

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from cppo_lab import PARTS_FOLDER
+from cppo_lab import PARTS_FOLDER, schema
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
@@ -84,7 +84,8 @@ class Hypothesis(Spec):
     each model separately, or (trend) the growth of the advantage per doubling of the response length, the slope over
     models that differ in it; `smallest` is then in points per doubling. `only`: a subset of the models, for outcomes
     that are errors. `after`: the hypothesis that has to be supported first. Only runs with `test_seeds` test it;
-    `selection_seeds` are those with which settings were selected.
+    `selection_seeds` are those with which settings were selected. `sequential`: it is judged after each test seed, in
+    their order, so its study may stop when it is decided.
     """
 
     claim: Annotated[str, Field(min_length=1, max_length=300)]
@@ -98,6 +99,7 @@ class Hypothesis(Spec):
     after: Name | None = None
     test_seeds: Seeds
     selection_seeds: tuple[Seed, ...] = ()
+    sequential: Literal[True] | None = None
 
     def contradictions(self) -> Iterator[str]:
         """What is wrong with it, whatever the sweep has."""
@@ -115,6 +117,12 @@ class Hypothesis(Spec):
                 "models=trend is for scores, without `within`"
                 + (": outcome=error_slope is the trend of an error" if self.outcome in ERRORS else "")
             )
+        if self.sequential and (self.models == "trend" or self.outcome in ERRORS):
+            kind = "models=trend" if self.models == "trend" else f"outcome={self.outcome!r}"
+            yield f"sequential with {kind}: it is for scores, on each model or in their mean"
+        if self.sequential and len(self.test_seeds) <= schema.FIRST_LOOK:
+            count = f"{len(self.test_seeds)} test_seeds"
+            yield f"sequential: {count} leave nothing to stop; name more than {schema.FIRST_LOOK}"
         if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
             yield f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
         elif max(self.smallest, self.within or 0.0) > 100:

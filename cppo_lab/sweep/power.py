@@ -288,7 +288,7 @@ def power_text(
         (
             planned.claim.text,
             str(planned.comparisons),
-            str(planned.seeds),
+            str(planned.seeds) if planned.expected is None else f"{planned.expected:.1f} of {planned.seeds}",
             f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
             f"{planned.power:.2f}",
             _needed(planned.needed),
@@ -317,6 +317,11 @@ def power_text(
         note += (
             " For claims about the surrogate's error, if the true advantage is twice the smallest that counts and the "
             "log ratio of errors has the given standard deviation over seeds; by Student's t."
+        )
+    if any(planned.expected is not None for planned in powers):
+        note += (
+            " A sequential claim is judged after each seed until that decides it: its seeds are the mean number, of "
+            "the most; the seeds for 80 % are those of a claim that is judged once."
         )
     if any(planned.claim.after is not None for planned in powers):
         note += " A claim that is tested only after another is planned as if the other were supported."
@@ -404,6 +409,7 @@ def power_values(
             "seeds": planned.seeds,
             "power": round(planned.power, 4),
             "seeds_needed": planned.needed,
+            "seeds_expected": None if planned.expected is None else round(planned.expected, 2),
             "hours_needed": None if (hours := _hours(plan, planned, costs)) is None else round(hours, 2),
         }
         for planned in powers

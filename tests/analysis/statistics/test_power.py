@@ -1,5 +1,7 @@
 """Planned and reached power: against studies judged by the verdicts, and what is known in closed form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -83,6 +85,24 @@ def test_planned_power_is_that_of_a_paired_t_test(
     found = planned_power(claim, scores, deviation, seeds, design)
     assert found.power == pytest.approx(exact, abs=4 * (exact * (1 - exact) / STUDIES) ** 0.5)
     assert (found.needed is None) == (effect == 0)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.02, 0.04])
+def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_verdicts(effect: float) -> None:
+    seeds, studies, rng = 8, 150, np.random.default_rng(2)
+    claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
+    verdicts = [
+        judged(claim, flat({"a": rng.normal(0.3 + effect, 0.015, seeds), "b": rng.normal(0.3, 0.015, seeds)}))
+        for _ in range(studies)
+    ]
+    planned = planned_power(claim, {"m": {"a": 0.3 + effect, "b": 0.3}}, 0.015, seeds)
+    assert planned.expected is not None and planned.expected < seeds
+    share = sum(verdict.outcome.holds for verdict in verdicts) / studies
+    assert share == pytest.approx(
+        planned.power, abs=4 * (0.25 / studies) ** 0.5 * (0.3 if effect == 0 else 1)
+    )
+    looked = np.array([verdict.looked for verdict in verdicts])
+    assert looked.mean() == pytest.approx(planned.expected, abs=4 * looked.std() / studies**0.5 + 0.05)
 
 
 def test_the_seeds_that_it_takes() -> None:

@@ -1,5 +1,7 @@
 """Verdicts on made sweeps whose truth is plain, and the claims' table against the shipped sweeps."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from cppo_lab.analysis.statistics.verdicts import (
     verdicts,
     word_of_comparison,
 )
+from cppo_lab.sweep.file import Hypothesis
 from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
@@ -237,3 +240,66 @@ def test_a_claim_is_exploratory_until_the_one_before_it_is_supported(
     [alone] = verdicts(boards, [replace(BEST, after="cppo_mean")])  # which is not judged here
     assert alone.after.key == "cppo_mean"
     assert "Exploratory: the claim before it is not supported (CPPO is above" in reason(alone)
+
+
+SEEDS = tuple(range(12))
+LOOKED = replace(
+    ABOVE,
+    sequential=True,
+    seeds=SEEDS,
+    tests=frozenset(("m", variant, seed) for variant in "ab" for seed in SEEDS),
+)
+
+
+def study(leads: Sequence[float]) -> list[MadeRun]:
+    """A study whose seeds have these leads of a over b."""
+    return flat({"a": [0.3 + lead for lead in leads], "b": [0.3] * len(leads)})
+
+
+CLEAR = [0.050, 0.052, 0.048, 0.051]
+
+
+@pytest.mark.parametrize(
+    ("leads", "outcome", "looked"),
+    [
+        (CLEAR[:3], UNDECIDED, 3),  # before the first look, however clear
+        (CLEAR, SUPPORTED, 4),
+        ([*CLEAR, -0.5, -0.4, -0.6], SUPPORTED, 4),  # what comes after the decision does not count
+        ([-0.05, 0.15, 0.0, 0.1, 0.05, 0.06], UNDECIDED, 6),
+        ([-lead for lead in CLEAR], NOT_SUPPORTED, 4),
+        ([0.001, -0.001, 0.0, 0.002], NOT_SUPPORTED, 4),  # certainly no relevant advantage
+    ],
+)
+def test_a_sequential_claim_is_that_of_the_first_look_which_decides_it(
+    leads: list[float], outcome: VerdictOutcome, looked: int
+) -> None:
+    verdict = judged(LOOKED, study(leads), tuple(MadeRun("a", "m", seed) for seed in SEEDS[len(leads) :]))
+    assert (verdict.outcome, verdict.looked) == (outcome, looked)
+    assert verdict.provisional == (outcome is UNDECIDED)
+    state = "open" if outcome is UNDECIDED else "decided"
+    assert f"Sequential: {state} after {looked} of 12 seeds, {max(0, looked - 3)} look" in reason(verdict)
+
+
+def test_looks_have_wider_intervals_and_end_before_a_gap() -> None:
+    leads = [0.02, 0.06, 0.01, 0.05, 0.04, 0.03]
+    verdict, once = (judged(claim, study(leads)) for claim in (LOOKED, replace(ABOVE, seeds=SEEDS)))
+    wide, usual = (each.comparisons[0].difference.estimate for each in (verdict, once))
+    assert wide.half > 1.2 * usual.half and wide.p_above() > 1.5 * usual.p_above()
+    gap = [run for run in study([*CLEAR, 0.05]) if run.seed != 2]
+    assert judged(LOOKED, gap, (MadeRun("a", "m", 2), MadeRun("b", "m", 2))).looked == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("outcome: error", "sequential with outcome='error': it is for scores"),
+        ("models: trend", "sequential with models=trend: it is for scores"),
+        ("test_seeds: [1, 2, 3, 4]", "4 test_seeds leave nothing to stop; name more than 4"),
+    ],
+)
+def test_what_cannot_be_sequential(text: str, said: str) -> None:
+    stated = {"claim": "a is above b", "better": ["a"], "than": ["b"], "test_seeds": [1, 2, 3, 4, 5]}
+    hypothesis = Hypothesis.model_validate_json(
+        json.dumps({**stated, "sequential": True, **yaml.safe_load(text)})
+    )
+    assert any(said in fault for fault in hypothesis.contradictions())
