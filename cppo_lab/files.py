@@ -249,6 +249,12 @@ _KNOWN = re.compile(
     r"\b(hf_(?=[A-Za-z0-9]{30})|(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|AKIA|ASIA)(?=[A-Za-z_-]{0,60}[0-9]))"
     r"[A-Za-z0-9_-]{12,}"
 )
+# A webhook's address is a secret as a whole; those of Slack, Discord and Teams are known by their hosts.
+_HOOK = re.compile(
+    r"""((?:\bnotify\.url|\bCPPO_NOTIFY_URL)["']?[ \t]{0,9}[=:][ \t]{0,9}["']{0,2}|https://hooks\.slack\.com/|/api/webhooks/|"""
+    r"""\.webhook\.office\.com/)[^\s"'<>]+""",
+    re.I,
+)
 MASK = "***"
 
 
@@ -260,7 +266,7 @@ def redacted(text: str) -> str:
     hidden = _ALONE.sub(rf"\1{MASK}\2", _WITH_PASSWORD.sub(rf"\1{MASK}\2", text))
     for pattern in (_NAMED, _OPTION):
         hidden = pattern.sub(_masked_value, hidden)
-    for pattern in (_QUERY, _BEARER, _KNOWN):
+    for pattern in (_HOOK, _QUERY, _BEARER, _KNOWN):
         hidden = pattern.sub(rf"\1{MASK}", hidden)
     return hidden
 

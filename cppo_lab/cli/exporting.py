@@ -6,7 +6,7 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
-from cppo_lab.errors import say
+from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import runs_folder
 
 FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
@@ -61,6 +61,39 @@ def metrics(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def archive(options: argparse.Namespace) -> int:
+    """Write what a sweep's runs have recorded, and its report, into one file."""
+    from cppo_lab.cli.training import planned
+    from cppo_lab.files import replacing
+    from cppo_lab.runs import disk
+    from cppo_lab.runs.folder import is_held
+    from cppo_lab.runs.machine import code_version
+    from cppo_lab.runs.state import RunFolder
+
+    plan, _ = planned(options)
+    if options.out.exists():
+        raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
+    folders = {run.run_id: runs_folder() / run.run_id for run in plan.runs}
+    ended = {i: path for i, path in folders.items() if not is_held(path) and not RunFolder(path).is_empty}
+    if not ended:
+        raise UserError(f"no run of {plan.name} has ended here: launch it, or work where its runs are")
+    roots = {f"runs/{i}": path for i, path in ended.items()} | {"report": Path("reports/build") / plan.name}
+    values = {
+        "runs": [*ended],
+        "sweep": options.sweep,
+        "overrides": options.overrides,
+        "code": code_version(),
+    }
+    with replacing(options.out) as file:
+        disk.archive(roots, values, file)
+    answer(
+        options,
+        {"file": str(options.out), **values},
+        f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}",
+    )
+    return Exit.DONE if ended.keys() == folders.keys() else Exit.NO
+
+
 def _say(text: str) -> None:
     say(f"cppo: {text}")
 
@@ -107,6 +140,12 @@ def export_arguments(command: CommandParser) -> None:
         default="runs",
         help="export your runs (default) or the paper's curves (main, study and the ablations; without overrides)",
     )
+
+
+def archive_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=archive)
+    add_sweep(command)
+    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new ZIP file")
 
 
 def _add_out(command: CommandParser) -> None:

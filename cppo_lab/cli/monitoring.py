@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, coloured, counter, known_store, width
-from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_listing, add_runs, add_sweep, parse_states
-from cppo_lab.errors import UserError, say
+from cppo_lab.cli.parser import (
+    SOME_RUN,
+    SWEEP,
+    CommandParser,
+    add_keep_going,
+    add_listing,
+    add_runs,
+    add_sweep,
+    parse_states,
+)
+from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
@@ -175,6 +184,48 @@ def cancel(options: argparse.Namespace) -> int:
     return Exit.DONE if all(line.done for line in done) else Exit.NO
 
 
+def clean(options: argparse.Namespace) -> int:
+    """Show what runs take on the disk, and free what is not needed any more."""
+    from collections import Counter
+
+    from cppo_lab.runs import disk
+    from cppo_lab.runs.folder import parse_variants, read_status
+    from cppo_lab.sweep.columns import aligned
+    from cppo_lab.sweep.logs import run_folders
+    from cppo_lab.tracking.sent import unsent
+
+    plan, uri = _planned(options)
+    runs, parts = runs_folder(), [part for part in disk.PARTS if getattr(options, part)]
+    folders = [runs / run.run_id for run in plan.runs] if plan else run_folders(runs, [])
+    sweeps: dict[str, Counter[str]] = {}
+    chosen, size = [], 0
+    for folder in filter(Path.is_dir, folders):
+        usage, variants = disk.usage(folder), parse_variants(read_status(folder).get("variants"))
+        sweeps.setdefault(next(iter(variants), "-"), Counter()).update(usage, runs=1)
+        # The upload of a result looks for the one that it replaces.
+        if (spare := sum(usage[part] for part in parts)) and not unsent(folder, uri):
+            chosen.append(folder)
+            size += spare
+    columns = ("disk", *disk.PARTS)
+    rows = [
+        [name, str(sums["runs"]), *(f"{sums[key] / 1e9:.3f}" for key in columns)]
+        for name, sums in sweeps.items()
+    ]
+    text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
+    what = f"{size / 1e9:.3f} GB of {counted(len(chosen), 'run')}"
+    if chosen and not options.yes:
+        if options.json or not sys.stdin.isatty():
+            raise UserError(
+                f"cppo clean would free {what}, and nobody can be asked here: repeat it with --yes"
+            )
+        print(text)
+        if input(f"Free {what} ({' and '.join(parts)}) for good? [y/N] ").strip().lower() not in ("y", "yes"):
+            return Exit.NO
+    freed = sum(disk.remove(folder, parts) for folder in chosen)
+    answer(options, {"sweeps": sweeps, "freed": freed}, f"{freed / 1e9:.3f} GB freed" if parts else text)
+    return Exit.DONE
+
+
 def retry(options: argparse.Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
@@ -291,11 +342,28 @@ def cancel_arguments(command: CommandParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
 
 
+def clean_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=clean)
+    add_sweep(command, text=_EVERY_RUN, optional=True)
+    command.add_argument(
+        "--checkpoints",
+        action="store_true",
+        help="free the weights of finished runs: `cppo export` cannot export these any more",
+    )
+    command.add_argument(
+        "--superseded",
+        action="store_true",
+        help="free the results that newer results of the same runs replaced",
+    )
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
+
 def retry_arguments(command: CommandParser) -> None:
     command.set_defaults(command=retry)
     add_sweep(command)
     command.add_argument("--failed", action="store_true", help="retrain all failed runs of the sweep")
     command.add_argument("--dry-run", action="store_true", help="only list what would be trained")
+    add_keep_going(command)
     add_runs(command)
     command.add_argument(
         "--finished",

@@ -44,6 +44,8 @@ COMMANDS = {
         "monitoring",
         "after a crash or an outage, upload metrics that never reached the tracking store",
     ),
+    "clean": ("monitoring", "show what runs take on the disk, by sweep, and free what is not needed"),
+    "archive": ("exporting", "put a sweep's configurations, records and report into one file"),
     "tune": ("searching", "search for the best constants with Optuna; run it again to resume"),
     "report": ("reporting", "write tables, curves and the report page of a sweep"),
     "compare": ("reporting", "show how two reports differ"),
@@ -198,6 +200,15 @@ def add_sweep(
 def add_runs(command: CommandParser) -> None:
     """Runs by their ids."""
     command.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
+
+
+def add_keep_going(command: CommandParser) -> None:
+    """Of commands that train."""
+    command.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="begin all runs, even if the first three fail with the same error",
+    )
 
 
 def add_within(command: CommandParser) -> None:

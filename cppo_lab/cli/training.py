@@ -2,14 +2,24 @@
 
 import argparse
 import contextlib
+import math
 import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, coloured, known_store, passing, width
-from cppo_lab.cli.parser import RUN, SWEEP, CommandParser, add_listing, add_sweep, add_within, parse_states
+from cppo_lab.cli.parser import (
+    RUN,
+    SWEEP,
+    CommandParser,
+    add_keep_going,
+    add_listing,
+    add_sweep,
+    add_within,
+    parse_states,
+)
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import StoreAway, UserError, say
+from cppo_lab.errors import StoreAway, UserError, counted, say
 from cppo_lab.files import redacted, require_folder, runs_folder
 from cppo_lab.tracking import address
 
@@ -17,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from cppo_lab.runs.state import RunState
-    from cppo_lab.sweep.cost import Cost
+    from cppo_lab.sweep.cost import Cost, Limits
     from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Found, Plan
@@ -288,9 +298,13 @@ def train(
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
     without_store = getattr(options, "without_store", False)
-    done = launch(plan, uri, getattr(options, "replace", False), retry, finished, without_store)
+    replace, limits = getattr(options, "replace", False), _limits(options)
+    # What is said of how to go on has no address of a webhook.
+    options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
+    done = launch(plan, uri, replace, retry, finished, without_store, limits, options.keep_going)
     if options.json:
-        answer_launch(plan, done.states, options, done.trained, done.left, done.replaced, done.held)
+        more = (done.trained, done.left, done.replaced, done.held, done.not_started)
+        answer_launch(plan, done.states, options, *more)
     else:
         costs = past_costs(plan.runs)
         statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in plan.runs}
@@ -321,6 +335,7 @@ def answer_launch(
     left: "Collection[str]" = (),
     replaced: "Mapping[str, tuple[str, ...]] | None" = None,
     held: "Collection[str]" = (),
+    not_started: "Mapping[str, str] | None" = None,
 ) -> None:
     """What --json says of a launch, also of one that would be or that has nothing to train."""
     from cppo_lab.sweep.cost import past_costs
@@ -328,7 +343,22 @@ def answer_launch(
 
     values = listing(plan, states, past_costs(plan.runs))
     values |= {"dry_run": options.dry_run, "to_train": list(trained), "left": list(left)}
-    answer(options, values | {"replaced": replaced or {}, "held": list(held)})
+    values |= {"replaced": replaced or {}, "held": list(held), "not_started": not_started or {}}
+    answer(options, values)
+
+
+def _limits(options: argparse.Namespace) -> "Limits":
+    """What --max-gpu-hours and --max-disk of `cppo launch` allow."""
+    from cppo_lab.sweep.cost import Limits
+
+    return Limits(*map(vars(options).get, ("max_gpu_hours", "max_disk")))
+
+
+def amount(text: str) -> float:
+    """A number of 0 or more. Raises ValueError, which argparse reports."""
+    if not 0 <= (value := float(text)) < math.inf:
+        raise ValueError
+    return value
 
 
 def _dry_run(
@@ -347,23 +377,34 @@ def _dry_run(
 
     queued = look(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, getattr(options, "replace", False), finished)
-    todo, failed, held = choose(plan, ahead, uri, retry, getattr(options, "without_store", False))
+    without_store = getattr(options, "without_store", False)
+    todo, failed, held, not_started = choose(plan, ahead, uri, retry, without_store, _limits(options))
     states = explained(ahead.states, queued)
     run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
-        answer_launch(plan, states, options, run_ids, failed, ahead.replaced(uri), held)
+        answer_launch(plan, states, options, run_ids, failed, ahead.replaced(uri), held, not_started)
         return code
     costs = past_costs(plan.runs)
     if todo:
         print(run_table(todo, states, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
     print(f"would train {len(todo)} of {len(plan.runs)} runs{again} with launcher={plan.launcher.name}")
+    _tell_not_started(not_started)
     if failed:
         print(f"{len(failed)} failed with an error: only `cppo retry` retrains them")
     if cost := cost_summary(todo, costs):
         print(cost)
     return code
+
+
+def _tell_not_started(not_started: "Mapping[str, str]", how: str = "") -> None:
+    """A line for each reason why runs have not begun, and `how` to go on."""
+    for why in dict.fromkeys(not_started.values()):
+        run_ids = [run_id for run_id, reason in not_started.items() if reason == why]
+        named = ", ".join(run_ids[:3]) + ", ..." * (len(run_ids) > 3)
+        remedy = "" if why.startswith("--") else how
+        say(f"cppo: {counted(len(run_ids), 'run')} not started ({named}): {why}{remedy}")
 
 
 def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -> int:
@@ -381,6 +422,8 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
     launcher = launcher_of(plan.launcher.name)
+    remedy = f": mend it, then `cppo retry {sweep} --failed` and `cppo launch {sweep}`; or launch with --keep-going"
+    _tell_not_started(done.not_started, remedy)
     if done.held:
         return Exit.STORE_AWAY
     if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
@@ -391,9 +434,9 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         failed = counts[schema.FAILED]
         how = f"cppo retry {sweep} --failed retrains the failed ones" if failed else ""
-        if counts.total() > failed:
+        if counts.total() > failed + len(done.not_started):
             how = "run the same command to continue" + (f", and {how}" if failed else "")
-        say(f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how}")
+        say(f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how or 'see above'}")
     if counts[schema.FAILED]:
         return Exit.RUNS_FAILED
     return Exit.NO if counts else Exit.DONE
@@ -467,6 +510,13 @@ def launch_arguments(command: CommandParser) -> None:
         action="store_true",
         help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
     )
+    for name, metavar, what in (
+        ("--max-gpu-hours", "H", "GPU-hours used and to come, by the estimates of `cppo plan`"),
+        ("--max-disk", "GB", "disk for best weights and checkpoints in training, by the same"),
+    ):
+        text = f"start no run, in the plan's order, with which the sweep exceeds this: {what}"
+        command.add_argument(name, type=amount, metavar=metavar, help=text)
+    add_keep_going(command)
 
 
 def preflight_arguments(command: CommandParser) -> None:

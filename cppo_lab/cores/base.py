@@ -40,6 +40,7 @@ class MetricSink(Protocol):
 BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation; kept
 # Removed when the run's result is recorded.
 CHECKPOINT = "checkpoint.pt"
+BEST_CHECKPOINT = "best_checkpoint"  # the same of the verl core, a folder
 CHECKPOINTS = "verl_checkpoints"  # of the verl core, which has a folder of checkpoints
 
 

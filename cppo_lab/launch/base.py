@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from cppo_lab.files import mask_output, masked_errors
+from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 
@@ -65,6 +66,11 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+
+
+def must_not_begin(job: Job, since: float) -> bool:
+    """Whether a job was cancelled after the moment `since`, or others of its launch failed so that it is held."""
+    return is_cancelled(job.folder, since) or bool(getattr(job, "held_for", ""))
 
 
 def run_masked(job: Job) -> None:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec, must_not_begin
 from cppo_lab.launch.environment import agreed, variables
 from cppo_lab.runs.attempt import describe
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
@@ -16,7 +16,7 @@ def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event
     """Run the jobs here; a failure is printed and the next starts."""
     began = time.time()
     for job in jobs:
-        if is_cancelled(job.folder, began):
+        if must_not_begin(job, began):
             report(Event("cancelled", job))
             continue
         report(Event("started", job))

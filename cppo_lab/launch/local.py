@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from submitit import Job as Process
 from submitit import LocalExecutor
 
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec, run_masked
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec, must_not_begin, run_masked
 from cppo_lab.launch.environment import agreed, variables
-from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.signals import blocked
 
 POLL_SECONDS = 0.5
@@ -28,7 +27,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
-                if is_cancelled(job.folder, began):
+                if must_not_begin(job, began):
                     report(Event("cancelled", job))
                     continue
                 # Ctrl-C and SIGHUP reach every process of a terminal, and submitit kills its job one second after the

@@ -24,6 +24,7 @@ from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.tracking import address
+from cppo_lab.tracking.notify import notifying
 from cppo_lab.tracking.uploader import upload_last, uploading
 
 RUNS = 120  # the maximum per job
@@ -42,6 +43,8 @@ class TrainingJob:
     uri: str
     uploads: bool = True
     batch: str = ""  # the name of a job of several runs
+    launch: tuple[str, ...] = ()  # the runs of all jobs of the launch
+    mark: str = ""  # a name of the launch
 
     def __getstate__(self) -> dict[str, Any]:
         """The pickled state: without the store's password, which is in the environment."""
@@ -110,6 +113,12 @@ class TrainingJob:
         """The resource limits of each run."""
         return self.attempts[0].resources
 
+    @property
+    def held_for(self) -> str:
+        """Why none of its runs may begin (`Attempt.held_for`); empty if one may."""
+        whys = [attempt.held_for() for attempt in self.attempts]
+        return whys[0] if all(whys) else ""
+
     def without(self, run_ids: Collection[str]) -> "TrainingJob | None":
         """The job of the runs that are not among `run_ids`; None if there are none."""
         attempts = tuple(attempt for attempt in self.attempts if attempt.run_id not in run_ids)
@@ -130,7 +139,10 @@ class TrainingJob:
             if self.batch:
                 stack.enter_context(held(self.folder))
             if self.uploads:
-                stack.enter_context(uploading([attempt.folder for attempt in self.attempts], self.uri))
+                folders = [attempt.folder for attempt in self.attempts]
+                launch = [first.runs / run_id for run_id in self.launch]
+                stack.enter_context(notifying(folders, launch, self.mark, waits=False))
+                stack.enter_context(uploading(folders, self.uri))
             train(self.attempts, self._rescue, alone=not self.batch)
 
     def _rescue(self, folder: Path, lines: Sequence[Line], asked: bool) -> None:
@@ -163,4 +175,9 @@ def training_jobs(
             jobs.append(job)
             open_jobs[process] = job
         job += group
-    return [TrainingJob(tuple(job), uri, uploads, new_batch() if len(job) > 1 else "") for job in jobs]
+    launch = tuple(attempt.run_id for attempt in attempts) if uploads else ()
+    mark = new_batch()
+    return [
+        TrainingJob(tuple(job), uri, uploads, new_batch() if len(job) > 1 else "", launch, mark)
+        for job in jobs
+    ]

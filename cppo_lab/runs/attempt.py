@@ -8,6 +8,7 @@ spool without an end, a status that says `running`, and a lock that the kernel h
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import time
@@ -39,6 +40,7 @@ from cppo_lab.runs.folder import (
     forget_cancelled,
     held,
     is_cancelled,
+    note_held,
     read_status,
     set_aside,
     write_status,
@@ -127,7 +129,8 @@ class Attempt(Equipped):
     replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
     mismatch: bool = True  # whether to log the metrics `mismatch/*`
     answers: AnswersSpec | None = None  # which responses to keep; None: none
-    # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
+    first: tuple[str, ...] = ()  # the first runs of its launch: if they fail alike, it does not begin
+    # Only a cancellation or failure after this time (seconds since the epoch) applies to this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
     @cached_property
@@ -145,6 +148,18 @@ class Attempt(Equipped):
         """Whether the run has been cancelled since the attempt was planned."""
         return is_cancelled(self.folder, self.created)
 
+    def held_for(self) -> str:
+        """Why the run must not begin: the error with which the `first` runs of its launch have all failed since it was
+        planned. Empty if they have not, or this run has begun meanwhile. Numbers and ids in errors do not count.
+        """
+        statuses = [read_status(self.runs / run_id) for run_id in (*self.first, self.run_id)]
+        since = [status if status.get("updated", 0.0) >= self.created else {} for status in statuses]
+        failed = [status["reason"] for status in since[:-1] if status.get("status") == schema.FAILED]
+        errors = {re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", reason[:500]) for reason in failed}
+        if since[-1] or len(failed) < len(self.first) or len(errors) != 1:
+            return ""
+        return f"the first {len(failed)} runs of the launch failed alike: {failed[0]}"
+
 
 def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> None:
     """Train the runs that are not done, from their checkpoints if they have them, and record each.
@@ -156,8 +171,8 @@ def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> No
     prepare_process(attempts[0].threads, attempts[0].visible_devices)
     for group in groups(attempts):
         with contextlib.ExitStack() as locks:
-            free = [attempt for attempt in group if _is_free(attempt, locks, alone)]
-            _train_group(free, rescue, alone)
+            if free := [attempt for attempt in group if _is_free(attempt, locks, alone)]:
+                _train_group(free, rescue, alone)
 
 
 def groups(attempts: Sequence[Attempt], most: int | None = None) -> list[list[Attempt]]:
@@ -183,8 +198,8 @@ def shared_process(attempt: Attempt) -> str:
 
 
 def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool:
-    """Take the run's lock, held until `locks` is closed. False if another process trains it or it was cancelled;
-    raised instead if it is `alone`.
+    """Take the run's lock, held until `locks` is closed. False if it is held, since others of its launch failed, and if
+    another process trains it or it was cancelled; these are raised instead if it is `alone`.
     """
     try:
         locks.enter_context(held(attempt.folder))
@@ -197,6 +212,10 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool
         if alone:
             raise Interrupted(None)
         print(f"run {attempt.run_id} was cancelled before it began", flush=True)
+        return False
+    if why := attempt.held_for():
+        print(f"run {attempt.run_id} is held: {why}", flush=True)
+        note_held(attempt.folder, why)
         return False
     forget_cancelled(attempt.folder)  # an earlier attempt was
     return True
@@ -332,7 +351,7 @@ def _record_unstarted(
     """Record the failure of a run that could not write the beginning of its record."""
     with contextlib.suppress(OSError):
         ended = {"run_id": spec.run_id, "status": schema.FAILED, "reason": reason, "cause": Cause.ERROR}
-        write_status(folder, {**read_status(folder), **ended})
+        write_status(folder, {**read_status(folder), **ended, "updated": time.time()})
     with contextlib.suppress(OSError):
         if record_end(folder, schema.FAILED, reason):
             return

@@ -92,6 +92,13 @@ def clear_status(folder: Path) -> None:
         write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(status)})
 
 
+def note_held(folder: Path, why: str) -> None:
+    """Note in the folder of a run that has not begun why it is held. The caller holds the folder's lock."""
+    status = read_status(folder)
+    if not status.get("status") and status.get("reason", "") != why:
+        write_status(folder, {**status, "reason": why})
+
+
 def seconds_trained(status: Mapping[str, Any]) -> float:
     """Wall-clock seconds of all attempts at a run together, up to its last status; 0 if the status lacks them."""
     return float(status.get("seconds") or 0)

@@ -145,7 +145,8 @@ def explained(before: dict[str, RunState], queued: Queued) -> dict[str, RunState
     silent = [
         run_id
         for run_id, state in before.items()
-        if run_id in queued.places and (state.state == schema.MISSING or state.cause == Cause.DIED)
+        if run_id in queued.places
+        and ((state.state == schema.MISSING and not state.reason) or state.cause == Cause.DIED)
     ]
     after = dict(before)
     for run_id, words in (queued.why_ended(silent) if silent else {}).items():
@@ -195,7 +196,7 @@ def _state_in_folder(run: RunFolder, place: Place, listed: bool) -> RunState:
         if record.end is not None:
             return _stopped(record.end.status, record.end.reason, None, version, at)
     elif recorded != schema.RUNNING:
-        return RunState(schema.MISSING)
+        return RunState(schema.MISSING, status.get("reason") or "")  # the reason why it is held
     cause = Cause.CANCELLED if run.cancelled else Cause.DIED
     return _stopped(schema.PARTIAL, f"interrupted: {WORDS[cause]}", cause, version, at)
 

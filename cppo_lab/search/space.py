@@ -27,7 +27,7 @@ from cppo_lab.sweep.overrides import override_text, quote, read
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
-ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
+ELSEWHERE = ("launcher", "tracking", "paths", "notify")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_te
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import VARIABLE, SearchStudy
 from cppo_lab.search.worker import SearchState, Worker
-from cppo_lab.tracking import address
+from cppo_lab.tracking import address, notify
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 
@@ -39,6 +39,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
             f"layout={base.layout.name} of model {base.run.model.name} takes {base.layout.nodes} nodes, and a worker "
             "of a search trains on one: choose a layout of one node (layout=one_node; `cppo plan` says what then fits)"
         )
+    hook = notify.webhook(base.notify.url)
     require_folder(runs)
     # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
@@ -56,7 +57,11 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         answers=base.tracking.answers,
     )
     if left := tuning.trials - ended(study.trials()):
-        with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
+        with (
+            address.in_the_environment(url, VARIABLE),
+            address.in_the_environment(uri),
+            address.in_the_environment(hook, notify.VARIABLE),
+        ):
             _work(Worker(tuning, TrainingJob((run,), uri)), left, study)
     state.publish()
     trials = study.trials()

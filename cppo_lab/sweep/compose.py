@@ -72,10 +72,18 @@ class TrackingSpec(Spec):
     answers: AnswersSpec
 
 
+class NotifySpec(Spec):
+    """The webhook that gets messages if CPPO_NOTIFY_URL is not set; None: nothing does."""
+
+    url: str | None = None
+
+
+NO_MESSAGES = NotifySpec()
 # What is not part of a run, in the order of its checks; `launcher` is of the kind that its name says.
 PARTS: dict[str, type[Spec]] = {
     "launcher": LauncherSpec,
     "tracking": TrackingSpec,
+    "notify": NotifySpec,
     "layout": LayoutSpec,
     "paths": PathsSpec,
     "resources": ResourcesSpec,
@@ -93,6 +101,7 @@ class Composed:
     tracking: TrackingSpec
     resources: ResourcesSpec
     run_id: str  # of `run`
+    notify: NotifySpec = NO_MESSAGES
 
 
 def compose(overrides: Sequence[str]) -> Composed:

@@ -16,12 +16,12 @@ from statistics import median
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.files import runs_folder
-from cppo_lab.runs.folder import CONFIG, read_config
+from cppo_lab.runs.folder import CONFIG, read_config, read_status, seconds_trained
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
-from cppo_lab.spec.estimate import amounts_of, estimate
+from cppo_lab.spec.estimate import amounts_of, estimate, estimate_disk
 from cppo_lab.spec.job import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.tracking import preflight
@@ -206,6 +206,53 @@ def past_paces(runs: Sequence[PlannedRun]) -> dict[str, float]:
         for run_id, cost in run_costs.items()
         if cost is not None and cost.basis == MEASURED
     }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What all runs of a plan together may take, in GPU-hours and in 1e9 bytes of disk; None: any amount."""
+
+    gpu_hours: float | None = None
+    disk: float | None = None
+
+    def beyond(
+        self, runs: Sequence[PlannedRun], todo: Sequence[PlannedRun], states: Mapping[str, str], at_once: int
+    ) -> dict[str, str]:
+        """The ids of `todo` from the first run on that does not fit, with the limit; `states` is of all `runs`.
+
+        GPU-hours are those that attempts in the folder of runs have used, and the estimates of what is to be trained.
+        Disk is the best weights that stay, and the checkpoints of the `at_once` largest runs while they train.
+        """
+        if self == NO_LIMITS:
+            return {}
+        run_costs, beyond = past_costs(runs), dict[str, str]()
+        hours, stays, peaks, why = 0.0, 0.0, list[float](), ""
+        ids = {run.run_id for run in todo}
+        for run in sorted(runs, key=lambda run: run.run_id in ids):
+            run_id, disk = run.run_id, estimate_disk(run.spec, run.layout)
+            state, status, cost = states[run_id], read_status(runs_folder() / run_id), run_costs[run_id]
+            used = float(status.get("gpus") or 0) * seconds_trained(status) / 3600
+            lives = run_id in ids or state == schema.RUNNING
+            hours += max(used, cost.gpu_hours or 0.0) if cost and lives else used
+            if disk and run_id in ids:
+                stays += disk.recorded
+                peaks = heapq.nlargest(at_once, [*peaks, disk.training - disk.recorded])
+            elif disk and state != schema.MISSING:
+                stays += disk.recorded if state in schema.FINISHED else disk.training
+            if run_id not in ids:
+                continue
+            for option, limit, amount in (
+                ("--max-gpu-hours", self.gpu_hours, hours),
+                ("--max-disk", self.disk, (stays + sum(peaks)) / 1e9),
+            ):
+                if limit is not None and amount > limit and not why:
+                    why = f"{option} {limit:g}: with run {run_id} it would be {amount:.3g}"
+            if why:
+                beyond[run_id] = why
+        return beyond
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict
     return valid
 
 
-LAUNCHING = ("launcher", "tracking", "paths")
+LAUNCHING = ("launcher", "tracking", "paths", "notify")
 NO_AXIS = {
     "model": "use models:",
     "core": "choose it on the command line: core=verl",

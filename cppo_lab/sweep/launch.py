@@ -27,6 +27,7 @@ from cppo_lab.runs.folder import (
     announce,
     forget_cancelled,
     held,
+    note_held,
     queueing,
     read_status,
     variants_text,
@@ -36,7 +37,7 @@ from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.runs.tags import names, variants_in
 from cppo_lab.signals import Interrupted
-from cppo_lab.sweep.cost import past_paces
+from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import (
     Parents,
@@ -51,9 +52,12 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, unclipped
+from cppo_lab.tracking.notify import VARIABLE, notifying, webhook
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
 from cppo_lab.tracking.uploader import uploading
+
+FIRST = 3  # runs of a launch: if they fail alike, so would the others
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Launched:
     """The result of a launch: the state of every run, and the MLflow ids of the replaced results, by run.
 
     `trained` are the ids of the runs that were passed to the launcher; `left` those of runs that had failed with an
-    error and were not retrained; `held` those of runs that may have been finished elsewhere.
+    error and were not retrained; `held` those of runs that may have been finished elsewhere. `not_started`: run id ->
+    why it has not begun, which is a limit, or that the first runs failed alike.
     """
 
     states: dict[str, RunState]
@@ -69,6 +74,7 @@ class Launched:
     left: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    not_started: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,21 +115,23 @@ def launch(
     retry: Collection[str] = (),
     finished: Collection[str] = (),
     without_store: bool = False,
+    limits: Limits = NO_LIMITS,
+    keep_going: bool = False,
 ) -> Launched:
     """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
 
     `replace`: also retrain runs that were finished with different code. `finished`: ids of finished runs to train
     again, whatever their code. Old results are kept until the new ones exist. `retry`: ids of failed runs to train
-    again. `without_store`: see `choose`.
+    again. `without_store`, `limits`: see `choose`. `keep_going`: begin all runs even if the first three fail alike.
     """
-    runs, run_ids = runs_folder(), [run.run_id for run in plan.runs]
+    runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
     require_folder(runs)
     with contextlib.suppress(UserError):  # the look says that Slurm does not answer
         settle_jobs(runs)
     queued = look(runs, warn=True)
     unheld = end_dead(runs, run_ids, queued)
     ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
-    todo, left, held_ids = choose(plan, ahead, uri, retry, without_store)
+    todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits)
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
     write_stubs(plan, uri, ahead)
@@ -136,11 +144,12 @@ def launch(
     progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo))
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
-        return Launched(ahead.states, left=left, held=held_ids)
+        return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
     _warn_of_jobs_that_trained_nothing(todo, queued)
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
+        _note_held(runs / run.run_id, "")  # of an earlier launch
     trained = tuple(run.run_id for run in todo)
     replaced = ahead.replaced(uri)  # before their files are moved aside
     work = [
@@ -160,15 +169,24 @@ def launch(
             replaces=ahead.replaces.get(run.run_id, ()),
             mismatch=plan.tracking.mismatch,
             answers=plan.tracking.answers,
+            first=() if keep_going or len(trained) <= FIRST else trained[:FIRST],
         )
         for run in todo
     ]
     try:
-        with address.in_the_environment(uri), progress.shown():
+        with (
+            address.in_the_environment(uri),
+            address.in_the_environment(url, VARIABLE),
+            progress.shown(),
+        ):
             _train(plan, work, uri, progress.see)
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
         ended = end_dead(runs, trained, queued)
+        for attempt in work:
+            if why := attempt.held_for():
+                not_started[attempt.run_id] = why
+                _note_held(attempt.folder, why)
         if not ahead.silence:  # the rest was uploaded as far as there was time
             _send([folder for folder, state in ended.items() if state], uri)
         states = _states(run_ids, queued, ahead.replaces)
@@ -176,7 +194,14 @@ def launch(
     for run_id in list(replaced):
         if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
             del replaced[run_id]
-    return Launched(explained(states, queued), replaced, left, trained, held_ids)
+    return Launched(explained(states, queued), replaced, left, trained, held_ids, not_started)
+
+
+def _note_held(folder: Path, why: str) -> None:
+    """Note why the run of a folder is held, or with an empty `why` that it is not, unless it is being trained."""
+    if why or read_status(folder).get("reason"):
+        with contextlib.suppress(AlreadyRunning), held(folder):
+            note_held(folder, why)
 
 
 def _send(folders: Iterable[Path], uri: str) -> None:
@@ -322,9 +347,15 @@ def _record_of(stored: StoredRun) -> str:
 
 
 def choose(
-    plan: Plan, ahead: Ahead, uri: str, retry: Collection[str] = (), without_store: bool = False
-) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...]]:
-    """The runs to train, and the ids of those left out: that failed with an error, and that are held.
+    plan: Plan,
+    ahead: Ahead,
+    uri: str,
+    retry: Collection[str] = (),
+    without_store: bool = False,
+    limits: Limits = NO_LIMITS,
+) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    """The runs to train, and the ids of those left out: that failed with an error, that are held, and, with the reason,
+    that do not fit into the `limits` of the whole plan.
 
     If the store does not answer, runs without a record here are held, since they may have been finished elsewhere:
     unless the store is a file in the working folder, or `without_store`. Runs whose hypotheses it cannot register are
@@ -335,8 +366,11 @@ def choose(
     again = {*retry, *ahead.replaces}
     left = tuple(i for i, state in states.items() if state == schema.FAILED and i not in again)
     todo = [run for run in plan.runs if states[run.run_id] not in never and run.run_id not in left]
+    at_once = 1 if any(core_of(run.spec.core).gpus(run.layout) for run in todo) else None
+    beyond = limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
+    todo = [run for run in todo if run.run_id not in beyond]
     if not ahead.silence:
-        return todo, left, ()
+        return todo, left, (), beyond
     database = address.sqlite_file(uri)
     trained = without_store or (database is not None and database.parent.resolve() == Path.cwd())
     tests = {sweep.name for sweep in plan.sweeps if sweep.hypotheses}
@@ -357,7 +391,7 @@ def choose(
         named = ", ".join(held_ids[:3]) + ", ..." * (len(held_ids) > 3)
         line += f"; held, since {why}: {count} ({named}): launch again when it answers{how}"
     say(f"cppo: {line}")
-    return [run for run in todo if run.run_id not in held_ids], left, held_ids
+    return [run for run in todo if run.run_id not in held_ids], left, held_ids, beyond
 
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queued) -> None:
@@ -392,14 +426,12 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
     """Pass the work to the launcher; unfinished runs are shown as queued."""
     record = launcher_of(plan.launcher.name)
     waits = record.queue is None  # until the jobs have ended
-    workers = 1  # jobs that it runs at a time, as far as that is known
-    if not record.in_process:
-        workers = plan.launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
-    jobs = training_jobs(work, uri, workers, uploads=not waits)
+    jobs = training_jobs(work, uri, _workers(plan.launcher, 1), uploads=not waits)
     for job in jobs:
         job.write_run_list()
     folders = [attempt.folder for attempt in work]
     with (
+        notifying(folders, folders, jobs[0].mark, waits) if waits else contextlib.nullcontext(),
         uploading(folders, uri) if waits else contextlib.nullcontext(),
         queueing(runs_folder(), [attempt.run_id for attempt in work]) as without,
     ):
@@ -413,6 +445,16 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
             load_launcher(plan.launcher.name)(jobs, plan.launcher, report)
         except Interrupted as signal:  # a run in this process was interrupted, which ends the whole launch
             raise KeyboardInterrupt from signal
+
+
+def _workers(launcher: LauncherSpec, in_queue: int, here: int | None = None) -> int:
+    """The jobs that a launcher runs at a time; where its settings do not say, `in_queue` with a queue, and on this
+    machine `here` (None: one per core).
+    """
+    record = launcher_of(launcher.name)
+    if record.in_process:
+        return 1
+    return launcher.workers or ((here or len(os.sched_getaffinity(0))) if record.one_machine else in_queue)
 
 
 def _tell_of_other_code(versions: Sequence[str], replace: bool) -> None:

@@ -13,7 +13,7 @@ from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
-from cppo_lab.sweep.compose import TrackingSpec
+from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
 from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, condition_faults, enumerate_runs
 from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
 from cppo_lab.sweep.grid import core_of, key_faults, refuse, with_core
@@ -37,6 +37,7 @@ class Plan:
     paths: PathsSpec
     launcher: LauncherSpec
     tracking: TrackingSpec
+    notify: NotifySpec
     is_study: bool
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     declared: Mapping[str, DeclaredRuns] = field(default_factory=dict)
@@ -143,6 +144,7 @@ def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[P
         paths=shared.paths,
         launcher=shared.launcher,
         tracking=shared.tracking,
+        notify=shared.notify,
         is_study=isinstance(declared, Study),
         changes={part.sweep.name: part.changes for part in parts},
         declared={part.sweep.name: part.declared for part in parts if part.declared is not None},

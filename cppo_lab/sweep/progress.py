@@ -96,6 +96,7 @@ class Progress:
     paces: list[float] = field(default_factory=list)  # of the job that ended last, if it was measured
     ended: int = 0
     submitted: int = 0
+    holds: bool = False
 
     def __post_init__(self) -> None:
         self.todo = len(self.waiting)
@@ -160,7 +161,8 @@ class Progress:
                 self.say(f"{name}: started{' together' if job.batch else ''}")
             elif event.kind == "cancelled":
                 self.ended += len(job.attempts)
-                self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
+                if not self._holds(job.held_for):
+                    self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
             elif event.kind == "ended":
                 self._end(job, name)
 
@@ -178,10 +180,19 @@ class Progress:
                 done += 1
                 continue
             self.ended += 1
+            if not held and self._holds(attempt.held_for()):
+                continue
             self.say(f"{self.name(attempt)}: {_end_text(attempt, held, status)}  [{self.ended}/{self.todo}]")
         if job.batch:
             self.ended += done
             self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
+
+    def _holds(self, why: str) -> bool:
+        """Whether there is a reason `why` runs do not begin; it is said once."""
+        if why and not self.holds:
+            self.say(f"the rest is held: {why}")
+        self.holds |= bool(why)
+        return bool(why)
 
     def look(self, started: StartedJob) -> None:
         """Read what a job has recorded; if not on a terminal, print a line for each of its validations."""

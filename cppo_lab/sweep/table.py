@@ -126,6 +126,7 @@ def cost_summary(
             f"Disk: {stays / 1e9:.0f} GB of best weights stay of {counted(len(disks), 'run')}; while it trains a run "
             f"takes up to {most / 1e9:.0f} GB."
         )
+        lines.append("`cppo launch --max-gpu-hours H --max-disk GB` starts only what fits.")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError, say
 from cppo_lab.runs.spool import score_text
 from cppo_lab.sweep.status import RunStatus, table, totals
+from cppo_lab.tracking.notify import counts
 
 _URGENCY = (
     *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),
@@ -87,10 +88,8 @@ def notify(command: Sequence[str], sweep: str, runs: Sequence[RunStatus]) -> Non
 
     A failing command is reported on standard error.
     """
-    done = sum(run.state in schema.FINISHED for run in runs)
-    failed = sum(run.state == schema.FAILED for run in runs)
-    numbers = {"CPPO_DONE": done, "CPPO_FAILED": failed, "CPPO_LEFT": len(runs) - done - failed}
-    environment = {**os.environ, "CPPO_SWEEP": sweep, **{name: str(n) for name, n in numbers.items()}}
+    numbers = {f"CPPO_{name.upper()}": str(n) for name, n in counts(run.state for run in runs).items()}
+    environment = {**os.environ, "CPPO_SWEEP": sweep, **numbers}
     if not sys.flags.safe_path:  # the variable is for our children; this is the user's program
         environment.pop("PYTHONSAFEPATH", None)
     try:

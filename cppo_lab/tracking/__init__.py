@@ -7,6 +7,7 @@ Guarantees of this package:
 - `sent.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
 - `upload.py` (`retire`): a finished run's result stays until the new one is there.
 
-Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `history.py` and `sent.py` import no MLflow. How
-a run's folder looks is the matter of `cppo_lab.runs`. docs/tracking.md is for users.
+Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `history.py`, `notify.py` (messages to a
+webhook) and `sent.py` import no MLflow. How a run's folder looks is the matter of `cppo_lab.runs`. docs/tracking.md is
+for users.
 """

@@ -42,6 +42,8 @@ CASES = {
     "logs": "logs {run}",
     "cancel": f"cancel {SWEEP} --dry-run",
     "sync": "sync",
+    "clean": f"clean {SWEEP}",
+    "archive": f"archive {SWEEP} --out packed.zip",
     "tune": "tune tune_cppo --dry-run",
     "report": f"report {SWEEP} --partial --no-log --out page",
     "compare": "compare made/page made/page",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINTS
+from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file, replacing
 from cppo_lab.schema import Outcome
@@ -167,7 +167,7 @@ def read_outcome(folder: Path) -> Outcome | None:
 # attempts are deleted.
 
 
-BEST = "best_checkpoint"
+BEST = BEST_CHECKPOINT
 STEP = "step"  # in the kept checkpoint: a file with its step
 SIZES = "sizes.json"  # in each checkpoint: the bytes of its files, by name
 # What a checkpoint has for resuming alone: verl's FSDP engine has files, its Megatron engine has folders.

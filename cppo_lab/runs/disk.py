@@ -1,0 +1,88 @@
+"""What runs take on the disk, how to free what neither a result nor an unfinished run needs, and archives of runs."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cppo_lab import schema
+from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
+from cppo_lab.files import open_below
+from cppo_lab.runs.folder import ASIDE, AlreadyRunning, held, read_status
+
+# What can be freed of a finished run, by the name of its option: `cppo export` needs the first, nothing the second.
+PARTS = {
+    "checkpoints": (CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT),
+    "superseded": (ASIDE,),
+}
+# Besides these, archives lack what belongs to this machine: locks, launchers' files, progress of uploads and messages.
+_NOT_ARCHIVED = re.compile(
+    "|".join(map(re.escape, sum(PARTS.values(), ())))
+    + r"|attempts|cancelled|lock|notified-\w+|shipped\.json.*|.*\.(lock|partial)"
+)
+
+
+def usage(folder: Path) -> Counter[str]:
+    """Bytes of a run's folder (`disk`), and of its PARTS, as far as they can be freed."""
+    return Counter(disk=_size(folder), **{part: sum(map(_size, _paths(folder, [part]))) for part in PARTS})
+
+
+def remove(folder: Path, parts: Collection[str]) -> int:
+    """Free PARTS of a run unless it has not finished or a process trains it; returns the bytes. Follows no link."""
+    removed = 0
+    with contextlib.suppress(AlreadyRunning), held(folder):
+        for path in _paths(folder, parts):
+            size = _size(path)
+            with contextlib.suppress(OSError):  # another account's
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+                removed += size
+    return removed
+
+
+def _paths(folder: Path, parts: Collection[str]) -> list[Path]:
+    """What there is of the parts of a run that has finished."""
+    if folder.is_symlink() or read_status(folder).get("status") not in schema.FINISHED:
+        return []
+    paths = [folder / name for part in parts for name in PARTS[part]]
+    return [path for path in paths if path.exists() and not path.is_symlink()]
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else [Path(at, name) for at, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # it is gone
+            total += file.lstat().st_size
+    return total
+
+
+def archive(roots: Mapping[str, Path], about: Mapping[str, Any], out: BinaryIO) -> None:
+    """Write a ZIP archive of folders by their names in it, and `about` as archive.json. The same files give the same
+    bytes. Of runs it has configurations, packages, spools, outcomes, answers and output.
+
+    Raises UserError for a link among the files.
+    """
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("archive.json"), json.dumps(about, indent=1))
+        for name, root in roots.items():
+            for path in sorted(_archived(root)):
+                parts = path.relative_to(root).parts
+                if (source := open_below(root, *parts)) is not None:
+                    with source, archive.open(zipfile.ZipInfo("/".join((name, *parts))), "w") as target:
+                        shutil.copyfileobj(source, target)
+
+
+def _archived(root: Path) -> Iterable[Path]:
+    for at, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not _NOT_ARCHIVED.fullmatch(name)]
+        yield from (Path(at, name) for name in names if not _NOT_ARCHIVED.fullmatch(name))

@@ -1,0 +1,76 @@
+"""`cppo clean` and `cppo archive`."""
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cores.base import BEST_MODEL
+from cppo_lab.runs import attempt as attempts
+from cppo_lab.runs.folder import read_status
+from tests import plausible
+from tests.conftest import Command
+
+SWEEP = "quickstart variant=grpo"
+
+
+@pytest.fixture
+def runs(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two finished runs with weights."""
+    monkeypatch.setattr(attempts, "load_core", lambda name: plausible.train)
+    cppo(f"launch {SWEEP} launcher=inline")
+    folders = sorted(path.parent for path in Path("runs").glob("*/status.json"))
+    for folder in folders:
+        (folder / BEST_MODEL).write_bytes(bytes(3_000_000))
+    return folders
+
+
+def test_disk_is_shown_by_sweep_and_freed_when_asked(
+    cppo: Command, runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, row = cppo("clean").out.splitlines()
+    assert head.split() == ["sweep", "runs", "disk", "GB", "checkpoints", "GB", "superseded", "GB"]
+    assert row.split()[:2] == ["quickstart", "2"] and row.split()[3:] == ["0.006", "0.000"]
+    line = f"clean {SWEEP} seed=0 --checkpoints"
+    said = cppo(line, code=2)  # no terminal
+    assert "would free 0.003 GB of 1 run, and nobody can be asked here: repeat it with --yes" in said.err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    cppo(line, code=1)
+    assert all((folder / BEST_MODEL).exists() for folder in runs)
+    assert cppo(f"{line} --yes").out == "0.003 GB freed\n"
+    assert sum((folder / BEST_MODEL).exists() for folder in runs) == 1
+    monkeypatch.setattr("builtins.input", lambda question: "yes")
+    cppo("clean --checkpoints --superseded")
+    assert not any((folder / BEST_MODEL).exists() for folder in runs)
+    assert "0.000 GB freed" in cppo("clean --checkpoints").out
+
+
+def test_what_no_store_has_yet_is_not_freed(cppo: Command, runs: list[Path]) -> None:
+    for folder in runs:
+        (folder / "spool" / "shipped.json").unlink()
+    assert cppo("clean --checkpoints --json").answer["freed"] == 0
+
+
+def test_an_archive_unpacked_elsewhere_gives_the_report_again(
+    cppo: Command, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cppo(f"report {SWEEP} --no-log")
+    assert cppo(f"archive {SWEEP} --out a.zip").out == "a.zip: 2 of 2 runs\n"
+    assert "a.zip exists: name another file" in cppo(f"archive {SWEEP} --out a.zip", code=2).err
+    with zipfile.ZipFile("a.zip") as archive:
+        names = archive.namelist()
+        archive.extractall("elsewhere")
+    assert "report/index.html" in names and not any(name.endswith(BEST_MODEL) for name in names)
+    table = next(Path("reports/build/quickstart").glob("tables/*.csv")).read_bytes()
+    monkeypatch.chdir("elsewhere")
+    assert read_status(Path("runs") / runs[0].name)["status"] == "done"
+    cppo("sync")
+    cppo(f"report {SWEEP} --no-log")
+    assert next(Path("reports/build/quickstart").glob("tables/*.csv")).read_bytes() == table
+
+
+def test_bad_archives_are_refused(cppo: Command) -> None:
+    assert "no run of quickstart has ended here" in cppo(f"archive {SWEEP} --out a.zip", code=2).err
+    assert not Path("a.zip").exists()
