@@ -7,6 +7,7 @@ here fails without them.
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import pwd
@@ -14,6 +15,8 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
+import sysconfig
 import threading
 import time
 from collections import deque
@@ -25,7 +28,7 @@ from typing import Any, NamedTuple
 import cppo_lab
 from cppo_lab import schema
 from cppo_lab.errors import say
-from cppo_lab.files import redacted
+from cppo_lab.files import appearing, redacted
 
 PACKAGES = (
     "torch",
@@ -47,6 +50,9 @@ _SLURM = {
     schema.TAG_NODES: "SLURM_JOB_NODELIST",
 }
 _MOST = 500  # characters of a value that a user chose
+_STATE = "code_state.json"  # of a frozen copy: where it comes from
+_LARGEST_FILE = 1_000_000
+_INSTALLED = re.compile(rf"/(site|dist)-packages/|\A{re.escape(sysconfig.get_path('stdlib'))}/")
 GIT_SECONDS = 30  # a command of git may take
 PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia")  # the kernel module's description of itself
@@ -86,6 +92,8 @@ def code_version(root: Path | None = None) -> str:
 def code_state(root: Path | None = None) -> CodeState:
     """The commit of the checkout at `root`, and how its files differ; that of this package where None is given."""
     root = root or Path(cppo_lab.__file__).resolve().parent.parent
+    if (root / _STATE).is_file():  # a frozen copy
+        return CodeState(*json.loads((root / _STATE).read_text(encoding="utf-8")))
     if not (root / ".git").exists():
         return CodeState()
     try:
@@ -101,6 +109,38 @@ def code_state(root: Path | None = None) -> CodeState:
     except (OSError, subprocess.SubprocessError) as error:
         reason = str(getattr(error, "stderr", None) or error).strip()
         return CodeState(unread=reason.partition("\n")[0] or type(error).__name__)
+
+
+def freeze(runs: Path) -> Path:
+    """A folder below `runs` with a copy of this package, and of every module that this process has loaded from outside
+    the installed packages, as own rules are; it is named by its content. Files of a megabyte or more are left out.
+    """
+    roots = {"cppo_lab": cppo_lab.PACKAGE_FOLDER}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "/")
+        if (
+            "." not in name
+            and path.suffix == ".py"
+            and not _INSTALLED.search(str(path))
+            and name != "__main__"
+        ):
+            roots.setdefault(name, path.parent if path.name == "__init__.py" else path)
+    if cppo_lab.PARTS_FOLDER != cppo_lab.PACKAGE_FOLDER:
+        roots |= {f"cppo_lab/{part}": cppo_lab.PARTS_FOLDER / part for part in cppo_lab.PARTS}
+    content = {_STATE: json.dumps(code_state()).encode()}
+    for name, root in roots.items():
+        for path in root.rglob("*") if root.is_dir() else [root]:
+            inner = path.relative_to(root)
+            skipped = any(part[0] == "." or part in ("__pycache__", "build") for part in inner.parts)
+            if not skipped and path.is_file() and path.stat().st_size < _LARGEST_FILE:
+                content[str(name / inner) if root.is_dir() else path.name] = path.read_bytes()
+    place = runs / "code" / hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
+    if not place.is_dir():
+        with appearing(place) as folder:
+            for name, text in content.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(text)
+    return place
 
 
 def git(root: Path, *arguments: str) -> str:

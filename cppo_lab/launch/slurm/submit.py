@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,6 +24,7 @@ from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, a
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm
 from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.machine import freeze
 from cppo_lab.spec import ResourcesSpec
 
 if TYPE_CHECKING:
@@ -224,6 +226,10 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         todo = groups([new for job in jobs if (new := _without(job, queued)) is not None], spec)
         for values, _ in todo:
             _rehearse(values, runs, spec)
+        if todo and not spec.contained and ":" not in str(runs):  # an edit changes nothing of what waits
+            frozen = shlex.quote(str(freeze(runs)))
+            for values, _ in todo:
+                values["setup"].append(f"export PYTHONPATH={frozen}${{PYTHONPATH:+:$PYTHONPATH}}")
         sent, full = 0, ""
         refused: list[str] = []
         for values, equal in todo:
