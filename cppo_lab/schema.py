@@ -45,6 +45,8 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
     MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t, each at most e^20"),
     MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
+    MetricInfo("rule/importance_weight_mean", "ratio", "pi_old / mu, at most its threshold (decoupled)"),
+    MetricInfo("rule/rejected_fraction", "fraction", "tokens rejected for their pi_old / mu (decoupled)"),
     # Between sampler and trainer (maths/mismatch.py), over the step's updates; also under the names that
     # `mismatch_metric` gives.
     MetricInfo("mismatch/k1", "nats", "KL(mu, pi), mean of -log rho"),

@@ -30,6 +30,7 @@ class ObservedTokens:
     advantages: Tensor
     valid: Tensor  # bool
     tokens: Tensor  # ids
+    origin_logp: Tensor  # log-probability under the policy from which D_t measures
 
 
 def _of_adaptive(rule: RuleSpec) -> dict[str, float]:
@@ -78,7 +79,7 @@ class Diagnostics:
         """Keep the response that best shows both tests; on a tie the later."""
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
-        moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
+        moves_away = (seen.advantages * (seen.logp - seen.origin_logp) > 0) & valid
         weights = position_weights(valid, rule.w_min or 1.0, self._span())
         rate = effective_delta_b(
             divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed", **_of_adaptive(rule)

@@ -9,7 +9,7 @@ from torch import Tensor
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.rules import centred
+from cppo_lab.maths.rules import centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
@@ -77,12 +77,12 @@ class RuleLoss:
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
         self.name, self.rule, self.constants = rule.name, rule.load, settings.arguments(self.horizon)
         self.needs, self.shuffles = rule.needs, PERMUTATION in rule.needs
-        self.centering = spec.objective is not None
+        self.centering, self.weights = spec.objective is not None, spec.rollout.weights
         if self.centering and rule.centering_fault:
             raise UserError(rule.centering_fault)
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, RuleOutput]:
-        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output.
+    def __call__(self, tokens: Tokens, rollout_logp: Tensor) -> tuple[Tensor, RuleOutput]:
+        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output; `rollout_logp` is log mu [B, T].
 
         With `centering`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
 
@@ -102,6 +102,8 @@ class RuleLoss:
                 f"rule {self.name!r} returns a keep with {fault}: return a weight in [0, 1] for each token, of shape "
                 f"{list(tokens.logp.shape)} and {tokens.logp.dtype}, as docs/rules.md says"
             )
+        if self.weights is not None:
+            output = corrected(output, tokens, rollout_logp, **self.weights)
         # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
         return -aggregate(output.objective, tokens.valid, self.mode, horizon=horizon), output

@@ -9,6 +9,8 @@ end, so that minibatches are weighted by their numbers of tokens.
     divergence_mean, _max  D_t over response tokens
     delta_b_mean           effective prefix-budget rate over non-empty responses
     ratio_mean             rho_t over response tokens, each at most e^20
+    importance_weight_mean pi_old / mu over response tokens as it weighs them, in decoupled runs
+    rejected_fraction      response tokens rejected for their pi_old / mu, in decoupled runs
     clip_fraction          tokens whose clipped ratio entered the objective / response tokens
 """
 
@@ -28,6 +30,8 @@ SHARES: dict[str, tuple[str, str]] = {
     "delta_b_mean": ("delta_b", "responses"),
     "ratio_mean": ("ratio", "tokens"),
     "clip_fraction": ("clipped", "tokens"),
+    "importance_weight_mean": ("importance_weight", "tokens"),
+    "rejected_fraction": ("rejected", "tokens"),
 }
 MAXIMA = ("divergence_max",)
 

@@ -382,7 +382,8 @@ def m2po(
         ValueError: m2 <= 0.
     """
     positive("m2", m2, allow_inf=True)
-    dropped = _outliers(tokens.log_ratio.detach().square(), tokens.moves_away, m2)
+    log_ratio = tokens.log_ratio.detach()
+    dropped = _outliers(log_ratio.square(), tokens.advantages * log_ratio > 0, m2)
     return decided(tokens, ~dropped, {"second moment": dropped})
 
 
@@ -423,8 +424,9 @@ def vaco(
         ValueError: delta <= 0.
     """
     positive("delta", delta, allow_inf=True)
-    distance = tokens.log_ratio.detach().expm1().abs().sum(1) / row_counts(tokens.valid).clamp_min(1)
-    masked = tokens.moves_away & (distance > delta)[:, None]
+    log_ratio = tokens.log_ratio.detach()
+    distance = log_ratio.expm1().abs().sum(1) / row_counts(tokens.valid).clamp_min(1)
+    masked = (tokens.advantages * log_ratio > 0) & (distance > delta)[:, None]
     return decided(tokens, ~masked, {"mean distance": masked})
 
 

@@ -1,4 +1,5 @@
-"""The rules as functions: name -> function, from the records in `cppo_lab.rules`; and any of them with score centering.
+"""The rules as functions: name -> function, from the records in `cppo_lab.rules`; and any of them with score centering,
+or with weights that correct for the policy that sampled.
 
 Every rule is `fn(tokens: Tokens, *, <constants>) -> RuleOutput`; the constants are plain keyword scalars.
 """
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cppo_lab import rules
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.tokens import LARGEST_EXPONENT, RuleOutput, Tokens, row_counts
 
-__all__ = ["RULES", "RuleOutput", "centred", "get_rule"]
+__all__ = ["RULES", "RuleOutput", "centred", "corrected", "get_rule"]
 
 RULES: dict[str, Callable[..., RuleOutput]] = {name: rule.load for name, rule in rules.RULES.items()}
 
@@ -102,3 +103,50 @@ def _weights(
         )
         (weights,) = torch.autograd.grad(scored - unscored, leaf)
     return weights.unflatten(0, (cells, -1)).movedim(0, -1)
+
+
+# The decoupled objective: three policies. A rule acts on pi / pi_old, with pi_old the policy at the start of a batch's
+# updates; that mu sampled the tokens, and not pi_old, is corrected by weights without gradient:
+#
+#     objective_t <- v_t M_t objective_t,     x_t = log pi_old(y_t) - log mu(y_t)
+#     v_t = min(exp z, rollout_is_threshold),     z = x_t ("token") or sum_j x_j ("sequence")
+#     M_t = [ abs(z) <= log rollout_rs_threshold ],     z = x_t ("token_k1"), sum_j x_j ("seq_sum_k1") or its mean over
+#                                                       the response's tokens ("seq_mean_k1")
+#
+# With a rule that masks by D_t from mu, and all weights of tokens ("token", no threshold in reach), v_t pi / pi_old is
+# pi / mu: the loss of two policies. Rejected tokens stay in the denominators and in the prefix, as masked ones do.
+#
+# Source: verl 0.9.1, `trainer/ppo/rollout_corr_helper.py` (a single upper threshold; that of rejection stands for its
+# own inverse on the other side), which takes them out of the response mask, and so out of the number of tokens of a
+# sequence, but not of a minibatch. Decoupled PPO: arXiv 2110.00641; for language models AReaL, arXiv 2505.24298.
+
+
+def corrected(
+    output: RuleOutput,
+    tokens: Tokens,
+    rollout_logp: Tensor,
+    *,
+    rollout_is: str | None = None,
+    rollout_is_threshold: float = math.inf,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: float = math.inf,
+) -> RuleOutput:
+    """The output of a rule on `tokens`, whose `rollout_logp` is log pi_old, with the objective v M objective.
+
+    `rollout_logp` [B, T]: log mu(y_t). `rollout_is` and `rollout_rs` None: v = 1, M = 1.
+    """
+    valid, logp = tokens.valid, tokens.rollout_logp
+    log_ratio = torch.where(valid, logp - rollout_logp.to(logp.dtype), 0.0)
+    total = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+    mean = total / row_counts(valid).clamp_min(1)[:, None]
+    log_weights = {"token": log_ratio, "sequence": total}
+    statistics = {"token_k1": log_ratio, "seq_sum_k1": total, "seq_mean_k1": mean}
+    weight, rejected = valid.to(logp.dtype), torch.zeros_like(valid)
+    if rollout_is is not None:
+        bounded = log_weights[rollout_is].clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+        weight = weight * bounded.exp().clamp_max(rollout_is_threshold)
+    if rollout_rs is not None:
+        rejected = valid & (statistics[rollout_rs].abs() > math.log(rollout_rs_threshold))
+    stats = {"importance_weight": weight.sum(), "rejected": row_counts(rejected).sum().to(logp.dtype)}
+    objective = output.objective * torch.where(rejected, 0.0, weight)
+    return output._replace(objective=objective, stats=output.stats | stats)

@@ -135,7 +135,7 @@ class Tokens:
     """The sampled tokens of a batch, the one argument of a rule beside its constants. Checked here, once.
 
     logp: [B, T] log pi(y_t), a rule's only field with a gradient; float64, or else float32 from here on.
-    rollout_logp: [B, T] log mu(y_t), of the policy that sampled the tokens.
+    rollout_logp: [B, T] log mu(y_t), of the policy that sampled the tokens; in decoupled runs log pi_old(y_t).
     advantages: [B, T].
     valid: [B, T] bool or 0/1: the response tokens; right-padded.
     divergence: [B, T] D_t >= 0 (maths/divergence.py), or None.
@@ -144,6 +144,7 @@ class Tokens:
     topk_pi_logp: [B, T, K] log pi of these, as they are, or None; differentiable if the loss is centred.
     drift: [B, T] the first-order change of D_t if log pi(y_t) is raised (`divergence.drift`), or None.
     rollout_entropy: [B, T] the entropy of mu, or None.
+    origin_logp: [B, T] log-probability of y_t under the policy from which D_t measures, or None: rollout_logp.
 
     From these: log_ratio, log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp; active, the response tokens
     with A != 0; overflows: whether rho of some token, kept or not, overflows its dtype.
@@ -166,13 +167,22 @@ class Tokens:
     topk_pi_logp: Tensor | None = None
     drift: Tensor | None = None
     rollout_entropy: Tensor | None = None
+    origin_logp: Tensor | None = None
     log_ratio: Tensor = field(init=False)
     active: Tensor = field(init=False)
     overflows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         mask = token_mask(self.valid)
-        names = ("logp", "rollout_logp", "advantages", "divergence", "drift", "rollout_entropy")
+        names = (
+            "logp",
+            "rollout_logp",
+            "advantages",
+            "divergence",
+            "drift",
+            "rollout_entropy",
+            "origin_logp",
+        )
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         same_shape(mask.shape, **given)
         logp = torch.where(mask, compute_dtype(self.logp), 0.0)
@@ -236,8 +246,11 @@ class Tokens:
 
     @property
     def moves_away(self) -> Tensor:
-        """[B, T] bool: A (rho - 1) > 0, i.e. the update would move pi further from mu. False where A = 0."""
-        return self.advantages * self.log_ratio.detach() > 0
+        """[B, T] bool: A (rho - 1) > 0, i.e. the update would move pi further from the policy from which D_t
+        measures, which is rho's denominator here. False where A = 0.
+        """
+        log_ratio = self.log_ratio if self.origin_logp is None else self.logp - self.origin_logp
+        return self.advantages * log_ratio.detach() > 0
 
     @property
     def required_divergence(self) -> Tensor:

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from cppo_lab.plugins import NAME, PATH
-from cppo_lab.rules import ABOVE, AT_MOST, ENTRY_POINT, KL, RULES
+from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, RULES
 from cppo_lab.schema import MEAN
 
 
@@ -387,16 +387,26 @@ class RuleSpec(Spec):
         return self.name in RULES and need in RULES[self.name].needs
 
 
+def _today_is_none(value: str | None) -> str | None:
+    """None for what was meant before the field existed: it does not enter the id."""
+    return None if value in ("float32", "mu", "bypass") else value
+
+
+Added = AfterValidator(_today_is_none)
+
+
 class DivergenceSpec(Spec):
     """How D_t is measured: `estimator` on which partition, `measure` TV or KL(mu to pi).
 
-    `sample` estimates the KL from the sampled token alone (k2, k3), for cases where no more of mu is known.
+    `sample` estimates the KL from the sampled token alone (k2, k3), for cases where no more of mu is known. `origin`:
+    from which policy D_t measures, mu (None) or, in decoupled runs, pi_old.
     """
 
     estimator: Literal["exact", "topk", "binary", "sample"]
     measure: Literal["tv", "kl", "k2", "k3"]
     k: Count | None = None
     convention: Literal["union", "replace_kth"] | None = None
+    origin: Annotated[Literal["mu", "old"] | None, Added] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -466,6 +476,10 @@ class SamplingSpec(Spec):
     `staleness` (rollout batches by which mu is older than pi) and `precision` (of mu's weights and arithmetic)
     make mu differ from the policy in training, as asynchronous trainers and inference engines do.
 
+    `correction`: bypass (None), where rules act on pi / mu, or decoupled, where they act on pi / pi_old, with pi_old
+    the policy at the start of a batch's updates, and pi_old / mu enters by the weights `rollout_*` (named as in verl;
+    `maths.rules.corrected`).
+
     Of the verl core alone: `quantization` of mu's weights, and `router_replay`, by which a mixture of experts trains
     each token with the experts that sampled it (R3).
     """
@@ -477,6 +491,34 @@ class SamplingSpec(Spec):
     precision: Literal["float32", "bfloat16"]
     quantization: Literal["fp8"] | None = None
     router_replay: Literal["R2", "R3"] | None = None
+    correction: Annotated[Literal["bypass", "decoupled"] | None, Added] = None
+    rollout_is: Literal["token", "sequence"] | None = None
+    rollout_is_threshold: Positive | None = None
+    rollout_rs: Literal["token_k1", "seq_sum_k1", "seq_mean_k1"] | None = None
+    rollout_rs_threshold: Annotated[Finite, Field(gt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("rollout_is", "rollout_rs"):
+            value, limit = getattr(self, name), getattr(self, f"{name}_threshold")
+            if (value is None) != (limit is None):
+                raise ValueError(f"{name}={value!r} with {name}_threshold={limit}: set both, or neither")
+            if value and not self.correction:
+                raise ValueError(
+                    f"{name}={value!r} with correction='bypass', which has no pi_old to compare with mu: set "
+                    f"correction=decoupled, or {name} and {name}_threshold to null"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, Any] | None:
+        """The arguments of `maths.rules.corrected`; None: the run is not decoupled."""
+        values = self.model_dump(exclude_none=True)
+        return (
+            {name: values[name] for name in values if name.startswith("rollout_")}
+            if self.correction
+            else None
+        )
 
 
 class ValidationSpec(Spec):
@@ -486,11 +528,6 @@ class ValidationSpec(Spec):
     samples: Count
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
-
-
-def _float32_is_none(value: str | None) -> str | None:
-    """float32 was meant before the field existed: it does not enter the id."""
-    return None if value == "float32" else value
 
 
 class OptimSpec(Spec):
@@ -505,7 +542,7 @@ class OptimSpec(Spec):
     beta2: Annotated[Finite, Field(ge=0, lt=1)]
     weight_decay: NonNegative
     clip_grad_norm: Positive
-    master_dtype: Annotated[Literal["float32", "bfloat16"] | None, AfterValidator(_float32_is_none)] = None
+    master_dtype: Annotated[Literal["float32", "bfloat16"] | None, Added] = None
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
 
@@ -567,7 +604,7 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_centering(self.rule)
+        self._check_objective(self.rule)
         for section, names in OF_VERL.items() if not isinstance(self, VerlRun) else ():
             for name in names:
                 if (value := getattr(getattr(self, section), name)) is not None:
@@ -591,11 +628,18 @@ class RunSpec(Spec):
             )
         return self
 
-    def _check_centering(self, rule: RuleSpec) -> None:
-        """Check that the loss of `rule` can be centred, if it shall be.
+    def _check_objective(self, rule: RuleSpec) -> None:
+        """Check that the loss of `rule` can be centred or decoupled, if it shall be.
 
         Raises ValueError.
         """
+        if self.rollout.correction:
+            self._check_decoupled(rule)
+        elif self.divergence.origin:
+            raise ValueError(
+                "divergence.origin='old' with rollout.correction='bypass', which has no pi_old: set "
+                "rollout.correction=decoupled, or divergence.origin=mu"
+            )
         if self.objective is None:
             return
         if self.divergence.estimator not in ("topk", "exact"):
@@ -611,6 +655,24 @@ class RunSpec(Spec):
             )
         if rule.name in RULES and (fault := RULES[rule.name].centering_fault):
             raise ValueError(fault)
+
+    def _check_decoupled(self, rule: RuleSpec) -> None:
+        decoupled = "rollout.correction='decoupled' with"
+        if self.objective:
+            raise ValueError(
+                f"{decoupled} objective.centering=true: the weight pi_old / mu of a token that was not sampled is not "
+                "defined; set objective.centering=false, or rollout.correction=bypass"
+            )
+        if rule.verl_loss is not None:
+            raise ValueError(
+                f"{decoupled} rule {rule.name!r}: a loss of verl's own is trained in bypass mode alone; choose another "
+                "rule, or rollout.correction=bypass"
+            )
+        if rule.needs(ENTROPY):
+            raise ValueError(
+                f"{decoupled} rule {rule.name!r}: its limit is by the entropy of mu, and its ratio would be to pi_old; "
+                "choose another rule, or rollout.correction=bypass"
+            )
 
     @property
     def run_id(self) -> str:
@@ -663,6 +725,18 @@ class VerlRun(RunSpec):
                 "rollout.staleness=0, or optim.lora_rank=null"
             )
         replay = self.rollout.router_replay
+        if replay and self.rollout.correction:
+            raise ValueError(
+                f"rollout.router_replay={replay!r} with rollout.correction='decoupled': that pi_old is computed with "
+                "the experts that sampled has not been tested; set rollout.router_replay=null, or "
+                "rollout.correction=bypass"
+            )
+        if self.divergence.origin and self.divergence.estimator in ("topk", "exact"):
+            raise ValueError(
+                f"divergence.origin='old' with divergence.estimator={self.divergence.estimator!r}: core=verl knows "
+                "pi_old at sampled tokens alone; choose divergence=binary_tv, binary_kl, sample_k2 or sample_k3, or "
+                "divergence.origin=mu"
+            )
         if replay == "R2":
             raise ValueError(
                 "rollout.router_replay='R2' replays the routes by which old log-probabilities were recomputed, and "
@@ -730,7 +804,7 @@ class ExactRun(RunSpec):
         for rule in (self.rule, *([self.along.rule] if self.along else [])):
             if rule.verl_loss is not None:
                 raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
-            self._check_centering(rule)
+            self._check_objective(rule)
         if self.along and self.along.match == "delta" and self.rule.delta is None:
             raise ValueError(
                 f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"

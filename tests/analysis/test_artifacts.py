@@ -81,7 +81,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     diagnostics, draw = Diagnostics(rule, tokens), torch.Generator().manual_seed(1)
     logp, mu = (-3 * torch.rand(responses, tokens, generator=draw) for _ in range(2))
     gaps, valid = (logp.exp() - mu.exp()).abs(), torch.ones_like(logp).bool()
-    observed = ObservedTokens(logp, mu, gaps / 3, torch.ones_like(logp), valid, valid.long())
+    observed = ObservedTokens(logp, mu, gaps / 3, torch.ones_like(logp), valid, valid.long(), mu)
     diagnostics.see(3, observed, lambda ids: ["中文 \n" for _ in ids])
     diagnostics.end_step()
     ids = []

@@ -143,7 +143,7 @@ def test_mismatch_and_diagnostics() -> None:
     rule = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
     diagnostics = Diagnostics(rule, horizon=12)
     tokens = torch.arange(12, device=GPU).expand(valid.shape)
-    seen = ObservedTokens(logp, rollout_logp, divergence, advantages, valid, tokens)
+    seen = ObservedTokens(logp, rollout_logp, divergence, advantages, valid, tokens, rollout_logp)
     diagnostics.see(1, seen, lambda ids: [f"<{token}>" for token in ids])
     diagnostics.end_step()
     assert diagnostics.tables()["window"]["symbols"]

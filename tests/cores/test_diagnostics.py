@@ -25,7 +25,7 @@ def watched(lengths: list[int]) -> ObservedTokens:
     valid = torch.arange(5) < torch.tensor(lengths)[:, None]
     return ObservedTokens(
         torch.full(shape, -0.5), torch.full(shape, -1.5), torch.full(shape, 0.3), torch.ones(shape), valid,
-        torch.arange(10, 15).expand(shape),
+        torch.arange(10, 15).expand(shape), torch.full(shape, -1.5),
     )  # fmt: skip
 
 

@@ -153,6 +153,101 @@ def test_centering_by_enumeration_of_every_response(name: str) -> None:
         assert noises["centred"] < 0.995 * noises["plain"]
 
 
+def apart(learner: Learner, seed: int) -> None:
+    """Move the policy of a learner."""
+    noise = torch.randn(
+        learner.parameters.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    learner.parameters.data += 0.3 * noise
+
+
+@pytest.mark.parametrize("origin", ["mu", "old"])
+@pytest.mark.parametrize(("weigh", "reject"), [("token", "seq_mean_k1"), ("sequence", "token_k1")])
+def test_the_decoupled_loss_and_its_gradient_by_finite_differences(
+    weigh: str, reject: str, origin: str
+) -> None:
+    """- sum v [1 / band <= mu / pi_old <= band] [A (pi / o - 1) <= 0 or TV(o, pi) <= delta] pi / pi_old A over every
+    response, from the tables of three policies; o is mu or pi_old. Pushed by other seeds, they are apart.
+    """
+    cap, band, delta = 1.3, 1.4, 0.05
+    spec = exact_run(
+        data={"family": "early_fork", "vocabulary": 3, "allowed_slips": 1, "benchmarks": ("a", "b")},
+        model={"stretches": 2, "slips": 1.0, "second_mode_slips": 0.5, "start_noise": 0.5},
+        rollout={"max_response_length": 3, "correction": "decoupled", "rollout_is": weigh, "rollout_rs": reject,
+                 "rollout_is_threshold": cap, "rollout_rs_threshold": band},
+        divergence={"estimator": "exact", "measure": "tv", "origin": origin},
+        rule={"name": "dppo", "delta": delta},
+        training={"aggregation": "seq-mean-token-sum"},
+    )  # fmt: skip
+    learner = Learner(spec)
+    log_mu = learner.log_policy(1.0).detach()
+    apart(learner, 1)
+    log_old = learner.log_policy(1.0).detach()
+    apart(learner, 2)
+    rollout = enumerated(learner, log_mu)
+    signs = torch.where(torch.arange(len(rollout.keep)) % 2 == 0, 1.0, -1.0).double()
+    rollout = replace(rollout, advantages=signs)
+    loss, stats, _ = learner.objective(
+        rollout, torch.arange(len(rollout.keep)), None, learner.recorded(log_old)
+    )
+    loss.backward()
+    places, worth = rollout.places, signs[:, None]
+    mu, old = (table.flatten()[places] for table in (log_mu, log_old))
+    x = old - mu
+    z = {"token": x, "sequence": x.sum(1, keepdim=True)}[weigh]
+    y = {"token_k1": x, "seq_mean_k1": x.mean(1, keepdim=True)}[reject]
+    weight = z.exp().clamp(max=cap) * ((y.exp() <= band) & ((-y).exp() <= band))
+    start = {"mu": log_mu, "old": log_old}[origin]
+    assert 0 < int((weight == 0).sum()) < weight.numel() and bool((weight == cap).any())
+
+    def kept() -> torch.Tensor:
+        log_pi = learner.log_policy(1.0).detach()
+        tv = 0.5 * (log_pi.exp() - start.exp()).abs().sum(-1).flatten()[places // 3]
+        return (worth * (log_pi - start).flatten()[places] <= 0) | (tv <= delta)
+
+    mask = kept()
+    assert 0 < int(mask.sum()) < mask.numel() and int(stats["masked"]) == int((~mask).sum())
+
+    def value() -> float:
+        log_pi = learner.log_policy(1.0).detach().flatten()[places]
+        return -float((weight * mask * (log_pi - old).exp() * worth).sum() / len(places))
+
+    assert float(loss.detach()) == pytest.approx(value(), abs=1e-14)
+    gradient, step = learner.parameters.grad, 1e-5
+    assert gradient is not None
+    expected = []
+    for i in range(len(learner.parameters)):
+        sides = []
+        for sign in (1, -1):
+            learner.parameters.data[i] += sign * step
+            sides.append(value())
+            learner.parameters.data[i] -= sign * step
+        expected.append((sides[0] - sides[1]) / (2 * step))
+    assert gradient.tolist() == pytest.approx(expected, abs=1e-9) and max(map(abs, expected)) > 1e-2
+
+
+def test_a_decoupled_run_measures_from_the_policy_before_its_updates() -> None:
+    """Without staleness and noise it is the run of two policies to the bit; with them, pi_old is not mu."""
+    weighed = {"correction": "decoupled", "rollout_is": "token", "rollout_is_threshold": 2.0}
+    plain, same = (history(exact_run(rollout=rollout)) for rollout in ({}, weighed))
+    for _, row in same[1:]:
+        assert (row.pop("rule/importance_weight_mean"), row.pop("rule/rejected_fraction")) == (1, 0)
+    assert same == plain
+    measured = {"estimator": "exact", "measure": "tv", "origin": "old"}
+    one = {
+        "batch": {"prompts": 8, "responses": 8, "minibatch_prompts": 8}
+    }  # the only update starts from pi_old
+    stale, own = (
+        history(exact_run(**one, rollout=weighed | {"staleness": 1}, **more))
+        for more in ({}, {"divergence": measured})
+    )
+    assert [row["rule/divergence_mean"] for _, row in own[1:]] == [0.0] * (len(own) - 1)
+    assert all(row["rule/divergence_mean"] > 1e-3 for _, row in stale[2:])
+    assert any("premise" in name for name in stale[-1][1]) and not any(
+        "premise" in name for name in own[-1][1]
+    )
+
+
 @pytest.mark.parametrize("family", ["early_fork", "no_fork"])
 def test_the_loss_has_the_gradient_of_the_exact_surrogate(family: str) -> None:
     """Nothing masked, every response with its probability: the loss falls as L' rises, parameter by parameter."""

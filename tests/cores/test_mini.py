@@ -13,6 +13,7 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import Trainer, train
@@ -24,6 +25,7 @@ from cppo_lab.cores.mini.warm_start import (
     warm_start_file,
 )
 from cppo_lab.errors import UserError
+from cppo_lab.maths.divergence import topk
 from cppo_lab.spec import Architecture, RunSpec, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS, VERL
 from cppo_lab.sweep.compose import compose
@@ -202,6 +204,12 @@ class ListSink:
         ]
 
 
+DECOUPLED = (
+    "rollout.correction=decoupled", "rollout.rollout_is=token", "rollout.rollout_is_threshold=1.01",
+    "rollout.rollout_rs=token_k1", "rollout.rollout_rs_threshold=1.02",
+)  # fmt: skip
+
+
 def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float]]]:
     """The metrics of a fresh run; `folder` holds the warm start that runs share."""
     sink = ListSink()
@@ -242,6 +250,80 @@ class TestTrainer:
         )
         assert math.isfinite(centred["train/loss"])
         assert centred["train/grad_norm"] != pytest.approx(plain["train/grad_norm"], rel=1e-4)
+
+    @pytest.mark.parametrize("rule", ["grpo", "cppo", "pdm"])
+    @pytest.mark.parametrize("origin", ["mu", "old"])
+    def test_three_policies_of_which_two_are_one_train_to_the_bit_as_two(
+        self, shared: Path, rule: str, origin: str
+    ) -> None:
+        """mu samples with the weights of pi_old, in its arithmetic: it is pi_old, and every weight is 1."""
+        kind = (f"rule={rule}", "optim.learning_rate=0.01", "training.t_stop=4")
+        plain = train_tiny(shared, *kind)
+        rows = train_tiny(shared, *kind, *DECOUPLED, f"divergence.origin={origin}")
+        weights = [
+            (row.pop("rule/importance_weight_mean"), row.pop("rule/rejected_fraction"))
+            for _, row in rows
+            if "rule/ratio_mean" in row  # not of a batch without a learning signal
+        ]
+        assert rows == plain and set(weights) == {(1.0, 0.0)}
+
+    @pytest.mark.parametrize("origin", ["mu", "old"])
+    def test_pi_old_is_the_policy_before_the_updates_and_not_the_stale_mu(
+        self, shared: Path, origin: str
+    ) -> None:
+        """Whole weights make the gradient of two policies, where the mask is by D_t from mu, and truncated ones not."""
+        kind = [*TINY, "rule=dppo", "rule.delta=0.05", "divergence.k=4", "rollout.staleness=1"]
+        specs = {
+            name: compose([*kind, *more]).run
+            for name, more in {
+                "two": [],
+                "whole": [*DECOUPLED[:2], "rollout.rollout_is_threshold=1e6", f"divergence.origin={origin}"],
+                "truncated": [*DECOUPLED, f"divergence.origin={origin}"],
+            }.items()
+        }
+        trainer = Trainer(specs["truncated"], Resources(shared, shared, device="cpu"))
+        generator = torch.Generator().manual_seed(2)
+
+        def moved() -> None:
+            with torch.no_grad():
+                for parameter in trainer.model.parameters():
+                    parameter += 0.03 * torch.randn(parameter.shape, generator=generator)
+
+        trainer.collect()
+        moved()
+        batch = trainer.collect()
+        rollout, worth = batch.rollout, torch.randn(len(batch.keep), generator=generator)
+        valid = rollout.valid()
+        pi_old = joined_logits(trainer.model, rollout).log_softmax(-1).detach()
+        old = trainer.objective.recorded(rollout)
+        moved()
+        log_old = pi_old.gather(-1, rollout.responses[..., None])[..., 0]
+        torch.testing.assert_close(old.logp[valid], log_old[valid], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(old.topk_logp[valid], pi_old.topk(4).values[valid], rtol=1e-4, atol=1e-4)
+        assert float((old.logp - rollout.logp)[valid].abs().max()) > 0.1
+        pi = joined_logits(trainer.model, rollout).log_softmax(-1).detach()
+        gradients, results = {}, {}
+        for name, spec in specs.items():
+            objective = Objective(spec, trainer.model, trainer.tokenizer)
+            trainer.model.zero_grad()
+            results[name] = objective(rollout, worth, None, None if name == "two" else old)
+            results[name].loss.backward()
+            gradients[name] = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+        masks = {name: result.output.keep for name, result in results.items()}
+        assert 0 < int((masks["two"] < 1)[valid].sum()) < int(valid.sum())
+        assert not torch.allclose(gradients["truncated"], gradients["whole"], rtol=0.01)
+        assert torch.equal(masks["truncated"], masks["whole"])
+        metrics = trainer.update(replace(batch, advantages=worth, keep=torch.ones_like(batch.keep)))
+        assert all(map(schema.is_known_metric, metrics)) and 0 < metrics["rule/rejected_fraction"] < 1
+        assert (metrics["rule/divergence_before_update_mean"] < 1e-6) == (origin == "old")
+        if origin == "mu":
+            assert torch.equal(masks["whole"], masks["two"])
+            torch.testing.assert_close(gradients["whole"], gradients["two"], rtol=1e-3, atol=1e-5)
+            return
+        d = topk(
+            old.topk_ids, old.topk_logp, pi, rollout.responses, old.logp, measure="tv", convention="union"
+        )
+        torch.testing.assert_close(results["whole"].divergence[valid], d[valid], rtol=1e-3, atol=1e-5)
 
     def test_same_seed_same_numbers_other_seed_other_numbers(self, shared: Path) -> None:
         first, second = train_tiny(shared), train_tiny(shared)

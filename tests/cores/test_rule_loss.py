@@ -19,7 +19,7 @@ def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
     values, batch = {}, random_batch(0, width=7)
     for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
         run = compose([*TINY, "rule=grpo", f"training.aggregation={mode}"]).run
-        values[mode] = float(RuleLoss(run)(Tokens(*batch))[0])
+        values[mode] = float(RuleLoss(run)(Tokens(*batch), batch.rollout_logp)[0])
     assert values["seq-mean-token-sum-norm"] * 9 == pytest.approx(values["seq-mean-token-sum"])
 
 
@@ -39,7 +39,7 @@ def test_a_rule_whose_keep_is_none_is_named(change: Callable[[Tensor], Tensor], 
     """Else it would train on, with statistics that say nothing."""
     loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
     plain, tokens = loss.rule, Tokens(*random_batch(0))
-    assert loss(tokens)[1].keep.any()
+    assert loss(tokens, tokens.rollout_logp)[1].keep.any()
 
     def changed(given: Tokens, **constants: float) -> RuleOutput:
         output = plain(given, **constants)
@@ -49,4 +49,4 @@ def test_a_rule_whose_keep_is_none_is_named(change: Callable[[Tensor], Tensor], 
     with pytest.raises(
         UserError, match=rf"rule 'grpo' returns a keep with .*{said}.*return a weight in \[0, 1\]"
     ):
-        loss(tokens)
+        loss(tokens, tokens.rollout_logp)

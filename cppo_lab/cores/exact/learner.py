@@ -126,11 +126,7 @@ class Learner(SteppedTrainer):
         self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
     ) -> tuple[GradedResponses, float]:
         """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance."""
-        spec, symbols = self.spec, self.process.vocabulary
-        rows = log_mu.view(-1, symbols)
-        top = rows.topk(recorded_tokens(spec.divergence, symbols), -1)
-        ids = torch.arange(symbols).repeat(len(rows))
-        mu = Recorded(ids, rows.flatten(), top.indices, top.values)
+        spec, mu = self.spec, self.recorded(log_mu)
         group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
         advantages, keep, share = self.graded(rewards, group)
         permutation = None
@@ -138,27 +134,50 @@ class Learner(SteppedTrainer):
             permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
         return GradedResponses(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
 
+    def recorded(self, log_policy: Tensor) -> Recorded:
+        """What a policy [K, S, V] records of each token of each table entry."""
+        symbols = self.process.vocabulary
+        rows = log_policy.reshape(-1, symbols)
+        top = rows.topk(recorded_tokens(self.spec.divergence, symbols), -1)
+        return Recorded(torch.arange(symbols).repeat(len(rows)), rows.flatten(), top.indices, top.values)
+
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
         """The updates of a batch. `watched`: the training step, if it enters the diagnostics."""
-        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, watched))
+        old = rollout.mu
+        if self.spec.rollout.correction:
+            old = self.recorded(self.log_policy(self.spec.rollout.temperature).detach())
+        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, watched, old))
 
-    def objective(self, rollout: GradedResponses, rows: Tensor, watched: int | None = None) -> Minibatch:
-        """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`."""
+    def objective(
+        self,
+        rollout: GradedResponses,
+        rows: Tensor,
+        watched: int | None = None,
+        old: Recorded | None = None,
+    ) -> Minibatch:
+        """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`.
+
+        `old`: of pi_old; None: it is mu.
+        """
         places, rollout_logp = rollout.places[rows], rollout.logp[rows]
+        old = old or rollout.mu
+        origin = old if self.spec.divergence.origin else rollout.mu
         log_pi = self.log_policy(self.spec.rollout.temperature)
         logp = log_pi.flatten().gather(0, places.flatten()).view(places.shape)
         seen = logp.detach()
         if not bool(seen.sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        divergence = self._at(measured_divergence, log_pi.detach(), rollout.mu, places)
+        divergence = self._at(measured_divergence, log_pi.detach(), origin, places)
         valid = torch.ones_like(places, dtype=torch.bool)
         order = rollout.permutation if self.loss.shuffles else None
         permutation = None if order is None else order[rows]
         spread = rollout.advantages[rows][:, None].expand_as(seen)
-        others = self._others(log_pi, rollout.mu, places)
-        loss, output = self.loss(Tokens(logp, rollout_logp, spread, valid, divergence, permutation, **others))
+        others = self._others(log_pi, rollout.mu, origin, places)
+        tokens = Tokens(logp, old.logp[places], spread, valid, divergence, permutation, **others)
+        loss, output = self.loss(tokens, rollout_logp)
         if watched is not None:
-            view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, rollout.tokens[rows])
+            drawn = rollout.tokens[rows]
+            view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, drawn, origin.logp[places])
             self.diagnostics.see(watched, view, token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
@@ -166,7 +185,7 @@ class Learner(SteppedTrainer):
     def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
         """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
         goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule whose delta is
-        no limit of TV.
+        no limit of TV from mu.
 
         Args:
             rollout: the batch, whose responses are a sample of mu's visits.
@@ -175,7 +194,8 @@ class Learner(SteppedTrainer):
         """
         rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
         record = rule_of(rule.name, rule.path)
-        tests_divergence = DIVERGENCE in record.needs and self.spec.divergence.measure == "tv"
+        kind = self.spec.divergence
+        tests_divergence = DIVERGENCE in record.needs and kind.measure == "tv" and not kind.origin
         if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
         constants = {**rule.arguments(self.process.horizon), **record.fixed}
@@ -197,19 +217,21 @@ class Learner(SteppedTrainer):
             beyond["prefixes"] = tests.prefix_fails
         return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
 
-    def _others(self, log_pi: Tensor, mu: Recorded, places: Tensor) -> dict[str, Tensor]:
-        """What the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
+    def _others(self, log_pi: Tensor, mu: Recorded, origin: Recorded, places: Tensor) -> dict[str, Tensor]:
+        """What else the loss needs of D's origin, and of mu and pi at tokens that were not sampled, as fields of
+        `Tokens`.
+        """
         states, symbols = places // self.process.vocabulary, self.process.vocabulary
-        given: dict[str, Tensor] = {}
+        given = {"origin_logp": origin.logp[places]}
         if self.loss.centering:
             ids = mu.topk_ids[states]
-            given = {
+            given |= {
                 "topk_ids": ids,
                 "topk_logp": mu.topk_logp[states],
                 "topk_pi_logp": log_pi.view(-1, symbols)[states].gather(-1, ids),
             }
         if DRIFT in self.loss.needs:
-            given["drift"] = self._at(measured_drift, log_pi.detach(), mu, places)
+            given["drift"] = self._at(measured_drift, log_pi.detach(), origin, places)
         if ENTROPY in self.loss.needs:
             given["rollout_entropy"] = torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[states]
         return given

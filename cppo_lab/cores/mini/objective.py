@@ -1,6 +1,6 @@
 """The loss of a minibatch: a forward pass, the divergence from mu, the rule, the aggregation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class ObjectiveResult:
     loss: Tensor  # scalar
     mismatch: tuple[float, float]  # the two sums of the relative log-prob error
     rollout: Rollout
+    origin: Rollout  # as if the policy from which D_t measures had sampled it
     logp: Tensor  # [B, T] log pi(y_t)
     divergence: Tensor  # [B, T] D_t
     advantages: Tensor  # [B]
@@ -40,7 +41,9 @@ class ObjectiveResult:
         """The tokens for the diagnostics."""
         advantages = self.advantages[:, None].expand_as(self.logp)
         valid, tokens = self.rollout.valid(), self.rollout.responses
-        return ObservedTokens(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
+        return ObservedTokens(
+            self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens, self.origin.logp
+        )
 
     def log_ratios(self) -> LogRatios:
         """The log ratios for the mismatch metrics between sampler and trainer."""
@@ -55,25 +58,41 @@ class Objective:
         self.rule = RuleLoss(spec)
         self.top_k = recorded_tokens(spec.divergence, tokenizer.vocabulary)
 
+    def _log_policy(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """log pi [B, T, V] at every response token, and of the token [B, T]."""
+        logits = rollout.logits(self.model, self.pad)
+        pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
+        return pi_logp, pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
+
+    @torch.no_grad()
+    def recorded(self, rollout: Rollout) -> Rollout:
+        """`rollout` as if the model, with its present weights, had sampled it; without entropy of its own."""
+        pi_logp, logp = self._log_policy(rollout)
+        top = pi_logp.topk(self.top_k, -1)
+        return replace(rollout, logp=logp, topk_ids=top.indices, topk_logp=top.values)
+
     def __call__(
-        self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None
+        self,
+        rollout: Rollout,
+        advantages: Tensor,
+        permutation: Tensor | None = None,
+        old: Rollout | None = None,
     ) -> ObjectiveResult:
         """Loss and statistics of the responses `rollout` with `advantages` [B].
 
-        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them. Raises
-        NotFinite if the policy has overflowed.
+        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them; `old`: `rollout`
+        as pi_old's, None where mu is pi_old. Raises NotFinite if the policy has overflowed.
         """
-        valid = rollout.valid()
-        logits = rollout.logits(self.model, self.pad)
-        pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
-        logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
+        valid, old = rollout.valid(), old or rollout
+        origin = old if self.spec.divergence.origin else rollout
+        pi_logp, logp = self._log_policy(rollout)
         if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
+        recorded = Recorded(rollout.responses, origin.logp, origin.topk_ids, origin.topk_logp)
         divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
         tokens = Tokens(
             logp,
-            rollout.logp,
+            old.logp,
             advantages[:, None].expand_as(logp),
             valid,
             divergence,
@@ -85,8 +104,9 @@ class Objective:
             if DRIFT in self.rule.needs
             else None,
             rollout.entropy,
+            origin.logp,
         )
-        loss, output = self.rule(tokens)
+        loss, output = self.rule(tokens, rollout.logp)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
-        return ObjectiveResult(loss, mismatch, rollout, logp.detach(), divergence, advantages, output)
+        return ObjectiveResult(loss, mismatch, rollout, origin, logp.detach(), divergence, advantages, output)

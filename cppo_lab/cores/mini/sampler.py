@@ -170,8 +170,9 @@ class RolloutPolicy:
 
     def __init__(self, model: Transformer, staleness: int, precision: str) -> None:
         self.model, self.staleness = model, staleness
-        same = staleness == 0 and precision == "float32"
-        self._copy = None if same else copy.deepcopy(model).to(getattr(torch, precision))
+        # Whether mu is the policy before a batch's updates, in its own arithmetic.
+        self.is_trained = staleness == 0 and precision == "float32"
+        self._copy = None if self.is_trained else copy.deepcopy(model).to(getattr(torch, precision))
         self._past: deque[dict[str, torch.Tensor]] = deque()
 
     def current(self) -> Transformer:

@@ -149,14 +149,18 @@ class Trainer(SteppedTrainer):
 
     def update(self, batch: GradedRollout, watched: bool = False) -> dict[str, float]:
         """The updates of a batch. `watched` steps enter the diagnostics; some of their tokens are kept."""
-        gaps = []
+        gaps, decoupled = [], self.spec.rollout.correction is not None
+        old = self.objective.recorded(batch.rollout) if decoupled and not self.policy.is_trained else None
 
         def objective(rows: Tensor) -> Minibatch:
             permutation = None if batch.permutation is None else batch.permutation[rows]
-            result = self.objective(batch.rollout.select(rows), batch.advantages[rows], permutation)
+            result = self.objective(
+                batch.rollout.select(rows), batch.advantages[rows], permutation, old and old.select(rows)
+            )
             if watched:
                 self.diagnostics.see(self.steps + 1, result.watched(), self.tokenizer.names)
-            if watched and self._record is not None:
+            # The record has one policy beside pi, and a replay would take it for both mu and pi_old.
+            if watched and self._record is not None and not decoupled:
                 self._record.update(rows, result, permutation)
             if self.mismatch:
                 gaps.append(result.log_ratios())

@@ -89,6 +89,8 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "policy_loss.convention": divergence.convention,
         "policy_loss.horizon": longest,
         "policy_loss.centering": spec.objective is not None,
+        "policy_loss.weights": spec.rollout.weights,
+        "policy_loss.origin": divergence.origin,
     }
     if layout.strategy == "fsdp2":
         values["optim.lr_scheduler_type"] = "constant"
@@ -170,8 +172,9 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": spec.advantage.normalize_std,
         "algorithm.use_kl_in_reward": False,
-        # mu is the rollout engine's probability, for every method alike.
-        "algorithm.rollout_correction.bypass_mode": True,
+        # mu is the rollout engine's probability, for every method alike; decoupled, verl computes pi_old's, and our
+        # loss the weights between them, by which rejected tokens stay in the prefix.
+        "algorithm.rollout_correction.bypass_mode": spec.rollout.correction is None,
         # Our trainer drops groups without variance; verl would sample others in their place.
         "algorithm.filter_groups.enable": False,
     }

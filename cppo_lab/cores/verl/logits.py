@@ -278,7 +278,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
 
     Args:
         data: nested `input_ids` [B, P + R], `responses` and `old_log_probs` [B, R], and, if `top_k`,
-            `rollout_topk_ids` and `rollout_topk_logp` [B, R, K].
+            `rollout_topk_ids` and `rollout_topk_logp` [B, R, K]; `rollout_log_probs` as in `of_mu`.
 
     Raises:
         UserError: Top-K columns that do not have a row for each response token.
@@ -289,7 +289,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
     tokens = torch.roll(
         sequences.values(), -1
     )  # as in verl: the last row of a sequence gets the first of the next
-    rollout_logp = laid(data["old_log_probs"].values(), rows, total, 0.0)
+    rollout_logp = laid(data[of_mu(data)].values(), rows, total, 0.0)
     if not top_k:
         return Columns(tokens, rollout_logp, None, None)
     recorded = []
@@ -301,6 +301,11 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
             )
         recorded.append(laid(data[name].values(), rows, total, filler))
     return Columns(tokens, rollout_logp, *recorded)
+
+
+def of_mu(data: Any) -> str:
+    """The column of log mu. verl's trainer always has the first; in bypass mode the second, pi_old's, is its copy."""
+    return "rollout_log_probs" if "rollout_log_probs" in data else "old_log_probs"
 
 
 def predicting_rows(sequences: Tensor, responses: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import aggregation, divergence, mismatch
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from cppo_lab.maths.rules import centred
+from cppo_lab.maths.rules import centred, corrected
 from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype
 from cppo_lab.rules import DRIFT, ENTROPY, Rule, rule_of
 
@@ -39,7 +39,8 @@ class TrustRegionLossConfig(PolicyLossConfig):
     `loss_mode` is "trust_region" (then `rule` with its `constants`), or a loss of verl, to which we only add
     diagnostics. The divergence: `estimator` "topk" (with `k`, `convention`), "exact" (the same with k = V), "binary"
     or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
-    metrics `mismatch/*` are reported. `centering`: score centering, with "topk" and "exact".
+    metrics `mismatch/*` are reported. `centering`: score centering, with "topk" and "exact". `weights`: the arguments
+    of `maths.rules.corrected` in a decoupled run; None: mu is pi_old. `origin` "old": D_t measures from pi_old.
 
     Raises UserError for an unknown loss, rule or constant.
     """
@@ -55,6 +56,8 @@ class TrustRegionLossConfig(PolicyLossConfig):
     horizon: int | None = None
     mismatch: bool = True
     centering: bool = False
+    weights: dict[str, Any] | None = None
+    origin: str | None = None
 
     def __post_init__(self) -> None:
         if self.loss_mode == NAME:
@@ -232,8 +235,9 @@ def trust_region_loss(
     the micro-batch's loss and its metrics, see above.
 
     Args:
-        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (of mu), `advantages`; for the
-            seq-mean modes `minibatch_responses`; for the shuffled rule `weight_permutation`.
+        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (of pi_old), `advantages`; of mu
+            `rollout_log_probs`, if it is not pi_old; for the seq-mean modes `minibatch_responses`; for the shuffled
+            rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
         keep: called with the rule's decisions on a micro-batch that has marked rows (`kept_responses`).
 
@@ -259,9 +263,10 @@ def trust_region_loss(
     valid = column("response_mask").bool()
     if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
         raise NotFinite("log-probabilities are not finite")
-    rollout_logp, advantages = column("old_log_probs"), column("advantages")
-    d = _divergence(loss_config, logp.detach(), rollout_logp, output(from_engine.DIVERGENCE))
-    seen = ObservedTokens(logp.detach(), rollout_logp, d, advantages, valid, column("responses"))
+    old_logp, rollout_logp = column("old_log_probs"), column(from_engine.of_mu(data))
+    origin_logp, advantages = old_logp if loss_config.origin else rollout_logp, column("advantages")
+    d = _divergence(loss_config, logp.detach(), origin_logp, output(from_engine.DIVERGENCE))
+    seen = ObservedTokens(logp.detach(), rollout_logp, d, advantages, valid, column("responses"), origin_logp)
     if watch is not None:
         watch(seen)
     dp_size, tokens_in_all = int(data["dp_size"]), float(data["batch_num_tokens"])
@@ -271,19 +276,22 @@ def trust_region_loss(
     if loss_config.loss_mode == NAME:
         shuffled = data.get("weight_permutation", None) is not None
         order = column("weight_permutation").long() if shuffled else None
-        moved, given = output(from_engine.DRIFT), {}
+        moved, given = output(from_engine.DRIFT), {"origin_logp": origin_logp}
         if loss_config.centering or ENTROPY in loss_config.record.needs:
             ids, topk_logp = column("rollout_topk_ids"), column("rollout_topk_logp").float()
             entropy = divergence.topk_entropy(topk_logp)
-            given = {"topk_ids": ids, "topk_logp": topk_logp, "rollout_entropy": entropy}
+            given |= {"topk_ids": ids, "topk_logp": topk_logp, "rollout_entropy": entropy}
         if loss_config.centering:
             parts = [model_output[f"{from_engine.TOPK}{place}"] for place in range(ids.shape[-1])]
             given["topk_pi_logp"] = torch.stack([no_padding_2_padding(part, data) for part in parts], -1)
-        given["drift"] = logp.detach() - rollout_logp if moved is None else moved
-        batch = Tokens(logp, rollout_logp, advantages, valid, d, order, **given)
+        given["drift"] = logp.detach() - origin_logp if moved is None else moved
+        batch = Tokens(logp, old_logp, advantages, valid, d, order, **given)
         rule = loss_config.record.load
         rule = partial(centred, rule) if loss_config.centering else rule
         decided = rule(batch, **loss_config.constants)
+        if loss_config.weights is not None:
+            decided = corrected(decided, batch, rollout_logp, **loss_config.weights)
+            keep = None  # as in the embedded core
         loss = _part(config, decided.objective, valid, tokens_in_all, responses) * dp_size
         stats, metrics = decided.stats, {}
         if keep is not None and (places := places_of(data)) is not None:

@@ -85,11 +85,12 @@ def train(
     marked: dict[int, int] | None = None,
     watch: Any = None,
     responses: bool = True,
+    of_mu: Tensor | None = None,
 ) -> Trained:
     """The loss on a minibatch that is cut into [rank][micro-batch] -> rows. Token t of row i has the id 100 i + t.
 
     `measured`: the engine has measured D_t; `marked`: row -> its place among those that are kept; `responses`: whether
-    the batch counts its responses.
+    the batch counts its responses; `of_mu`: log mu [B, T] in a decoupled run, where `batch.rollout_logp` is pi_old's.
     """
     logp = batch.logp.clone().requires_grad_()
     tokens, rows, width = int(batch.valid.sum()), float(batch.valid.any(1).sum()), batch.valid.shape[1]
@@ -97,6 +98,8 @@ def train(
         "old_log_probs": batch.rollout_logp, "advantages": batch.advantages,
         "responses": 100 * torch.arange(len(logp))[:, None] + torch.arange(width),
     }  # fmt: skip
+    if of_mu is not None:
+        columns["rollout_log_probs"] = of_mu
     rule = RULES.get(config.policy_loss.rule)  # None for a loss of verl and a rule of another package
     if rule is not None and PERMUTATION in rule.needs:
         columns["weight_permutation"] = random_permutation(batch.valid, 0).int()

@@ -102,7 +102,7 @@ def test_the_traces_are_those_of_the_mini_core(story: Story) -> None:
     assert len(window.symbols) <= len(gaps.positions)
     made = Diagnostics(RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8), 2)
     ones = torch.ones(1, 2)
-    tokens = ObservedTokens(-ones, -2 * ones, ones / 2, ones, ones.bool(), ones.long())
+    tokens = ObservedTokens(-ones, -2 * ones, ones / 2, ones, ones.bool(), ones.long(), -2 * ones)
     made.see(1, tokens, lambda ids: ["a" for _ in ids])
     made.end_step()
     folder = story.own_folder / "diagnostics"

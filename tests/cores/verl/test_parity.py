@@ -23,11 +23,11 @@ from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.kept_responses import in_places
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
-from cppo_lab.maths.divergence import binary
+from cppo_lab.maths.divergence import binary, k3
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.rules import RULES, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import MINIBATCH, PERMUTATION
+from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train
@@ -341,3 +341,130 @@ def test_verls_rollout_correction_has_the_same_policy_gradient(
     expected = torch.where(batch.valid, weights * kept * batch.advantages, 0.0)
     assert bool((expected[batch.valid] != batch.advantages[batch.valid]).any())
     torch.testing.assert_close(logp.grad, expected, rtol=1e-10, atol=1e-12)
+
+
+# Of decoupled runs: what verl's own functions take, weights and bands.
+CORRECTIONS = [
+    (("token", 1.2), None),
+    (("sequence", 1.5), ("token_k1", 1.3)),
+    (None, ("seq_sum_k1", 2.0)),
+    (("token", 2.0), ("seq_mean_k1", 1.1)),
+    (None, None),
+]
+
+
+def settings_of(weigh: tuple | None, reject: tuple | None) -> dict:
+    """In the form of `SamplingSpec.weights`."""
+    named = {"rollout_is": weigh, "rollout_rs": reject}
+    return {
+        key: value
+        for name, choice in named.items()
+        if choice
+        for key, value in ((name, choice[0]), (f"{name}_threshold", choice[1]))
+    }
+
+
+def three(seed: int) -> tuple[TokenBatch, Tensor]:
+    """Responses with the log-probabilities of pi and pi_old, and log mu."""
+    batch = responses(seed)
+    noise = torch.randn(7, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return batch, (batch.rollout_logp - 0.2 * noise).clamp(max=-1e-3)
+
+
+def verls_coefficients(batch: TokenBatch, mu: Tensor, weigh: tuple | None, reject: tuple | None) -> Tensor:
+    """What verl multiplies the objective of each token with."""
+    log_ratio, mask = (batch.rollout_logp - mu) * batch.valid, batch.valid.double()
+    weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else mask
+    return weights * (compute_rollout_rejection_mask(log_ratio, mask, *reject)[0] if reject else mask)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("weigh", "reject"), CORRECTIONS)
+def test_verls_own_weights_and_rejection(weigh: tuple | None, reject: tuple | None, seed: int) -> None:
+    """Without a rule's mask the gradient in log pi is A times its coefficient at pi = pi_old."""
+    batch, mu = three(seed)
+    logp = batch.rollout_logp.clone().requires_grad_()
+    tokens = Tokens(logp, batch.rollout_logp, batch.advantages, batch.valid)
+    output = corrected(
+        RULES["ppo"](tokens, clip_low=1.0, clip_high=9.0), tokens, mu, **settings_of(weigh, reject)
+    )
+    output.objective.sum().backward()
+    expected = verls_coefficients(batch, mu, weigh, reject)
+    torch.testing.assert_close(logp.grad, expected * batch.advantages, rtol=1e-12, atol=1e-15)
+    assert (bool((expected[batch.valid] != 1).any())) == bool(weigh or reject)
+    rejected = int((expected[batch.valid] == 0).sum())
+    assert int(output.stats["rejected"]) == rejected and bool(rejected) == bool(reject)
+
+
+@pytest.mark.parametrize("ranks", CUTS)
+@pytest.mark.parametrize(("weigh", "reject"), CORRECTIONS[:3])
+@pytest.mark.parametrize("name", [name for name in OF_RESPONSES if ENTROPY not in records.RULES[name].needs])
+def test_micro_batches_make_the_mini_cores_decoupled_loss(
+    name: str, weigh: tuple | None, reject: tuple | None, ranks: int
+) -> None:
+    """pi / pi_old in the rule, its direction from mu as D_t, pi_old / mu beside it; metrics over verl's reductions."""
+    batch, mu = three(3)
+    settings = settings_of(weigh, reject)
+    logp = batch.logp.clone().requires_grad_()
+    fields = {key: value for key, value in constants(name, batch).items() if isinstance(value, Tensor)}
+    if "drift" in fields:
+        fields["drift"] = batch.logp - mu
+    tokens = Tokens(logp, *batch[1:], **fields, origin_logp=mu)
+    output = corrected(RULES[name](tokens, **CONSTANTS[name]), tokens, mu, **settings)
+    loss = -aggregate(output.objective, batch.valid, "token-mean")
+    loss.backward()
+    config = actor(name, CONSTANTS[name], measure="kl" if name.startswith("trm") else "tv", estimator="topk", k=4,
+                   convention="union", weights=settings)  # fmt: skip
+    trained = train(config, batch, CUTS[ranks], of_mu=mu, marked=KEPT)
+    assert trained.loss == pytest.approx(float(loss.detach()), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(trained.gradient, logp.grad, rtol=1e-12, atol=1e-15)
+    assert not any(trained.kept)  # a record of pi and one other policy would be replayed as if mu were pi_old
+    metrics = rule_metrics(reduced([trained.metrics]))
+    for key, value in summarise(output.stats).items():
+        assert metrics[f"rule/{key}"] == pytest.approx(value, rel=1e-5), key
+    error, scale = relative_logprob_error(batch.logp, mu, batch.valid)
+    assert metrics["train/relative_logprob_error"] == pytest.approx(float(error / scale), rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator, measure", [("binary", "tv"), ("binary", "kl"), ("sample", "k3")])
+@pytest.mark.parametrize("origin", [None, "old"])
+def test_a_divergence_of_sampled_tokens_from_mu_or_pi_old(
+    origin: str | None, estimator: str, measure: str
+) -> None:
+    batch, mu = three(4)
+    start = batch.rollout_logp if origin else mu
+    d = k3(batch.logp, start) if measure == "k3" else binary(batch.logp, start, measure)
+    logp = batch.logp.clone().requires_grad_()
+    tokens = Tokens(logp, *batch[1:4], d, origin_logp=start)
+    output = RULES["dppo"](tokens, delta=0.02)
+    (-aggregate(output.objective, batch.valid, "token-mean")).backward()
+    config = actor("dppo", {"delta": 0.02}, estimator=estimator, measure=measure, weights={}, origin=origin)
+    seen = []
+    trained = train(config, batch, CUTS[1], of_mu=mu, measured=False, watch=seen.append)
+    torch.testing.assert_close(trained.gradient, logp.grad, rtol=1e-12, atol=1e-15)
+    assert 0 < int(output.stats["masked"]) < int(batch.valid.sum())
+    for part in seen:
+        origins = part.logp - part.origin_logp
+        assert bool(((part.divergence > 0) == ((origins != 0) & part.valid))[part.valid].all())
+
+
+@pytest.mark.parametrize(("weigh", "reject"), CORRECTIONS)
+def test_verls_decoupled_ppo_has_the_loss_of_ours(weigh: tuple | None, reject: tuple | None) -> None:
+    """Its vanilla loss on its own weights and mask; rejected tokens stay in the number of a minibatch's tokens."""
+    batch, mu = three(5)
+    rows = batch.valid.any(1)
+    log_ratio, mask = ((batch.rollout_logp - mu) * batch.valid)[rows], batch.valid[rows].double()
+    weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else None
+    kept = compute_rollout_rejection_mask(log_ratio, mask, *reject)[0] if reject else mask
+    config = plain_actor(PolicyLossConfig(loss_mode="vanilla"), **clips(0.2, 0.28))
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=6)
+    logp = batch.logp[rows].clone().requires_grad_()
+    loss, _ = get_policy_loss_fn("vanilla")(
+        old_log_prob=batch.rollout_logp[rows], log_prob=logp, advantages=batch.advantages[rows], response_mask=kept,
+        loss_agg_mode="token-mean", config=config, rollout_is_weights=weights,
+    )  # fmt: skip
+    loss.backward()
+    ours = actor("grpo", {"clip_low": 0.2, "clip_high": 0.28}, weights=settings_of(weigh, reject))
+    trained = train(ours, batch, CUTS[2], of_mu=mu, measured=False)
+    assert trained.loss == pytest.approx(float(loss.detach()), rel=1e-12)
+    torch.testing.assert_close(trained.gradient[rows], logp.grad, rtol=1e-12, atol=1e-15)
