@@ -28,6 +28,11 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         "train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"
     ),
+    # Of asynchronous rollouts; also under the names that `age_metric` gives.
+    MetricInfo(
+        "train/staleness_mean", "steps", "mean age of the batch's tokens: updated batches since their mu"
+    ),
+    MetricInfo("train/staleness_max", "steps", "largest age of a token"),
     MetricInfo("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
     MetricInfo("train/loss", "1", "mean loss over the minibatches of the step"),
     MetricInfo("train/grad_norm", "1", "mean gradient norm before clipping"),
@@ -129,6 +134,7 @@ THIRDS = ("early", "middle", "late")  # of a response
 DIVERGENCE_BEFORE = "rule/divergence_before_update_mean"
 DIVERGENCE_BEFORE_P90 = "rule/divergence_before_update_p90"
 _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)})/)?(?P<name>\w+)")
+_AGE = re.compile(r"train/staleness_share_\d+")
 _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
@@ -182,6 +188,11 @@ def position_metric(quantity: str, part: int) -> str:
     return f"exact/{quantity}_{part}"
 
 
+def age_metric(age: int) -> str:
+    """`train/staleness_share_<age>`: the share of a batch's tokens whose mu is older than pi by so many batches."""
+    return f"train/staleness_share_{age}"
+
+
 def is_known_metric(name: str) -> bool:
     """Whether a core may log `name`."""
     if match := _MISMATCH.fullmatch(name):
@@ -190,6 +201,7 @@ def is_known_metric(name: str) -> bool:
         name in METRIC_BY_NAME
         or parse_validation_metric(name) is not None
         or _POSITION.fullmatch(name) is not None
+        or _AGE.fullmatch(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
         or _GPU.fullmatch(name) is not None
     )

@@ -330,9 +330,19 @@ class TimeEstimate:
         return self.hours * self.devices
 
 
-def estimate_time(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> TimeEstimate:
-    """The time of a run on devices of the layout's speed."""
-    rollout = sampling_seconds(shape, amounts, layout, amounts.responses)
+def estimate_time(
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, max_staleness: int | None = None
+) -> TimeEstimate:
+    """The time of a run on devices of the layout's speed.
+
+    `max_staleness`: of asynchronous rollouts, None for others. A response then may take one batch more than this, so
+    that an engine waits less for the longest ones.
+    """
+    patient = amounts
+    if max_staleness is not None:
+        longest = max(amounts.longest_response / (1 + max_staleness), amounts.response)
+        patient = replace(amounts, longest_response=round(longest))
+    rollout = sampling_seconds(shape, patient, layout, amounts.responses)
     validation = sampling_seconds(shape, amounts, layout, amounts.validation_responses)
     update = update_seconds(shape, amounts, layout)
     overhead = STEP_OVERHEAD + shape.parameters * WEIGHT / SYNC_BANDWIDTH
@@ -424,7 +434,8 @@ def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None =
     available = available or layout.device_memory_gb * 1e9
     memory = estimate_memory(shape, amounts, layout, available)
     return CostEstimate(
-        estimate_time(shape, amounts, layout), replace(memory, host=past_policies(run) / layout.nodes)
+        estimate_time(shape, amounts, layout, run.rollout.max_staleness),
+        replace(memory, host=past_policies(run) / layout.nodes),
     )
 
 

@@ -389,7 +389,7 @@ class RuleSpec(Spec):
 
 def _today_is_none(value: str | None) -> str | None:
     """None for what was meant before the field existed: it does not enter the id."""
-    return None if value in ("float32", "mu", "bypass") else value
+    return None if value in ("float32", "mu", "bypass", "sync") else value
 
 
 Added = AfterValidator(_today_is_none)
@@ -480,8 +480,9 @@ class SamplingSpec(Spec):
     the policy at the start of a batch's updates, and pi_old / mu enters by the weights `rollout_*` (named as in verl;
     `maths.rules.corrected`).
 
-    Of the verl core alone: `quantization` of mu's weights, and `router_replay`, by which a mixture of experts trains
-    each token with the experts that sampled it (R3).
+    Of the verl core alone: `quantization` of mu's weights; `router_replay`, by which a mixture of experts trains
+    each token with the experts that sampled it (R3); and `mode` async, in which responses that are not ready when a
+    batch is go on with the next policy: no token's mu is older than pi by more than `max_staleness` batches.
     """
 
     temperature: Positive
@@ -496,9 +497,26 @@ class SamplingSpec(Spec):
     rollout_is_threshold: Positive | None = None
     rollout_rs: Literal["token_k1", "seq_sum_k1", "seq_mean_k1"] | None = None
     rollout_rs_threshold: Annotated[Finite, Field(gt=1)] | None = None
+    mode: Annotated[Literal["sync", "async"] | None, Added] = None
+    max_staleness: Annotated[int, Field(ge=1, le=100)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.mode is None) != (self.max_staleness is None):
+            raise ValueError(
+                f"mode={self.mode or 'sync'!r} with max_staleness={self.max_staleness}: set mode=async and "
+                "max_staleness=1 or more, or neither"
+            )
+        if self.mode and self.staleness:
+            raise ValueError(
+                f"staleness={self.staleness} with mode='async', where mu's age is what the run's timing makes it, up "
+                "to max_staleness: set staleness=0, or drop mode"
+            )
+        if self.mode and self.correction:
+            raise ValueError(
+                "correction='decoupled' with mode='async': a batch of several policies has no pi_old here; set "
+                "correction=bypass, or drop mode"
+            )
         for name in ("rollout_is", "rollout_rs"):
             value, limit = getattr(self, name), getattr(self, f"{name}_threshold")
             if (value is None) != (limit is None):
@@ -569,7 +587,7 @@ class TrainingSpec(Spec):
 
 
 OF_VERL = {
-    "rollout": ("quantization", "router_replay"),
+    "rollout": ("quantization", "router_replay", "mode", "max_staleness"),
     "optim": ("master_dtype", "lora_rank", "lora_alpha"),
 }
 

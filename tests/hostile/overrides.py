@@ -216,6 +216,11 @@ VERL = {
     "rollout.quantization=fp8":
         "quantization='fp8' cannot be had with layout='cpu', …choose a layout with GPUs, or set rollout.quan",
     "rollout.quantization=int4": "rollout.quantization='int4': must be 'fp8'",
+    "rollout.mode=async":
+        "rollout: mode='async' with max_staleness=None: set mode=async and max_staleness=1 or more, or neither",
+    "rollout.mode=later": "rollout.mode='later': must be 'sync' or 'async'",
+    "rollout.max_staleness=1": "rollout: mode='sync' with max_staleness=1: set mode=async",
+    "rollout.max_staleness=0": "rollout.max_staleness=0: must be in [1, 100]",
     "optim.lora_rank=8": "optim: lora_rank=8 with lora_alpha=None: set both, or neither",
     "optim.lora_alpha=8": "optim: lora_rank=None with lora_alpha=8: set both, or neither",
     "optim.lora_rank=0": "optim.lora_rank=0: must be in [1, 1000000000]",
@@ -241,6 +246,7 @@ LOCAL = {
     "launcher={name: local}": "override 'launcher={name: local}': launcher takes one option (valid: inline",
     "rollout.router_replay=R3": "rollout.router_replay='R3': core=mini has none; drop it, or choose core=verl",
     "rollout.quantization=fp8": "rollout.quantization='fp8': core=mini has none; drop it, or choose core=verl",
+    "rollout.max_staleness=1": "rollout: mode='sync' with max_staleness=1: set mode=async",
     "optim.master_dtype=bfloat16": "optim.master_dtype='bfloat16': core=mini has none; drop it",
     "layout.checkpoint_every=2": "core=mini has checkpoints at its validations alone: drop it or choose core=verl",
     "launcher.container.runtime=pyxis": "launcher.container needs launcher=slurm: choose it, or start `cppo`",

@@ -3,6 +3,7 @@
 import csv
 import gzip
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -298,3 +299,14 @@ def test_the_documented_costs_are_the_estimated_ones() -> None:
         assert hours == f"{found.time.hours:.0f}"
         assert gpu_hours == f"{found.time.gpu_hours:.0f}"
         assert peak == f"{found.memory.peak / 1e9:.0f} GB"
+
+
+@pytest.mark.parametrize(("max_staleness", "longest"), [(1, 8000), (3, 4000), (100, 1000)])
+def test_an_asynchronous_engine_waits_less_for_the_longest_response(max_staleness: int, longest: int) -> None:
+    """It has that many batches more for it, and at least as long as responses are on average."""
+    layout = compose(DENSE).layout
+    amounts = Amounts(256, 256, 200, 1000, 2048, 16000, 10, 2)
+    run = estimate_time(QWEN_8B, amounts, layout, max_staleness)
+    shorter = estimate_time(QWEN_8B, replace(amounts, longest_response=longest), layout)
+    assert run.rollout == shorter.rollout < estimate_time(QWEN_8B, amounts, layout).rollout
+    assert run.validation == estimate_time(QWEN_8B, amounts, layout).validation

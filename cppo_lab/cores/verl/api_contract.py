@@ -82,6 +82,9 @@ _TRAINER = {
     "PPOTrainer.on_init_end": "self",
     "PPOTrainer.on_step_end": "self",
     "PPOTrainer.on_validate_end": "self",
+    "PPOTrainer.on_sample_end": "self",
+    "PPOTrainer.step": "self metrics timing_raw",
+    "PPOTrainer.get_llm_client": "self",
     "PPOTrainer._submit_batch_to_rollout": "self batch",
     "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
     "PPOTrainer._compute_old_log_prob": "self batch metrics",
@@ -97,10 +100,13 @@ _BUFFER = {
     "max_inflight_gen_batches sync_refill_failed_groups",
     "ReplayBuffer.sample": "self global_steps partition_id batch_size",
     "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
+    "ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
+    "ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
 }
 _SERVERS = {
     "CheckpointEngineManager.update_weights": "self global_steps",
     "CheckpointEngineManager.sleep_replicas": "self",
+    "CheckpointEngineManager.resume_generation_replicas": "self",
 }
 _PADDING = {
     "construct_minimal_padding_template": "source_td source_tag eos_token_id",
@@ -172,9 +178,15 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(OVERRIDE, "verl.workers.rollout.base", _ADAPTER),
     *_points(CALL, "verl.workers.rollout.utils", {"get_max_position_embeddings": "hf_config"}),
     *_points(
-        CALL,
+        OVERRIDE,
         "verl.workers.rollout.llm_server",
-        {"LLMServerClient.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"},
+        {
+            f"{name}.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"
+            for name in ("LLMServerClient", "FullyAsyncLLMServerClient")
+        },
+    ),
+    *_points(
+        CALL, "verl.workers.rollout.llm_server", {"LLMServerManager.get_client": "self client_cls kwargs"}
     ),
     *_points(OVERRIDE, VLLM, _VLLM_SERVER),
     *_points(OVERRIDE, VLLM_WORKER, _VLLM_WORKER),
@@ -193,10 +205,9 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
     # Trainer
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
-    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config"}),
+    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"}),
     *_points(CALL, "verl.checkpoint_engine", _SERVERS),
     *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
-    *_points(CALL, f"{_V1}.trainer_base", {"PPOTrainer.get_llm_client": "self"}),
     *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
     *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
     *_points(CALL, "verl.trainer.main_ppo", _MAIN),

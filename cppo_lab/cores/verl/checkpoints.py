@@ -171,7 +171,7 @@ BEST = BEST_CHECKPOINT
 STEP = "step"  # in the kept checkpoint: a file with its step
 SIZES = "sizes.json"  # in each checkpoint: the bytes of its files, by name
 # What a checkpoint has for resuming alone: verl's FSDP engine has files, its Megatron engine has folders.
-STATE = ("optim*", "extra*", "data.pt", "verl_traces.pt", SIZES)
+STATE = ("optim*", "extra*", "data.pt", "verl_traces.pt", "transfer_queue", SIZES)
 READERS = 8  # threads; a checksum takes longer than reading from a fast disk
 
 

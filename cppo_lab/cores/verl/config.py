@@ -168,6 +168,17 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "v1.sampler.custom_sampler.path": "pkg://cppo_lab.cores.verl.trainer",
         "v1.sampler.custom_sampler.name": "LabReplayBuffer",
     }
+    if spec.rollout.max_staleness is not None:
+        values |= {
+            "v1.trainer_mode": "colocate_async",
+            # One batch ahead. With more of them, more prompts than a batch has may reach the largest age at once, and
+            # verl would train some of them later.
+            "v1.colocate_async.num_warmup_batches": 1,
+            # verl counts from the step that a prompt is submitted in, which is 1.
+            "v1.sampler.max_off_policy_threshold": 1 + spec.rollout.max_staleness,
+            "v1.sampler.max_off_policy_strategy": "wait",  # dropping would prefer short responses
+            "v1.sampler.custom_sampler.name": "AsyncLabReplayBuffer",
+        }
     return {f"trainer.{key}": value for key, value in values.items()} | {
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": spec.advantage.normalize_std,

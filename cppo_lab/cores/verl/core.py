@@ -230,15 +230,16 @@ class TaskRunner:
         from omegaconf import OmegaConf
         from verl.utils.import_utils import load_class_from_fqn
 
+        from cppo_lab.cores.verl import trainer as trainers
         from cppo_lab.cores.verl.config import lab_settings
-        from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
 
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         transfer_queue.init(config.transfer_queue)
         try:
             with checkpoints.writing(lab_settings(config).folder):
-                trainer = LabTrainer(config=config)
+                sync = config.trainer.v1.trainer_mode == "sync"
+                trainer = (trainers.LabTrainer if sync else trainers.AsyncLabTrainer)(config=config)
                 trainer.init()
                 phases.write_machine(lab_settings(config).folder, _machine(trainer))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
@@ -248,7 +249,7 @@ class TaskRunner:
                     teacher_client=trainer.get_teacher_client(),
                     reward_loop_worker_handles=trainer.get_reward_handles(),
                 )
-                with suppress(PolicyBroken):
+                with suppress(trainers.PolicyBroken):
                     trainer.fit(loops)
         finally:
             transfer_queue.close()

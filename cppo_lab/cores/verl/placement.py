@@ -120,6 +120,8 @@ def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
             "tested: choose a layout with strategy fsdp2, or rollout.staleness=0"
         )
     for key, value, works, remedy in (
+        # Untested: that Megatron's engine meets rollouts that go on.
+        ("rollout.mode", rollout.mode, fsdp, "a layout with strategy fsdp2: one_node"),
         (
             "rollout.router_replay",
             rollout.router_replay,

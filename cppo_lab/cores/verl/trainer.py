@@ -26,8 +26,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
-from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -42,7 +42,14 @@ from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validat
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.loss import rule_metrics
-from cppo_lab.cores.verl.rollout.settings import TOPK_DTYPE_REQUEST, TOPK_IDS, TOPK_LOGP, TOPK_REQUEST
+from cppo_lab.cores.verl.rollout.agent_loop import ResumingClient
+from cppo_lab.cores.verl.rollout.settings import (
+    POLICY_STEP,
+    TOPK_DTYPE_REQUEST,
+    TOPK_IDS,
+    TOPK_LOGP,
+    TOPK_REQUEST,
+)
 from cppo_lab.cores.verl.staged import TAGS, stage
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.errors import NotFinite, UserError
@@ -108,7 +115,7 @@ def padding_rows(
         return []
     source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
     row, row_tag = construct_minimal_padding_template(source, tag, eos)
-    for name in (TOPK_IDS, TOPK_LOGP):  # verl fills only its columns
+    for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP):  # verl fills only its columns
         if name in row:
             row[name] = torch.zeros_like(row[name][:1])
     row["uid"] = f"pad{uuid.uuid4().hex}"
@@ -219,6 +226,30 @@ class LabReplayBuffer(ReplayBuffer):
         waited = time.monotonic() - self._began
         self.poll_interval = min(max(POLL_SHARE * waited, POLL_FIRST), POLL_LAST)
         return float(super()._wait_for_next_poll(partition_id, last_debug_time))
+
+
+class AsyncLabReplayBuffer(LabReplayBuffer, ReplayBufferAsync):
+    """The same over verl's asynchronous one, which samples other prompts in place of those that failed."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        """Wait for a complete batch.
+
+        Raises RuntimeError if as many prompts failed meanwhile as a batch has.
+        """
+        self._failed, self._most = 0, batch_size
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        if failed := len(eviction_reasons[2]):
+            self._failed += failed
+            print(
+                f"step {global_steps}: {failed} prompts failed, others take their place",
+                file=sys.stderr,
+                flush=True,
+            )
+            if self._failed >= self._most:
+                raise RuntimeError(f"{self._failed} rollouts in a row failed: the run's log has the errors")
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
 
 class LabTrainer(PPOTrainerSync):
@@ -556,3 +587,66 @@ class LabTrainer(PPOTrainerSync):
         status = schema.COLLAPSED if self._broken else schema.DONE
         last = max(n for _, (n, _) in checkpoints.rows(self.folder))
         checkpoints.write_outcome(self.folder, Outcome(status, last, self._broken))
+
+
+def ages_of(steps: Tensor, step: int, most: int) -> dict[str, float]:
+    """The metrics of the ages of tokens that were sampled with the policies after `steps` and are trained in `step`.
+
+    Raises RuntimeError if one is older than `most`.
+    """
+    ages = step - 1 - steps
+    shares = torch.bincount(ages, minlength=most + 1).double() / len(ages)
+    if len(shares) > most + 1:
+        raise RuntimeError(
+            f"step {step} has tokens of the policy after step {int(steps.min())}, with rollout.max_staleness={most}"
+        )
+    metrics = {schema.age_metric(age): share for age, share in enumerate(shares.tolist())}
+    return metrics | {
+        "train/staleness_mean": float(ages.double().mean()),
+        "train/staleness_max": float(ages.max()),
+    }
+
+
+class AsyncLabTrainer(LabTrainer, PPOTrainerColocateAsync):
+    """One run with `rollout.mode` async: the engine is the trainer's own GPUs, and goes on where it was interrupted."""
+
+    def __init__(self, config: Any) -> None:
+        self._in_flight: dict[str, int] = {}  # in the order of submission
+        super().__init__(config)
+
+    def get_llm_client(self) -> ResumingClient:
+        """A client that puts responses together from pieces."""
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
+
+    on_sample_end = PPOTrainerColocateAsync.on_sample_end
+
+    def on_step_end(self) -> None:
+        """Give the rollout servers the policy, with which they go on."""
+        super().on_step_end()
+        self.checkpoint_manager.resume_generation_replicas()
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """Train a batch, which then is not in the queue that a checkpoint keeps, but for a row that verl clears."""
+        batch = super().step(metrics, timing_raw)
+        tq.kv_clear(keys=batch.keys[1:], partition_id=batch.partition_id)
+        return KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys[:1], tags=batch.tags[:1])
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        first = 1 + max(self._in_flight.values(), default=0)
+        self._in_flight |= {uid: place for place, uid in enumerate(batch["uid"], first)}
+        return super()._submit_batch_to_rollout(batch)
+
+    def _balance_batch(self, batch: KVBatchMeta, *given: Any, **named: Any) -> KVBatchMeta:
+        # In the order of the data; prompts of an earlier attempt come first.
+        uids = {key.split("_")[0] for key in batch.keys}
+        in_order = sorted(uids, key=lambda uid: (self._in_flight.pop(uid, 0), uid))
+        self._order = {uid: place for place, uid in enumerate(in_order)}
+        data = tq.kv_batch_get(
+            keys=list(batch.keys), partition_id=batch.partition_id, select_fields=[POLICY_STEP]
+        )
+        most = self.spec.rollout.max_staleness
+        assert most is not None
+        ages = ages_of(torch.cat(data[POLICY_STEP].unbind()), self.global_steps, most)
+        arranged = super()._balance_batch(batch, *given, **named)
+        self._collected |= ages
+        return arranged

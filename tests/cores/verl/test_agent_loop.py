@@ -1,6 +1,8 @@
 """What the agent loop asks of the server, what it hands to TransferQueue, and when it refuses."""
 
 import asyncio
+import copy
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +11,17 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, TopKAgentLoop
-from cppo_lab.cores.verl.rollout.settings import RolloutSettings
+from cppo_lab.cores.verl.rollout import cpu
+from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
+from cppo_lab.cores.verl.rollout.cpu import CpuServer, Limits
+from cppo_lab.cores.verl.rollout.settings import POLICY_STEP, RolloutSettings
 from cppo_lab.errors import UserError
+from tests.cores.verl.test_rollout import recomputed
+from tests.waiting import until
 
 pytestmark = pytest.mark.verl
 K, LIMIT = 4, 6
@@ -146,3 +152,113 @@ def test_what_would_train_wrongly_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         run(loop(tiny_model, server), **changes)
+
+
+# Answers that are interrupted for new weights.
+
+ABORTS, BETWEEN = 3, 3  # interruptions, and tokens before each
+PIECES = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "logprobs": True, "cppo_topk": K, "ignore_eos": True}
+
+
+class Client(ResumingClient):
+    """verl's, ours and a server, without Ray between them."""
+
+    def __init__(self, server: CpuServer) -> None:
+        super().__init__(config=OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "cppo_cpu"}}}))
+        self.server, self.seeds = server, list[Any]()
+
+    async def _acquire_server(self, *_: Any, **__: Any) -> tuple[str, Any]:
+        async def remote(**asked: Any) -> TokenOutput:
+            self.seeds.append(asked["sampling_params"].get("seed"))
+            return await self.server.generate(**asked)
+
+        return "", SimpleNamespace(generate=SimpleNamespace(remote=remote))
+
+    def _release_server(self, *_: Any, **__: Any) -> None: ...
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        return request_id
+
+
+def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Another policy."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weights in other.parameters():
+            weights += 0.05 * torch.randn(weights.shape, generator=generator)
+    return other
+
+
+def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is interrupted three times in the middle, and goes on with other weights each time."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    policies = {10 + number: moved(model, number) for number in range(ABORTS + 1)}
+    server = CpuServer(copy.deepcopy(model), Limits(8, 64, 256, 64), {1})
+    client, prompts = Client(server), [[3, 5, 15, 6], [4, 7], [3, 8, 9, 10, 11]]
+    limits = [5, 8, 20]
+    reached, decoded, log_mu = threading.Event(), 0, cpu.log_policy
+
+    def counted(logits: torch.Tensor, rule: cpu.SamplingRule) -> torch.Tensor:
+        nonlocal decoded
+        decoded += 1
+        if decoded % BETWEEN == 0 and decoded <= ABORTS * BETWEEN:
+            reached.set()
+            until("the abort", lambda: not server._running.is_set())
+        return log_mu(logits, rule)
+
+    monkeypatch.setattr(cpu, "log_policy", counted)
+
+    async def asked(number: int) -> TokenOutput:
+        sampling = PIECES | {"seed": number, "max_tokens": limits[number]}
+        return await client.generate(str(number), prompt_ids=prompts[number], sampling_params=sampling)
+
+    async def train() -> None:
+        for step in list(policies)[1:]:
+            while not reached.is_set():
+                await asyncio.sleep(0.01)
+            reached.clear()
+            await server.abort_all_requests()
+            await server.load_weights(dict(policies[step].state_dict()), step)
+            await server.resume_generation()
+
+    async def all_of() -> list[TokenOutput]:
+        await server.load_weights(dict(policies[10].state_dict()), 10)
+        return (await asyncio.gather(*map(asked, range(len(prompts))), train()))[:-1]
+
+    for number, output in enumerate(asyncio.run(all_of())):
+        steps = output.extra_fields[POLICY_STEP]
+        assert steps.dtype == np.int32 and len(steps) == len(output.token_ids) == limits[number]
+        assert steps.tolist() == sorted([10, 11, 12] * BETWEEN + [13] * 20)[: limits[number]]
+        ids, logp = output.extra_fields["rollout_topk_ids"], output.extra_fields["rollout_topk_logp"]
+        for step in set(steps.tolist()):
+            here = steps == step
+            expected = recomputed(policies[step], prompts[number], output.token_ids, 0.8)
+            taken = expected[range(len(here)), output.token_ids]
+            np.testing.assert_allclose(np.array(output.log_probs)[here], taken[here], atol=1e-5)
+            np.testing.assert_allclose(logp[here], expected.topk(K, -1).values[here], atol=1e-5)
+            np.testing.assert_array_equal(ids[here], expected.topk(K, -1).indices[here])
+            assert np.abs(logp[~here] - expected.topk(K, -1).values.numpy()[~here]).max() > 1e-2
+    # No piece draws another one's numbers once more.
+    assert len(client.seeds) == len(set(client.seeds)) == 2 + 3 + 4
+
+
+def test_the_policy_of_each_token_is_a_column_of_training_rows(tiny_model: Path) -> None:
+    class Async(Server):
+        async def generate(self, **asked: Any) -> TokenOutput:
+            output = await super().generate(**asked)
+            output.extra_fields[POLICY_STEP] = np.arange(self.n, dtype=np.int32)
+            return output
+
+    for settings, names in (({}, 3), ({"topk": 0}, 1)):
+        made = loop(tiny_model, Async(LIMIT + 3), **settings)
+        columns = run(made).as_dict()
+        assert columns[POLICY_STEP].tolist() == list(range(LIMIT))
+        assert (
+            len([name for name in columns if name in (POLICY_STEP, "rollout_topk_ids", "rollout_topk_logp")])
+            == names
+        )
+        assert POLICY_STEP not in columns["extra_fields"]
+        assert POLICY_STEP not in run(made, **{VALIDATE: True}).as_dict()

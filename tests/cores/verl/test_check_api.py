@@ -136,17 +136,25 @@ def test_the_plugin_chooses_the_cpu_when_asked(tmp_path: Path) -> None:
 def test_the_table_has_every_method_that_we_override() -> None:
     from cppo_lab.cores.verl.rollout.agent_loop import (
         MarkedAgentLoopManager,
+        ResumingClient,
         TopKAgentLoop,
         TopKAgentLoopOutput,
+        _PieceClient,
     )
     from cppo_lab.cores.verl.rollout.cpu import CpuReplica, CpuServerAdapter
     from cppo_lab.cores.verl.task_reward import TaskRewardManager
-    from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer
+    from cppo_lab.cores.verl.trainer import (
+        AsyncLabReplayBuffer,
+        AsyncLabTrainer,
+        LabReplayBuffer,
+        LabTrainer,
+    )
     from cppo_lab.cores.verl.worker import TrustRegionWorker
 
     classes = [
         LabTrainer, TrustRegionWorker, LabReplayBuffer, TaskRewardManager, CpuReplica, CpuServerAdapter,
-        TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager,
+        TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager, AsyncLabTrainer, AsyncLabReplayBuffer,
+        ResumingClient, _PieceClient,
     ]  # fmt: skip
     listed = {f"{point.module}.{point.attribute}" for point in api_contract.API_CONTRACT}
     missing = []

@@ -467,6 +467,7 @@ def test_a_preflight_trains_fewer_steps_than_lie_between_checkpoints() -> None:
 
 
 LORA = ("optim.lora_rank=8", "optim.lora_alpha=32")
+ASYNC = ("rollout.mode=async", "rollout.max_staleness=3")
 
 
 @pytest.mark.parametrize(
@@ -482,6 +483,11 @@ LORA = ("optim.lora_rank=8", "optim.lora_alpha=32")
         (
             [*EXPERTS, "rollout.router_replay=R3"],
             {f"{ACTOR}.megatron.router_replay.mode": "R3", f"{ROLLOUT}.enable_rollout_routing_replay": True},
+        ),
+        (
+            [*DENSE, *ASYNC],
+            {"trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_threshold": 4,
+             "trainer.v1.sampler.max_off_policy_strategy": "wait"},
         ),
     ],
     ids=str,
@@ -505,6 +511,7 @@ def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expec
         ([*EXPERTS, "rollout.router_replay=R2"], "set rollout.router_replay=R3, or null"),
         ([*DENSE, "rollout.router_replay=R3"], "model=qwen3_1_7b_base has no experts to route to"),
         ([*TINY, "rollout.quantization=fp8"], "choose a layout with GPUs"),
+        ([*DENSE, *ASYNC, "layout=one_node_megatron"], "choose a layout with strategy fsdp2"),
     ],
     ids=str,
 )
@@ -512,6 +519,10 @@ def test_what_verls_engines_cannot_do_is_refused(overrides: list[str], says: str
     with pytest.raises(UserError, match=f"^configuration: (rollout|optim)[.].*{says}") as error:
         composed(*overrides)
     assert "\n" not in str(error.value)
+
+
+def test_synchronous_rollouts_are_not_part_of_an_id() -> None:
+    assert composed(*TINY, "rollout.mode=sync").run.run_id == composed(*TINY).run.run_id
 
 
 def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:

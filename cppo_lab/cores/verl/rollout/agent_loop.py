@@ -14,15 +14,19 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl.rollout.settings import (
     ENGINE_KEY,
+    POLICY_STEP,
     TOPK_DTYPE_REQUEST,
     TOPK_IDS,
     TOPK_LOGP,
     TOPK_REQUEST,
     VALIDATION_STEP,
     RolloutSettings,
+    seed_of,
 )
 from cppo_lab.errors import UserError
 
@@ -32,20 +36,21 @@ VALIDATE = "cppo_validate"
 
 
 class TopKAgentLoopOutput(AgentLoopOutput):
-    """A response with mu's Top-K in separate columns.
+    """A response with mu's Top-K, and the policy that sampled each token, in separate columns.
 
     Not in `extra_fields`: those travel to the reward workers as well, and as pickled objects.
     """
 
     rollout_topk_ids: Any = None  # int32 [R, K]
     rollout_topk_logp: Any = None  # float16 or float32 [R, K]
+    policy_step: Any = None  # int32 [R], of asynchronous rollouts
 
     def as_dict(self) -> dict[str, Any]:
-        """verl's columns, and the Top-K as tensors."""
-        columns: dict[str, Any] = super().as_dict()
-        columns[TOPK_IDS] = torch.from_numpy(self.rollout_topk_ids)
-        columns[TOPK_LOGP] = torch.from_numpy(self.rollout_topk_logp)
-        return columns
+        """verl's columns, and ours as tensors."""
+        given = {name: getattr(self, name) for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP)}
+        return super().as_dict() | {
+            name: torch.from_numpy(column) for name, column in given.items() if column is not None
+        }
 
 
 @register(AGENT_LOOP_NAME)
@@ -69,14 +74,21 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         if topk:
             request |= {TOPK_REQUEST: topk, TOPK_DTYPE_REQUEST: settings.topk_dtype}
         output = await super().run(request, **row)
-        ids, logp = (output.extra_fields.pop(name, None) for name in (TOPK_IDS, TOPK_LOGP))
-        if not topk:
-            return output
-        ids, logp = _response_rows(ids, logp, len(output.response_ids), topk, self.response_length)
-        given = {name: getattr(output, name) for name in output.model_fields_set}
-        return TopKAgentLoopOutput(
-            **given | {"extra_fields": output.extra_fields}, rollout_topk_ids=ids, rollout_topk_logp=logp
+        ids, logp, steps = (
+            output.extra_fields.pop(name, None) for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP)
         )
+        columns: dict[str, Any] = {}
+        length = len(output.response_ids)
+        if topk:
+            columns[TOPK_IDS], columns[TOPK_LOGP] = _response_rows(
+                ids, logp, length, topk, self.response_length
+            )
+        if steps is not None and not validate:
+            columns[POLICY_STEP] = steps[:length]
+        if not columns:
+            return output
+        given = {name: getattr(output, name) for name in output.model_fields_set}
+        return TopKAgentLoopOutput(**given | {"extra_fields": output.extra_fields} | columns)
 
 
 def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int:
@@ -128,3 +140,40 @@ class MarkedAgentLoopManager(AgentLoopManagerTQ):
         validate = bool(tensordict_utils.get_non_tensor_data(prompts, "validate", default=False))
         tensordict_utils.assign_non_tensor_data(prompts, VALIDATE, validate)
         super().generate_sequences(prompts)
+
+
+# verl's client that goes on with answers which the servers have ended for new weights, with what it loses of them.
+
+
+class _PieceClient(LLMServerClient):
+    """Asks for one piece of a response, and remembers it."""
+
+    async def generate(
+        self, request_id: str, *, sampling_params: dict[str, Any], pieces: list[TokenOutput], **arguments: Any
+    ) -> TokenOutput:
+        """verl's `generate`, which `ResumingClient` calls by way of verl's loop over the pieces."""
+        sampled = sum(len(piece.token_ids) for piece in pieces)
+        if sampled and sampling_params.get("seed") is not None:
+            # The engine would draw the numbers of the first piece once more: its tokens, on which the next depend,
+            # have used them.
+            sampling_params = sampling_params | {"seed": seed_of(sampling_params["seed"], sampled)}
+        output = await super().generate(request_id, sampling_params=sampling_params, **arguments)
+        pieces.append(output)
+        return output
+
+
+class ResumingClient(FullyAsyncLLMServerClient, _PieceClient):
+    """verl's, which also puts the Top-K together from the pieces, and says which policy sampled each token."""
+
+    async def generate(self, request_id: str, **arguments: Any) -> TokenOutput:
+        """One whole response; for each token mu's Top-K, if asked for, and `POLICY_STEP`."""
+        pieces: list[TokenOutput] = []
+        output = await super().generate(request_id, pieces=pieces, **arguments)
+        sampled = [piece for piece in pieces if piece.token_ids]
+        for name in (TOPK_IDS, TOPK_LOGP):
+            parts = [piece.extra_fields[name] for piece in sampled if name in piece.extra_fields]
+            if parts:
+                output.extra_fields[name] = np.concatenate(parts)
+        steps = [np.full(len(piece.token_ids), piece.extra_fields["global_steps"]) for piece in sampled]
+        output.extra_fields[POLICY_STEP] = np.concatenate([np.empty(0), *steps]).astype(np.int32)
+        return output

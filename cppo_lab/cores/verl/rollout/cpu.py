@@ -5,7 +5,7 @@ One decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the 
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -115,13 +115,19 @@ class Generation:
     logp: list[float] = field(default_factory=list)  # of the untruncated softmax at the sampling temperature
     topk_ids: list[NDArray[np.int32]] = field(default_factory=list)  # [n, K], descending in probability
     topk_logp: list[NDArray[np.float32]] = field(default_factory=list)  # [n, K]
+    ended: bool = False  # False: it was interrupted
+    policy_step: int | None = None  # training step of the weights
 
 
 @torch.inference_mode()
 def decode(
-    model: PreTrainedModel, requests: Sequence[Request], rule: SamplingRule, topk: int
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    rule: SamplingRule,
+    topk: int,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Generation]:
-    """Continues every prompt until a stop token or its `max_tokens`.
+    """Continues every prompt until a stop token or its `max_tokens`, or until it is `interrupted`.
 
     `topk`: tokens of mu kept per step, 0 for none, the vocabulary's size for all. Probabilities are float32 whatever
     the model's type.
@@ -144,6 +150,8 @@ def decode(
     rows = np.arange(len(requests))
     cache = DynamicCache(config=model.config)
     for step in range(int(limits.max())):
+        if interrupted():
+            break
         logits = model(
             input_ids=ids,
             attention_mask=mask,
@@ -164,6 +172,8 @@ def decode(
             response.topk_ids.append(most_likely.indices[place].int().numpy(force=True))
             response.topk_logp.append(most_likely.values[place].numpy(force=True))
         running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])
+        for row in rows[~running]:
+            responses[row].ended = True
         if not running.any():
             break
         positions = positions[:, -1:] + 1
@@ -178,7 +188,7 @@ def decode(
 # A rollout server for CPUs that decodes with transformers and records mu.
 #
 # It implements the part of the interface of verl's vLLM server
-# (verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the synchronous trainer uses; `CpuReplica` starts it.
+# (verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the trainers use; `CpuReplica` starts it.
 
 
 # A batch starts when no request has arrived for this long, since those of a step arrive one by one over Ray.
@@ -220,7 +230,7 @@ class _Waiting:
 class CpuServer:
     """Decodes queued requests in batches: those with the same sampling rule and Top-K together.
 
-    Weights change only between batches, so a response comes from one policy.
+    Weights change only between batches, so what is returned for a request comes from one policy.
     """
 
     def __init__(self, model: PreTrainedModel, limits: Limits, end_tokens: Iterable[int]) -> None:
@@ -231,6 +241,8 @@ class CpuServer:
         self._queue: list[_Waiting] = []
         self._serving: asyncio.Task[None] | None = None
         self._model_in_use = asyncio.Lock()
+        self._running = asyncio.Event()
+        self._running.set()
 
     async def generate(
         self,
@@ -239,7 +251,8 @@ class CpuServer:
         request_id: str,
         **_: Any,  # images and the like, of which our data has none
     ) -> TokenOutput:
-        """One response. Fails with the batch's exception when decoding fails.
+        """One response, or the part of it before `abort_all_requests`. Fails with the batch's exception when decoding
+        fails.
 
         Raises UserError for what this server cannot do: unknown sampling parameters, too long a prompt.
         """
@@ -268,20 +281,22 @@ class CpuServer:
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         generation: Generation = await response
-        extra: dict[str, Any] = {"global_steps": self.global_steps}
-        if topk:
+        extra: dict[str, Any] = {"global_steps": generation.policy_step}
+        if topk and generation.tokens:
             extra[TOPK_IDS] = np.stack(generation.topk_ids)
             extra[TOPK_LOGP] = np.stack(generation.topk_logp).astype(dtype)
         return TokenOutput(
             token_ids=generation.tokens,
             log_probs=generation.logp if with_logp else None,
-            stop_reason="completed",  # verl's word for an end token and for the length limit alike
+            # verl's words; the first is for an end token and for the length limit alike
+            stop_reason="completed" if generation.ended else "aborted",
             extra_fields=extra,
         )
 
     async def _serve(self) -> None:
         """Runs batches until the queue is empty."""
         while self._queue:
+            await self._running.wait()
             await self._gather()
             first = self._queue[0]
             alike = [item for item in self._queue if (item.rule, item.topk) == (first.rule, first.topk)]
@@ -291,15 +306,24 @@ class CpuServer:
             async with self._model_in_use:
                 # A failure is one of this batch's requests, and must not end the server.
                 [decoded] = await asyncio.gather(
-                    asyncio.to_thread(decode, self.model, requests, first.rule, first.topk),
+                    asyncio.to_thread(
+                        decode,
+                        self.model,
+                        requests,
+                        first.rule,
+                        first.topk,
+                        lambda: not self._running.is_set(),
+                    ),
                     return_exceptions=True,
                 )
+                step = self.global_steps
             for place, item in enumerate(members):
                 if item.response.done():  # its client has gone
                     continue
                 if isinstance(decoded, BaseException):
                     item.response.set_exception(decoded)
                 else:
+                    decoded[place].policy_step = step
                     item.response.set_result(decoded[place])
 
     async def _gather(self) -> None:
@@ -308,6 +332,16 @@ class CpuServer:
         while seen < len(self._queue) < self.limits.max_num_seqs:
             seen = len(self._queue)
             await asyncio.sleep(GATHER_SECONDS)
+
+    async def abort_all_requests(self, **_: Any) -> None:
+        """Ends the running batch before its next token; others wait for `resume_generation`."""
+        self._running.clear()
+        async with self._model_in_use:
+            pass
+
+    async def resume_generation(self) -> None:
+        """Goes on after `abort_all_requests`."""
+        self._running.set()
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Replaces the model's weights by the actor's, under its names, after the running batch.
@@ -325,7 +359,7 @@ class CpuServer:
 
     # verl's calls of a server's life.
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
-    start_profile = stop_profile = resume_generation = _nothing
+    start_profile = stop_profile = _nothing
 
 
 def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

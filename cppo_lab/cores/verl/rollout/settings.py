@@ -17,6 +17,7 @@ TOPK_DTYPE_REQUEST = "cppo_topk_dtype"
 # Names of the columns, the same in `TokenOutput.extra_fields` and in TransferQueue.
 TOPK_IDS = "rollout_topk_ids"
 TOPK_LOGP = "rollout_topk_logp"
+POLICY_STEP = "policy_step"  # of each token: the training step after which its mu was the policy
 # Replaces the training step in the seeds of validation, which are thus the same at every validation.
 VALIDATION_STEP = -1
 
@@ -41,8 +42,13 @@ class RolloutSettings:
         `step`: training step or `VALIDATION_STEP`; `source` and `index` name the problem (indices of different
         data sets overlap); `session` numbers the responses of a problem.
         """
-        name = "\0".join(str(part) for part in (self.seed, step, source, index, session))
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+        return seed_of(self.seed, step, source, index, session)
+
+
+def seed_of(*parts: object) -> int:
+    """63 bits by a stable hash."""
+    name = "\0".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
 # The name of the weight-sync socket, unique so that a run's rollout engines get weights from its trainer.

@@ -1,0 +1,175 @@
+"""A run with `rollout.mode=async` in a Ray of the product's own: run by `test_async` as FOLDER KIND KILLED OVERRIDE...
+
+KIND `eager` trains a batch as soon as there is one; `late` waits until all prompts that were submitted are answered.
+Before step KILLED (0: none) is trained the process is killed. What was submitted, sampled and trained goes to
+FOLDER/<step>.pt.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cppo_lab.cores.verl import checkpoints
+from cppo_lab.cores.verl.cluster import longer_start_timeout
+from cppo_lab.cores.verl.core import TaskRunner, own_ray
+from cppo_lab.sweep.compose import Composed, compose
+
+STEPS, EVERY, BOUND = 6, 3, 2
+SETTINGS = [
+    "core=verl", "model=tiny_qwen3", "rule=cppo", "seed=3", f"training.t_stop={STEPS}", f"validation.every={EVERY}",
+    "validation.samples=1", "batch.responses=8", "layout.checkpoint_every=1", "rollout.mode=async",
+    f"rollout.max_staleness={BOUND}",
+]  # fmt: skip
+COLUMNS = (
+    "prompts",
+    "responses",
+    "rollout_log_probs",
+    "rollout_topk_ids",
+    "rollout_topk_logp",
+    "policy_step",
+)
+
+
+def composed(*overrides: str) -> Composed:
+    """The run."""
+    return compose([*SETTINGS, *overrides])
+
+
+def slow(server: Any) -> None:
+    """In a rollout server's process: the trainer finds it in the middle of a batch nearly always."""
+    from cppo_lab.cores.verl.rollout import cpu
+
+    log_policy = cpu.log_policy
+
+    def later(*given: Any) -> torch.Tensor:
+        time.sleep(0.03)  # noqa: TID251  is what is tested
+        return log_policy(*given)
+
+    cpu.log_policy = later
+
+
+def worker_class() -> Any:
+    """Our training worker, which says what weights it has."""
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+    from tests.cores.verl.cpu_engine import weights
+
+    class SeenWorker(TrustRegionWorker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def weights(self) -> dict[str, torch.Tensor]:
+            return weights(self.actor)
+
+    return SeenWorker
+
+
+def trainer_class(folder: Path, kind: str, killed: int) -> Any:
+    """Our trainer, which notes what it does."""
+    import ray
+    import transfer_queue as tq
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from cppo_lab.cores.verl.trainer import AsyncLabTrainer
+
+    class Seen(AsyncLabTrainer):
+        def _init_resource_pool_mgr(self) -> None:
+            super()._init_resource_pool_mgr()
+            for role, actor in self.role_worker_mapping.items():
+                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
+                    self.role_worker_mapping[role] = ray.remote(worker_class())
+
+        def on_train_begin(self) -> None:
+            restored = tq.kv_list("train") or {}
+            self.seen: dict[str, Any] = {
+                "submitted": [], "restored": sorted({tag["status"] for tag in restored.get("train", {}).values()}),
+                "weights": {self.global_steps - 1: self.actor_rollout_wg.weights()[0]},
+            }  # fmt: skip
+            if self.config.actor_rollout_ref.rollout.name == "cppo_cpu":
+                ray.get(self.llm_server_manager.server_handles[0].__ray_call__.remote(slow))
+            super().on_train_begin()
+
+        def _submit_batch_to_rollout(self, batch: Any) -> int:
+            self.seen["submitted"] += list(batch["uid"])
+            return int(super()._submit_batch_to_rollout(batch))
+
+        def on_sample_begin(self) -> None:
+            while kind == "late" and self._unanswered():
+                time.sleep(0.05)  # noqa: TID251  the queue wakes nobody up
+
+        def _unanswered(self) -> bool:
+            tags = (tq.kv_list("train") or {}).get("train", {}).values()
+            return any(tag.get("is_prompt") and tag["status"] in ("pending", "running") for tag in tags)
+
+        def _balance_batch(self, batch: Any, *given: Any, **named: Any) -> Any:
+            if self.global_steps == killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            keys = sorted(batch.keys)
+            data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=list(COLUMNS))
+            self.seen |= {name: [row.clone() for row in data[name].unbind()] for name in COLUMNS}
+            self.seen["trained"] = [key.split("_")[0] for key in keys]
+            return super()._balance_batch(batch, *given, **named)
+
+        def on_step_end(self) -> None:
+            super().on_step_end()
+            self.seen["weights"][self.global_steps] = self.actor_rollout_wg.weights()[0]
+            torch.save(self.seen, folder / f"{self.global_steps}.pt")
+
+    return Seen
+
+
+def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
+    """Train the run in `folder`, from its last checkpoint if it has one."""
+    run = composed(*overrides)
+    layout = run.layout.model_copy(
+        update={
+            "verl": run.layout.verl
+            | {"actor_rollout_ref.rollout.max_num_seqs": 4 if run.layout.rollout == "cppo_cpu" else 1}
+        }
+    )
+    (folder / "runs").mkdir(exist_ok=True)
+    with own_ray(layout) as ray_init:
+        from verl.trainer.main_ppo import run_ppo
+
+        from cppo_lab.cores.verl import trainer
+        from cppo_lab.cores.verl.config import check_config, verl_config
+        from cppo_lab.cores.verl.files import planned_files, require_files
+
+        step = checkpoints.last_readable(folder)
+        checkpoints.cut_after(folder, step)
+        resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
+        files = planned_files(run.run, run.paths, folder, folder, resume)
+        require_files(run.run, files, folder)
+        config = verl_config(run.run, layout, files)
+        config.ray_kwargs.ray_init = ray_init
+        check_config(run.run, layout, config)
+        trainer.AsyncLabTrainer = trainer_class(folder, kind, killed)  # type: ignore[misc]
+
+        class Here:
+            """What verl takes for the actor that trains: this process."""
+
+            @staticmethod
+            def remote() -> Any:
+                return Here
+
+            class run:  # a method of Ray's handles
+                @staticmethod
+                def remote(config: Any) -> Any:
+                    import ray
+
+                    TaskRunner().run(config)
+                    return ray.put(None)
+
+        with longer_start_timeout():
+            run_ppo(config, task_runner_class=Here)
+
+
+if __name__ == "__main__":
+    # Under its importable name, so that Ray's workers find it.
+    from tests.cores.verl import asynchronous
+
+    asynchronous.main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
