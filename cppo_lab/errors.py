@@ -8,7 +8,8 @@ from difflib import SequenceMatcher
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
 _LONGEST_NAME = 100  # characters of a wrong name that are compared
-_NEAR, _NEAR_WORD = 0.6, 0.75  # from which likeness on a name, and the last word of a name, is offered
+# From which likeness on a name, the last word of a name, and a name with the same section are offered.
+_NEAR, _NEAR_WORD, _NEAR_IN_SECTION = 0.6, 0.75, 0.9
 LONGEST = 2000  # characters of a message; the longest of ours list fifty names
 # A colour; or a control character that is no tab or end of a line, or that turns the direction of text.
 _COLOUR_OR_CONTROL = re.compile(
@@ -109,6 +110,8 @@ def _likeness(typed: str, name: str) -> float:
     if "." in name:
         if last == ending:
             scores.append(0.98)
+        elif scores[0] > _NEAR_IN_SECTION and typed.rpartition(".")[0] == name.rpartition(".")[0]:
+            scores.append(0.99)
         elif (likeness := SequenceMatcher(None, ending, last).ratio()) >= _NEAR_WORD:
             scores.append(likeness - 0.05)
         if len(last) > 1 and last == "".join(word[:1] for word in words):
