@@ -80,7 +80,7 @@ def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
 
 def _is_shown(metric: str) -> bool:
     """Whether the report uses a metric; thousands of runs have millions of points of the others."""
-    named = metric in training.LABELS or metric in SHOWN or metric in READ
+    named = metric in {*training.LABELS, *SHOWN, *READ, *axes.DRIFT.values()}
     return named or schema.parse_validation_metric(metric) is not None
 
 
@@ -153,6 +153,18 @@ def _diagnostics(report: SweepReport) -> Section | None:
     return Section("diagnostics", "Training diagnostics", view, "", pictures=(picture,))
 
 
+def _drift(report: SweepReport) -> Section | None:
+    title = f"Drift by age and position ({report.title})"
+    info = axes.drift_info(report.board, report.places, title, report.palette)
+    if info is None:
+        return None
+    caption = (
+        "How far pi was from mu before a step's first update, by the age of mu in rollout batches and by third of the "
+        f"response: the mean of -log rho over the steps in which mu had its full age, {info.around}."
+    )
+    return figure_section("drift", info, axes.draw, caption)
+
+
 def sweep_sections(report: SweepReport) -> list[Section | None]:
     """The sections of a sweep's page, in its order; None for one with nothing to show."""
     board, by_setting, curves = report.board, _by_setting(report), _curves(report)
@@ -173,6 +185,7 @@ def sweep_sections(report: SweepReport) -> list[Section | None]:
         audit_section(report) if report.of_paper else None,
         _diagnostics(report),
         mismatch_section(report),
+        _drift(report),
         answers_section(report),
         run_section({report.name: report}, len(board.runs), sorted(board.unused["run_id"])),
     ]

@@ -1,14 +1,18 @@
-"""The figure of a sweep over one or two axes: each variant's score against the axis values, with its 95 % interval."""
+"""The figures of a sweep over axes: each variant's score against the values of one or two of them, with its 95 %
+interval; and against the age of mu, how far pi was from it before the updates.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes as Plot
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from cppo_lab import schema
 from cppo_lab.analysis.grid import Axes, AxisPlace
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
@@ -58,8 +62,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class AxisLine:
-    """The scores of one group along the axis, in percent; `low` and `high` are those of `score_limits`. A
-    group without a value on the axis is a single score for the whole axis: `x` is empty.
+    """The scores of one group along the axis, in percent, or the drift of a third, in nats; `low` and `high` are those
+    of `score_limits`. A group without a value on the axis is a single score for the whole axis: `x` is empty.
     """
 
     group: str
@@ -84,9 +88,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class AxisPanel:
-    """One model: with one axis its `lines`; with two axes the cells of the group `surface_of`, and as `lines` the
-    groups without axis values. `colours`: what those of cells show, BY_SCORE, or NO_COLOURS if the
-    model's cells span no more than noise; None without cells.
+    """One model: with one axis its `lines`, if they are of drift those of the group `surface_of`; with two axes the
+    cells of the group `surface_of`, and as `lines` the groups without axis values. `colours`: what those of cells show,
+    BY_SCORE, or NO_COLOURS if the model's cells span no more than noise; None without cells.
     """
 
     model: str
@@ -166,6 +170,61 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
     )
 
 
+AGE = "rollout.staleness"
+DRIFT = {f"{third} third": schema.mismatch_metric("k1", third, before_update=True) for third in schema.THIRDS}
+
+
+def drift_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
+    """KL(mu, pi) before a step's first update, by mu's age and third of the response; None for a single age.
+
+    The first steps of a run, whose mu is younger, do not count.
+    """
+    index = axes.keys.index(AGE) if AGE in axes.keys else None
+    places = [place for place in axes.places if place.variant in board.variants]
+    if index is None or len((axis := _axis(AGE, (place.values[index] for place in places))).values) < 2:
+        return None
+    of_names: dict[str, list[AxisPlace]] = {}
+    for place in places:
+        others = (
+            f"{key.rpartition('.')[2]}={value_text(value)}"
+            for key, value in zip(axes.keys, place.values, strict=True)
+            if key != AGE and value is not None
+        )
+        of_names.setdefault(" ".join((place.group, *others)), []).append(place)
+
+    def drifts(model: str, of_name: Sequence[AxisPlace], metric: str) -> Iterable[tuple[Any, Estimate]]:
+        for place in of_name:
+            rows, age = board.logged(model, place.variant, metric), place.values[index]
+            rows = rows[(rows["step"] > age) & np.isfinite(rows["value"])]
+            mean = mean_estimate(list(rows.groupby("mlflow_id", observed=True)["value"].mean()))
+            if mean is not None:
+                yield (age,), mean
+
+    panels = tuple(
+        AxisPanel(model, name, lines)
+        for model in board.models
+        for name, of_name in of_names.items()
+        if (
+            lines := tuple(
+                _line(third, axis, points, 1)
+                for third, metric in DRIFT.items()
+                if (points := list(drifts(model, of_name, metric)))
+            )
+        )
+    )
+    if not panels:
+        return None
+    return AxesInfo(
+        title=title,
+        source=origin(core_of(board)),
+        y_label="KL(mu, pi) before the update (nats)",
+        axes=(axis,),
+        panels=panels,
+        keys=keys_of(PALETTES[palette].strokes(list(DRIFT)), DRIFT),
+        run_ids=run_ids_of(board.runs),
+    )
+
+
 def _noise(
     board: Scoreboard, model: str, places: Sequence[AxisPlace], panels: Sequence[AxisPanel]
 ) -> tuple[str, str]:
@@ -226,16 +285,18 @@ def _panels(
     return [AxisPanel(model, group, tuple(loose), cells) for group, cells in surfaces.items()]
 
 
-def _line(group: str, axis: Axis, scored: Sequence[tuple[tuple[Value, ...], Estimate]]) -> AxisLine:
-    """The group's scores along the axis; without a value on the axis, its first score."""
+def _line(
+    group: str, axis: Axis, scored: Sequence[tuple[tuple[Value, ...], Estimate]], unit: float = 100
+) -> AxisLine:
+    """The group's scores along the axis, times `unit`; without a value on the axis, its first score."""
     points = [(axis.at(values[0]), score) for values, score in scored if values[0] is not None]
     points.sort(key=lambda point: point[0])
     shown = [score for _, score in points] or [scored[0][1]]
-    limits = [_limits(score) for score in shown]
+    limits = [_limits(score, unit) for score in shown]
     return AxisLine(
         group=group,
         x=tuple(x for x, _ in points),
-        mean=tuple(100 * score.value for score in shown),
+        mean=tuple(unit * score.value for score in shown),
         low=tuple(low for low, _ in limits),
         high=tuple(high for _, high in limits),
         runs=tuple(score.n for score in shown),
@@ -247,14 +308,14 @@ def _cell(first: float, second: float, score: Estimate) -> Cell:
     return Cell(first, second, 100 * score.value, low, high, score.n)
 
 
-def _limits(score: Estimate) -> tuple[float, float] | tuple[None, None]:
-    """The limits in percent."""
+def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[None, None]:
+    """The limits, in percent."""
     limits = score_limits(score)
-    return (None, None) if limits is None else (100 * limits[0], 100 * limits[1])
+    return (None, None) if limits is None else (unit * limits[0], unit * limits[1])
 
 
 def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """Draw one model; on a surface, one of its groups."""
+    """Draw one model, or one of its groups."""
     group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
     (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
@@ -323,4 +384,6 @@ def draw(info: AxesInfo, fig: Figure) -> None:
     texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
     axes = panel_grid(fig, len(info.panels), 2, size, texts, info.keys)
     for panel, ax in zip(info.panels, axes, strict=True):
+        if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
+            ax.sharey(fig.axes[0])
         draw_panel(info, panel, ax)

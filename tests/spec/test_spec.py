@@ -115,6 +115,53 @@ def test_an_objective_that_cannot_be_centred_is_refused(text: str) -> None:
         compose([*text.split(), "objective.centering=true"])
 
 
+def test_two_policies_are_not_part_of_the_id_and_three_are() -> None:
+    weighed = ["rollout.correction=decoupled", "rollout.rollout_is=token", "rollout.rollout_is_threshold=2"]
+    plain, default, three, own, weights = (
+        compose(texts).run
+        for texts in (
+            [],
+            ["rollout.correction=bypass", "divergence.origin=mu"],
+            weighed[:1],
+            [*weighed[:1], "divergence.origin=old"],
+            weighed,
+        )
+    )
+    assert default.run_id == plain.run_id and "correction" not in json.dumps(
+        plain.model_dump(exclude_none=True)
+    )
+    assert len({run.run_id for run in (plain, three, own, weights)}) == 4
+    assert (plain.rollout.weights, three.rollout.weights) == (None, {})
+    assert weights.rollout.weights == {"rollout_is": "token", "rollout_is_threshold": 2.0}
+    assert parse_run(json.loads(own.model_dump_json()), "the record").run_id == own.run_id
+
+
+DECOUPLED = "rollout.correction=decoupled"
+NOT_DECOUPLED = {
+    "rollout.rollout_is=token": "rollout_is='token' with rollout_is_threshold=None: set both, or neither",
+    "rollout.rollout_rs_threshold=2": "rollout_rs=None with rollout_rs_threshold=2.0: set both, or neither",
+    "rollout.rollout_rs=token_k1 rollout.rollout_rs_threshold=2":
+        "rollout_rs='token_k1' with correction='bypass', which has no pi_old to compare with mu: set correction=deco",
+    "divergence.origin=old": "divergence.origin='old' with rollout.correction='bypass', which has no pi_old: set",
+    f"{DECOUPLED} rollout.rollout_rs=token_k1 rollout.rollout_rs_threshold=1": "rollout_rs_threshold=1: must be in (1, inf)",
+    f"{DECOUPLED} rollout.rollout_is=group rollout.rollout_is_threshold=1": "must be 'token' or 'sequence'",
+    f"{DECOUPLED} objective.centering=true": "'decoupled' with objective.centering=true: the weight pi_old / mu of",
+    f"{DECOUPLED} rule=estr": "'decoupled' with rule 'estr': its limit is by the entropy of mu, and its ratio would",
+    f"{DECOUPLED} core=verl model=tiny_qwen3 rule=verl_sapo": "with rule 'verl_sapo': a loss of verl's own is trained",
+    f"{DECOUPLED} core=verl model=tiny_qwen3 divergence.origin=old":
+        "divergence.estimator='topk': core=verl knows pi_old at sampled tokens alone; choose divergence=binary_tv",
+    f"{DECOUPLED} core=verl model=qwen3_30b_a3b_base rollout.router_replay=R3 layout=four_nodes_megatron":
+        "router_replay='R3' with rollout.correction='decoupled': that pi_old is computed with the experts",
+    f"{DECOUPLED} core=exact model=exact_early data=fork_early along=cppo rule=estr": "with rule 'estr'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOT_DECOUPLED)
+def test_what_does_not_go_with_three_policies_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(NOT_DECOUPLED[text])):
+        compose(text.split())
+
+
 def test_the_entropy_of_mu_needs_its_top_k_with_verl() -> None:
     with pytest.raises(
         UserError, match="rule=estr needs the entropy of mu, which core=verl takes from mu's Top-K"

@@ -184,6 +184,8 @@ PAPER = {
     f"{ACTOR}.policy_loss.convention": "union",
     f"{ACTOR}.policy_loss.horizon": 8192,
     f"{ACTOR}.policy_loss.centering": False,
+    f"{ACTOR}.policy_loss.weights": None,
+    f"{ACTOR}.policy_loss.origin": None,
     f"{ROLLOUT}.n": 8,
     f"{ROLLOUT}.temperature": 1.0,
     f"{ROLLOUT}.top_p": 1.0,
@@ -236,6 +238,32 @@ def test_the_authors_recipe_reaches_verl() -> None:
     assert endless.actor_rollout_ref.actor.policy_loss.constants.delta_b_cap == float("inf")
 
 
+def test_a_decoupled_run_has_verls_pi_old_and_our_weights() -> None:
+    """Which verl's own keys would apply a second time."""
+    weights = {
+        "rollout_is": "sequence",
+        "rollout_is_threshold": 2.0,
+        "rollout_rs": "token_k1",
+        "rollout_rs_threshold": 5.0,
+    }
+    texts = [f"rollout.{name}={value}" for name, value in weights.items()]
+    composition = composed(
+        *TINY, "rollout.correction=decoupled", "divergence=binary_tv", "divergence.origin=old", *texts
+    )
+    config = tree(composition)
+    check_config(composition.run, composition.layout, config)
+    loss, correction = (
+        omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss,
+        config.algorithm.rollout_correction,
+    )
+    assert (dict(loss.weights), loss.origin) == (weights, "old")
+    assert (correction.bypass_mode, correction.rollout_is, correction.rollout_rs) == (False, None, None)
+    plain = omega_conf_to_dataclass(
+        tree(composed(*TINY, "rollout.correction=decoupled")).actor_rollout_ref.actor
+    )
+    assert (plain.policy_loss.weights, plain.policy_loss.origin) == ({}, None)
+
+
 def test_a_continued_run_takes_its_checkpoint_and_does_not_validate_first() -> None:
     config = tree(composed(*TINY), Path("/somewhere/global_step_2"))
     assert (config.trainer.resume_mode, config.trainer.resume_from_path) == (
@@ -258,6 +286,7 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
             new.add(key)
     loss = ["rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon", "centering"]
+    loss += ["weights", "origin"]
     engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
     assert new - {f"{ACTOR}.{key}" for key in engine_keys} == {
         *(f"{ACTOR}.policy_loss.{key}" for key in loss),
