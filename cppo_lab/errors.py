@@ -110,7 +110,7 @@ def _likeness(typed: str, name: str) -> float:
     if "." in name:
         if last == ending:
             scores.append(0.98)
-        elif scores[0] > _NEAR_IN_SECTION and typed.rpartition(".")[0] == name.rpartition(".")[0]:
+        elif scores[0] >= _NEAR_IN_SECTION and typed.rpartition(".")[0] == name.rpartition(".")[0]:
             scores.append(0.99)
         elif (likeness := SequenceMatcher(None, ending, last).ratio()) >= _NEAR_WORD:
             scores.append(likeness - 0.05)

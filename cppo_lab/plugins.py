@@ -4,7 +4,9 @@ Importing runs code, so the caller decides which sources to trust: the command l
 installed packages; never a file that somebody else may have written.
 """
 
+import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -100,6 +102,39 @@ def load(path: str, what: str) -> Any:
             f"{what}={path!r} cannot be imported ({type(error).__name__}: {one_line(str(error))}): install its "
             "package, or put its folder on PYTHONPATH"
         ) from error
+
+
+def digest_of(*files: Path) -> str:
+    """Twelve hex digits that identify the contents of files in their order. Raises OSError."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def code_digest(path: str, what: str) -> str:
+    """`digest_of` the code at `package.module:name`: the file of its module or, in a package, all of the package's
+    Python files. Imports the packages above the module, and not the module; `what` names it in messages.
+
+    Raises UserError if there is no such module, or it has no source.
+    """
+    if not PATH.fullmatch(path):
+        raise UserError(f"{what}={path!r} must be package.module:name")
+    module = path.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+        package = importlib.util.find_spec(module.partition(".")[0])
+    except (Exception, SystemExit):  # noqa: BLE001  whatever a package raises as it is imported
+        spec = package = None
+    origin = Path(spec.origin) if spec and spec.origin else None
+    if origin is None or package is None or origin.suffix != ".py":
+        raise UserError(
+            f"{what}={path!r}: no source of module {module!r} is found: install its package, or put its folder on "
+            "PYTHONPATH"
+        )
+    folders = package.submodule_search_locations or []
+    return digest_of(*(sorted(file for folder in folders for file in Path(folder).rglob("*.py")) or [origin]))
 
 
 @dataclass(frozen=True)

@@ -643,15 +643,16 @@ def rule_of(name: str, path: str | None = None) -> Rule:
     return _foreign(name, points[name])
 
 
-def from_environment(name: str) -> str | None:
-    """The import path of a rule in the user's environment, i.e. the entry of CPPO_RULES that ends in `:name`.
+def from_environment(name: str, variable: str = VARIABLE) -> str | None:
+    """The import path of a rule in the user's environment, i.e. the entry of CPPO_RULES that ends in `:name`; or what
+    else another `variable` names.
 
     Raises UserError for an entry of the variable that is not an import path.
     """
-    paths = [text.strip() for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
+    paths = [text.strip() for text in os.environ.get(variable, "").split(",") if text.strip()]
     for path in paths:
         if not PATH.fullmatch(path):
-            raise UserError(f"{VARIABLE}: {path!r} must be package.module:function; commas separate several")
+            raise UserError(f"{variable}: {path!r} must be package.module:function; commas separate several")
     return next((path for path in reversed(paths) if path.rpartition(":")[2] == name), None)
 
 

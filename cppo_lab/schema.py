@@ -137,6 +137,7 @@ _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)}
 _AGE = re.compile(r"train/staleness_share_\d+")
 _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
+_REWARD = re.compile(r"reward/(?:[^/]+/)?[^/]+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
 
@@ -173,6 +174,11 @@ def answer_rule_metric(benchmark: str, samples: int) -> str:
     return f"val/{benchmark}/answer_rule_at_{samples}"
 
 
+def reward_metric(part: str, benchmark: str = "") -> str:
+    """`reward/[<benchmark>/]<part>`: the mean of a part of the user's own reward, in training or a validation."""
+    return f"reward/{benchmark and benchmark + '/'}{part}"
+
+
 def mismatch_metric(name: str, third: str = "", *, before_update: bool = False) -> str:
     """`mismatch/[before_update/][early/|middle/|late/]<name>`: of the step's updates or the state before them, and of
     all tokens or those in one third of their response.
@@ -203,6 +209,7 @@ def is_known_metric(name: str) -> bool:
         or _POSITION.fullmatch(name) is not None
         or _AGE.fullmatch(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
+        or _REWARD.fullmatch(name) is not None
         or _GPU.fullmatch(name) is not None
     )
 

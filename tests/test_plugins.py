@@ -81,3 +81,21 @@ def test_what_is_interrupted_is_no_error_of_the_module(
     monkeypatch.setattr(plugins, "resolve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load("acme:MINE", "rule.path")
+
+
+def test_the_digest_of_code_is_that_of_its_module_or_of_all_of_its_package(tmp_path: Path) -> None:
+    (tmp_path / "digested.py").write_text("raise ValueError('it is not imported')\n")
+    (tmp_path / "digested_package" / "inner").mkdir(parents=True)
+    for name in ("__init__", "rewards", "inner/helper"):
+        (tmp_path / "digested_package" / f"{name}.py").write_text("x = 1\n")
+    alone, within = "digested:score", "digested_package.rewards:score"
+    before = plugins.code_digest(alone, "it"), plugins.code_digest(within, "it")
+    (tmp_path / "digested_package" / "inner" / "helper.py").write_text("x = 2\n")
+    after = plugins.code_digest(alone, "it"), plugins.code_digest(within, "it")
+    assert after[0] == before[0] and after[1] != before[1]
+
+
+@pytest.mark.parametrize("path", ["digested_nowhere:score", "json.nowhere:score", "math:sqrt", "os"])
+def test_code_without_source_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match=f"data.reward='{path}'"):
+        plugins.code_digest(path, "data.reward")

@@ -1,14 +1,16 @@
 """`cppo data` and `cppo doctor`: what runs need around them."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
-from cppo_lab.errors import say
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import runs_folder
+from cppo_lab.plugins import NAME
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -20,8 +22,25 @@ def data_prepare(options: argparse.Namespace) -> int:
     from cppo_lab.data.manifest import summary
     from cppo_lab.data.prepare import prepare
 
-    records = prepare(options.source, options.out, say)
-    answer(options, _file_values(options.out, records), summary(records))
+    validation: dict[str, Path] = {}
+    for text in options.validation:
+        name, equals, path = text.partition("=")
+        if (
+            not equals
+            or not NAME.fullmatch(name)
+            or name in ("train", *validation)
+            or not Path(path).is_file()
+        ):
+            raise UserError(f"--validation {text!r}: give NAME=FILE, an existing file, and each name once")
+        validation[name] = Path(path)
+    records = prepare(options.source, options.out, say, validation, options.skip)
+    text = summary(records)
+    if options.source not in ("sample", "hub"):
+        train, *others = records
+        keys = [f"data.train={options.out / train}"]
+        keys += [f"data.validation.{Path(file).stem}={options.out / file}" for file in others]
+        text += f"\nto train on it: core=verl data=files {shlex.join(keys)}"
+    answer(options, _file_values(options.out, records), text)
     return Exit.DONE
 
 
@@ -71,7 +90,18 @@ def data_arguments(command: CommandParser) -> None:
         default="sample",
         metavar="SOURCE",
         help="hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
-        "8 training problems and the AIME problems shipped with this package",
+        "8 training problems and the AIME problems shipped with this package; a row has problem or messages, and "
+        "answer",
+    )
+    prepare.add_argument(
+        "--validation",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a validation set of your own, in place of those of AIME; repeatable",
+    )
+    prepare.add_argument(
+        "--skip", action="store_true", help="skip and count damaged rows; without it, the first is an error"
     )
     prepare.add_argument(
         "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"

@@ -40,7 +40,7 @@ def row_of(problem: Problem, index: int, split: str) -> dict[str, Any]:
     """A problem in verl's layout."""
     return {
         "data_source": problem.data_source,
-        "prompt": [{"role": "user", "content": problem.prompt}],
+        "prompt": [{"role": role, "content": text} for role, text in problem.messages],
         "ability": ABILITY,
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"index": index, "split": split, "id": problem.id},
@@ -82,6 +82,7 @@ class FileRecord:
     origin_sha256: str
     sha256: str  # of the file
     content_sha256: str  # of its rows, see `layout.content_sha256`
+    rows_skipped: int | None = None  # that could not be used; None: each would have been an error
 
 
 def manifest_text(files: dict[str, FileRecord]) -> str:
@@ -90,7 +91,10 @@ def manifest_text(files: dict[str, FileRecord]) -> str:
         "format": FORMAT,
         "tool": f"cppo-lab {__version__}",
         "pyarrow": pyarrow.__version__,
-        "files": {name: asdict(record) for name, record in files.items()},
+        "files": {
+            name: {key: value for key, value in asdict(record).items() if value is not None}
+            for name, record in files.items()
+        },
     }
     return _dumped(body | {"sha256": hashlib.sha256(_dumped(body).encode()).hexdigest()})
 
@@ -125,6 +129,8 @@ def summary(records: dict[str, FileRecord]) -> str:
     lines = []
     for name, record in records.items():
         left_out = [f"{record.rows_read} read"]
+        if record.rows_skipped:
+            left_out.append(f"{record.rows_skipped} damaged ones skipped")
         if record.duplicates_dropped:
             left_out.append(f"{record.duplicates_dropped} repeats dropped")
         if record.conflicts:

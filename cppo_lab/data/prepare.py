@@ -1,11 +1,12 @@
 """Training and validation sets in verl's layout, written once and the same every time."""
 
+import codecs
 import filecmp
 import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,41 +16,58 @@ import pyarrow.parquet
 from cppo_lab.data.answers import canonical
 from cppo_lab.data.manifest import MANIFEST, FileRecord, content_sha256, manifest_text, row_of, write_rows
 from cppo_lab.data.problem import Problem, problem_of
-from cppo_lab.data.sources import BENCHMARKS, SPLITS, Source, sha256_of, sources_of
+from cppo_lab.data.sources import BENCHMARKS, SPLITS, Source, local, sha256_of, sources_of
 from cppo_lab.errors import UserError
 
 MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
 BATCH = 4096  # rows of parquet in memory at a time
 # Only these columns of a parquet file are read, so that others can do no harm.
-COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem", "answer")
+COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem", "messages", "answer")
 
 
-def rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (its place, row) for every row of the file.
+def _refuse(error: UserError) -> None:
+    raise error
+
+
+def rows_of(
+    path: Path, damaged: Callable[[UserError], None] = _refuse
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (its place, row) for every row of the file; `damaged` takes the error of a line that cannot be read.
 
     Raises:
-        UserError: the file's suffix is unknown, or a row cannot be read.
+        UserError: the file's suffix is unknown, or it cannot be read.
     """
     if path.suffix == ".jsonl":
-        return _jsonl_rows(path)
+        return _jsonl_rows(path, damaged)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     raise UserError(f"{path} is neither .jsonl nor .parquet: convert it to one of them, or correct its name")
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _jsonl_rows(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as lines:
         number = 0
         # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
         while line := lines.readline(MAX_LINE + 1):
             number += 1
             where = f"{path}, line {number}"
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) > MAX_LINE:
-                raise UserError(
-                    f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
+                damaged(
+                    UserError(
+                        f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
+                    )
                 )
-            if line.strip():
-                yield where, _json_row(line, where)
+                while line and not line.endswith(b"\n"):
+                    line = lines.readline(MAX_LINE)
+            elif line.strip():
+                try:
+                    row = _json_row(line, where)
+                except UserError as error:
+                    damaged(error)
+                else:
+                    yield where, row
 
 
 def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
@@ -94,10 +112,14 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 REPORT_EVERY = 250_000  # rows
+Messages = tuple[tuple[str, str], ...]
+
+
+MOST_SAID = 5  # rows that were skipped
 
 
 def distinct_problems(
-    path: Path, benchmark: str | None, say: Callable[[str], None]
+    path: Path, benchmark: str | None, say: Callable[[str], None], skip: bool = False
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Read a file and keep one row per prompt: problems in the order of their first rows, and what `FileRecord` says
     of the rows that were left out.
@@ -105,20 +127,34 @@ def distinct_problems(
     DAPO-Math-17k holds every prompt a hundred times, and AIME-2024 32 times. A few of DAPO's prompts come with two
     different answers (seven, by a count on the hub). Which one is right is unknown, and a wrong one
     would reward wrong responses: such a prompt is dropped from the training set and listed. In a benchmark it is an
-    error, since the set of problems is fixed.
+    error, since the set of problems is fixed. With `skip`, rows that cannot be used are counted, and the first said.
 
     Raises:
         UserError: a row cannot be used, or a benchmark has a prompt with two answers.
     """
-    first: dict[str, Problem] = {}
-    rows: Counter[str] = Counter()
-    answers: dict[str, list[str]] = {}
-    for read, (where, row) in enumerate(rows_of(path), start=1):
-        problem = problem_of(row, where, benchmark, len(first))
-        rows[problem.prompt] += 1
+    first: dict[Messages, Problem] = {}
+    rows: Counter[Messages] = Counter()
+    answers: dict[Messages, list[str]] = {}
+    skipped = 0
+
+    def damaged(error: UserError) -> None:
+        nonlocal skipped
+        if not skip:
+            raise error
+        skipped += 1
+        if skipped <= MOST_SAID:
+            say(f"skipped: {error}")
+
+    for read, (where, row) in enumerate(rows_of(path, damaged), start=1):
+        try:
+            problem = problem_of(row, where, benchmark, len(first))
+        except UserError as error:
+            damaged(error)
+            continue
+        rows[problem.messages] += 1
         if read % REPORT_EVERY == 0:
             say(f"{path.name}: {read} rows read, {len(first)} prompts")
-        known = first.setdefault(problem.prompt, problem)
+        known = first.setdefault(problem.messages, problem)
         if canonical(known.answer) == canonical(problem.answer):
             continue
         if benchmark:
@@ -126,7 +162,7 @@ def distinct_problems(
                 f"{where}: a prompt of {benchmark} has the answers {known.answer!r} and {problem.answer!r}: "
                 "keep the right one"
             )
-        seen = answers.setdefault(problem.prompt, [known.answer])
+        seen = answers.setdefault(problem.messages, [known.answer])
         if canonical(problem.answer) not in map(canonical, seen):
             seen.append(problem.answer)
     problems = [problem for prompt, problem in first.items() if prompt not in answers]
@@ -136,13 +172,20 @@ def distinct_problems(
         "duplicates_dropped": rows.total() - len(problems) - conflicting,
         "conflicting_rows_dropped": conflicting,
         "conflicts": [{"id": first[prompt].id, "answers": given} for prompt, given in answers.items()],
+        "rows_skipped": skipped if skip else None,
     }
 
 
 PROBLEMS_OF_AIME = 30  # AIME I and II of a year
 
 
-def prepare(source: str, out: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, FileRecord]:
+def prepare(
+    source: str,
+    out: Path,
+    say: Callable[[str], None] = lambda _: None,
+    validation: Mapping[str, Path] | None = None,
+    skip: bool = False,
+) -> dict[str, FileRecord]:
     """Write `train.parquet`, `aime24.parquet`, `aime25.parquet`, `aime26.parquet` and `manifest.json`.
 
     The folder appears whole or not at all. Prepared data that is already there is replaced if it would differ,
@@ -152,6 +195,8 @@ def prepare(source: str, out: Path, say: Callable[[str], None] = lambda _: None)
         source: `sample`, `hub` or a path, see `sources.sources_of`.
         out: folder to write; must be empty, absent, or hold prepared data and nothing else.
         say: takes a line of progress.
+        validation: files of validation sets by name, in place of those of AIME.
+        skip: leave out rows that cannot be used, and count them.
 
     Returns:
         What the manifest says of each file, by file name.
@@ -159,14 +204,21 @@ def prepare(source: str, out: Path, say: Callable[[str], None] = lambda _: None)
     Raises:
         UserError: the source or one of its rows cannot be used, or `out` holds something else.
     """
-    _require_ours_or_free(out)
     sources = sources_of(source, say)
+    if validation:
+        sources = {"train": sources["train"]} | {
+            name: local(path, "local") for name, path in validation.items()
+        }
+    _require_ours_or_free(out, sources)
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         made = work / "made"
         made.mkdir()
-        records = {f"{split}.parquet": _write_split(split, sources[split], made, say) for split in SPLITS}
+        records = {
+            f"{split}.parquet": _write_split(split, origin, made, say, skip)
+            for split, origin in sources.items()
+        }
         (made / MANIFEST).write_text(manifest_text(records), encoding="utf-8")
         if _equal(made, out):
             say(f"{out}: unchanged")
@@ -179,16 +231,19 @@ def prepare(source: str, out: Path, say: Callable[[str], None] = lambda _: None)
     return records
 
 
-def _write_split(split: str, source: Source, folder: Path, say: Callable[[str], None]) -> FileRecord:
-    benchmark = split if split in BENCHMARKS else None
-    problems, left_out = distinct_problems(source.path, benchmark, say)
-    if benchmark and len(problems) != PROBLEMS_OF_AIME:
+def _write_split(
+    split: str, source: Source, folder: Path, say: Callable[[str], None], skip: bool
+) -> FileRecord:
+    benchmark = None if split == "train" else split
+    problems, left_out = distinct_problems(source.path, benchmark, say, skip)
+    if benchmark in BENCHMARKS and len(problems) != PROBLEMS_OF_AIME:
         raise UserError(
             f"{source.path} has {len(problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
             "of the year): complete the file, or remove it to use the shipped problems"
         )
     if not problems:
-        raise UserError(f"{source.path} holds no row to train on: pass another file with --from")
+        what = "validate" if benchmark else "train"
+        raise UserError(f"{source.path} holds no row to {what} on: pass another file with --from")
     rows = [row_of(problem, index, split) for index, problem in enumerate(problems)]
     path = folder / f"{split}.parquet"
     write_rows(path, rows)
@@ -202,13 +257,13 @@ def _write_split(split: str, source: Source, folder: Path, say: Callable[[str], 
     )
 
 
-def _require_ours_or_free(out: Path) -> None:
+def _require_ours_or_free(out: Path, splits: Iterable[str]) -> None:
     """Refuse to replace a folder that holds anything but prepared data."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file: name a folder")
     if not out.exists() or not any(out.iterdir()):
         return
-    ours = {MANIFEST, *(f"{split}.parquet" for split in SPLITS)}
+    ours = {MANIFEST, *(f"{split}.parquet" for split in (*SPLITS, *splits))}
     foreign = sorted(path.name for path in out.iterdir() if path.name not in ours)
     if foreign or not (out / MANIFEST).is_file():
         what = ", ".join(foreign[:5]) or f"data without {MANIFEST}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cppo_lab.data.sources import BENCHMARKS
 from cppo_lab.errors import UserError
 
 # Taken letter by letter from the rows of BytedTsinghua-SIA/DAPO-Math-17k; a test compares it with such rows.
@@ -35,56 +36,63 @@ MAX_ANSWER = 1_000
 TRAINING_SOURCE = "math_dapo"  # verl's name of DAPO-Math-17k
 
 
+ROLES = ("system", "user", "assistant")
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A user message and the answer that is right."""
+    """The messages of a prompt as pairs of role and text, the last the user's, and the answer that is right."""
 
     data_source: str
-    prompt: str
+    messages: tuple[tuple[str, str], ...]
     answer: str
     id: str
 
 
 def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, position: int) -> Problem:
-    """Read a row in verl's layout (`prompt`, `reward_model`) or a plain one (`problem`, `answer`).
+    """Read a row in verl's layout (`prompt`, `reward_model`) or a plain one (`problem` or `messages`, `answer`).
 
     Args:
         row: the row as read; keys that are not needed are left alone.
         where: file and line, for messages.
-        benchmark: name of the benchmark that the row belongs to, or None for a row to train on.
+        benchmark: name of the validation set that the row belongs to, or None for a row to train on.
         position: 0-based place in the file; names a row that has no id.
 
     Raises:
         UserError: a key is missing or its value cannot be used.
     """
     if "prompt" in row:
-        prompt = _single_message(row["prompt"], where)
+        messages = _messages(row, "prompt", where)
         answer = _answer(_field(row, "reward_model", where), "ground_truth", where)
         identifier = (
             (row.get("extra_info") or {}).get("index") if isinstance(row.get("extra_info"), Mapping) else None
         )
-        if benchmark and not is_wrapped(prompt):
+        if benchmark in BENCHMARKS and not is_wrapped(messages[-1][1]):
             raise UserError(
-                f"{where}: `prompt` of a {benchmark} row is {_shown(prompt)}, not a problem in DAPO's template: "
-                "give the bare problem in a key `problem` with its `answer`, and it is wrapped"
+                f"{where}: `prompt` of a {benchmark} row is {_shown(messages[-1][1])}, not a problem in DAPO's "
+                "template: give the bare problem in a key `problem` with its `answer`, and it is wrapped"
             )
-    elif "problem" in row:
-        prompt = wrap(_text(row, "problem", where, MAX_PROMPT))
+    elif "problem" in row or "messages" in row:
+        messages = (
+            _messages(row, "messages", where)
+            if "messages" in row
+            else (("user", wrap(_text(row, "problem", where, MAX_PROMPT))),)
+        )
         answer = _answer(row, "answer", where)
         identifier = row.get("id")
     else:
         raise UserError(
             f"{where}: neither `prompt` nor `problem` is among the keys {sorted(map(str, row))}: each row needs "
-            "`problem` and `answer`, or verl's `prompt` and `reward_model.ground_truth`"
+            "`problem` or `messages`, and `answer`, or verl's `prompt` and `reward_model.ground_truth`"
         )
     name = benchmark or TRAINING_SOURCE
-    if benchmark:
+    if benchmark in BENCHMARKS:
         answer = _aime_answer(answer, where)
-    elif row.get("data_source") is not None:
+    elif not benchmark and row.get("data_source") is not None:
         name = _text(row, "data_source", where, MAX_ANSWER)
     if identifier is None or isinstance(identifier, bool) or not isinstance(identifier, int | str):
         identifier = f"{name}-{position}"
-    return Problem(name, prompt, answer, str(identifier))
+    return Problem(name, messages, answer, str(identifier))
 
 
 def _shown(value: object) -> str:
@@ -130,15 +138,17 @@ def _storable(value: str, key: str, where: str, longest: int) -> str:
     return value
 
 
-def _single_message(messages: object, where: str) -> str:
-    """The text of a prompt of one user message."""
-    only = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
-    if not isinstance(only, Mapping) or only.get("role") != "user":
+def _messages(row: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, str], ...]:
+    """The roles and texts of a prompt's messages."""
+    messages = row[key] if isinstance(row[key], list) else []
+    roles = [str(message.get("role")) if isinstance(message, Mapping) else "" for message in messages]
+    if not {*roles} <= {*ROLES} or roles[-1:] != ["user"]:
         raise UserError(
-            f"{where}: `prompt` is {_shown(messages)}: give a list of one message "
-            "{'role': 'user', 'content': ...}, as DAPO-Math-17k has it"
+            f"{where}: `{key}` is {_shown(row[key])}: give a list of messages {{'role': 'user', 'content': ...}} "
+            f"(roles: {', '.join(ROLES)}), of which the last is the user's, as DAPO-Math-17k has it"
         )
-    return _text(only, "content", f"{where}: `prompt`", MAX_PROMPT)
+    texts = [_text(message, "content", f"{where}: `{key}`", MAX_PROMPT) for message in messages]
+    return tuple(zip(roles, texts, strict=True))
 
 
 def _answer(row: Mapping[str, Any], key: str, where: str) -> str:

@@ -80,17 +80,17 @@ def sources_of(source: str, say: Callable[[str], None]) -> dict[str, Source]:
     Raises:
         UserError: the path does not exist or is ambiguous, or the hub does not answer.
     """
-    shipped = {split: _local(path, "shipped") for split, path in _folder_files(SHIPPED).items()}
+    shipped = {split: local(path, "shipped") for split, path in _folder_files(SHIPPED).items()}
     if source == "sample":
         return shipped
     if source == "hub":
         return {split: _fetched(HUB[split], say) for split in SPLITS}
     path = Path(source)
     if path.is_file():
-        return shipped | {"train": _local(path, "local")}
+        return shipped | {"train": local(path, "local")}
     if not path.is_dir():
         raise UserError(f"--from {source}: no such file or folder; valid: hub, sample, or an existing path")
-    found = {split: _local(file, "local") for split, file in _folder_files(path).items()}
+    found = {split: local(file, "local") for split, file in _folder_files(path).items()}
     if "train" not in found:
         names = ", ".join(f"{stem}{suffix}" for stem in STEMS["train"] for suffix in SUFFIXES)
         raise UserError(f"--from {source}: the folder holds no training set; name it one of {names}")
@@ -103,7 +103,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _local(path: Path, kind: str) -> Source:
+def local(path: Path, kind: str) -> Source:
+    """A file of this machine. `kind`: where it comes from."""
     return Source(path, f"{kind}:{path.name}", sha256_of(path))
 
 

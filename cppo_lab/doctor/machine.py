@@ -62,6 +62,8 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
     data = run.data
     if not isinstance(data, MathData):
         return Check("data", UNNEEDED, f"data={data.name} is made by the run itself")
+    if data.files is not None:  # they were read for the run's id
+        return Check("data", OK, ", ".join(file.path for file in data.files.values()))
     try:
         from cppo_lab.data.manifest import check_folder
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
-from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec
 from cppo_lab.spec.estimate import CPU_OPTIMISER, OFFLOAD_POLICY, past_policies, shape_of
 
 SHARED = Path("/dev/shm")  # Ray's object store
@@ -39,7 +39,7 @@ def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
     the version of our tests (2.13). verl states no range for Megatron.
     """
     core = "core=verl"
-    mathematics = f"data={run.data.name}" if isinstance(run.model, HubModel) else ""
+    mathematics = f"data={run.data.name}" if isinstance(run.data, MathData) else ""
     here = f"layout={layout.name}"
     vllm = here if layout.rollout == "vllm" else ""
     cuda = here if layout.device == "cuda" else ""

@@ -406,9 +406,11 @@ def lend_machine(core: str, starts: Sequence[Resources], visible_devices: str | 
 
 
 def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
-    """The folders that a run reads: the prepared data, if it uses them, and the models, if its model is published."""
+    """The folders that a run reads: of its data, if they are files, and the models, if its model is published."""
     folders = []
-    if isinstance(spec.data, MathData) and paths is not None:
+    if isinstance(spec.data, MathData) and spec.data.files is not None:
+        folders += [Path(file.path).parent for file in spec.data.files.values()]
+    elif isinstance(spec.data, MathData) and paths is not None:
         folders.append(Path(paths.data))
     if isinstance(spec.model, HubModel):
         models = paths.models if paths is not None else None

@@ -13,13 +13,12 @@ from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import (
     MAX_TRIALS,
-    PATH_REMEDY,
-    RULE_PATH,
     Choices,
     Parameter,
     Scalar,
     Search,
     Sweep,
+    code_fault,
     load_sweep,
 )
 from cppo_lab.sweep.grid import core_of, with_core
@@ -160,14 +159,14 @@ def _chosen(
 def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
     """The keys of a search that it must not set, as it does not declare how runs are started or tracked, and why."""
     where = f"search {search.source}"
-    for key in search.search.parameters:
-        if key == RULE_PATH:
-            yield key, f"{where}: search.parameters.{key}: {PATH_REMEDY}"
+    for key, values in search.search.parameters.items():
+        if fault := code_fault(read(f"{key}=0").key, values):
+            yield key, f"{where}: search.parameters.{key}: {fault}"
         elif key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
             yield key, f"{where}: search.parameters.{key}: this key cannot be tuned; remove it"
     for key, value in search.settings.items():
-        if key == RULE_PATH:
-            yield key, f"{where}: settings.{key}={value!r}: {PATH_REMEDY}"
+        if fault := code_fault(read(f"{key}=0").key, value):
+            yield key, f"{where}: settings.{key}={value!r}: {fault}"
         elif key in _CHOSEN:
             remedy = f"use models and seeds, or {key}= on the command line"
             yield key, f"{where}: settings.{key}={value!r}: {remedy}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from cppo_lab.core_records import core_of
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, SyntheticModel, TaskData
+from cppo_lab.spec.run import BYTES
 
 # One NVIDIA H100 SXM 80 GB, from its data sheet; a layout may name those of another device.
 BF16_FLOPS = 989e12  # per second, dense tensor cores
@@ -136,9 +137,8 @@ def shape_of(run: RunSpec) -> ModelShape:
 
 
 def _made_shape(model: SyntheticModel, data: object) -> ModelShape:
-    assert isinstance(data, TaskData)
     sizes = model.architecture
-    vocabulary = data.modulus * data.spellings + 6  # numbers, and a few symbols
+    vocabulary = data.vocabulary if isinstance(data, TaskData) else BYTES
     attention = sizes.width * sizes.head_dim * 2 * (sizes.heads + sizes.kv_heads)
     parameters = sizes.layers * (attention + 3 * sizes.width * sizes.mlp_width) + vocabulary * sizes.width
     return ModelShape(

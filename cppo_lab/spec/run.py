@@ -67,6 +67,11 @@ def fingerprint(spec: Spec) -> str:
     return digest(canonical(spec))
 
 
+TRAIN = "train"  # among a run's files of problems, those to train on
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+BYTES = 259  # symbols of an embedded model on text: the bytes, padding and two of a chat template
+
+
 class HubModel(Spec):
     """A checkpoint of the Hugging Face hub, by repository and revision.
 
@@ -86,17 +91,37 @@ class HubModel(Spec):
     context: Count  # context length in tokens
 
 
+class OwnFile(Spec):
+    """A file of the user's: the digest of its bytes and, as no part of the id, where it is."""
+
+    digest: Digest
+    path: Annotated[str, Field(exclude=True)] = ""
+
+
 class MathData(Spec):
-    """Training prompts and benchmarks as `cppo data prepare` lays them out (docs/data.md)."""
+    """Training prompts and benchmarks in text (docs/data.md): those that `cppo data prepare` lays out, or the user's.
+
+    `files`: the user's, by name: TRAIN, and the benchmarks. `reward`: the user's reward function,
+    `package.module:function`, and `reward_code`, the digest of its source (`plugins.code_digest`); None: `data.reward`.
+    """
 
     name: Name
-    training: Literal["dapo_math_17k"]
+    training: Literal["dapo_math_17k", "files"]
     benchmarks: tuple[Name, ...]
     max_prompt_length: Count  # tokens; longer prompts are left out
+    files: dict[Name, OwnFile] | None = None
+    reward: Annotated[str, Field(pattern=f"^(?:{PATH.pattern})$")] | None = None
+    reward_code: Digest | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_benchmarks(self.benchmarks)
+        if (self.training == "files") != (self.files is not None):
+            raise ValueError(
+                f"training={self.training!r}: only data=files takes data.train and data.validation"
+            )
+        if self.files is not None and sorted(self.files) != sorted([TRAIN, *self.benchmarks]):
+            raise ValueError(f"benchmarks={list(self.benchmarks)}: no validation set is called {TRAIN!r}")
         return self
 
 
@@ -718,7 +743,7 @@ COLDEST = 0.01  # vLLM raises a lower temperature to this (`SamplingParams`)
 
 
 class VerlRun(RunSpec):
-    """A run of verl's trainer: a published model on mathematics, or an embedded model on its task."""
+    """A run of verl's trainer: a published model on text, or an embedded model on its task or, untrained, on bytes."""
 
     core: Literal["verl"]
     model: Annotated[
@@ -769,22 +794,31 @@ class VerlRun(RunSpec):
                 f"optim.lora_rank={self.optim.lora_rank} with model={self.model.name}: verl sends experts that it has "
                 "merged with adapters in a form that no rollout engine reads; set null, or choose a dense model"
             )
-        if isinstance(self.model, HubModel) != isinstance(self.data, MathData):
+        if isinstance(self.model, HubModel) and isinstance(self.data, TaskData):
             raise ValueError(
-                f"model={self.model.name!r} with data={self.data.name!r}: published models train on mathematics, "
-                "models of our own making on the tasks of their vocabulary; choose data=dapo_math for the former"
+                f"model={self.model.name!r} with data={self.data.name!r}: published models train on text; choose "
+                "data=dapo_math or data=files"
             )
         if isinstance(self.data, TaskData):
             check_length(self.data, self.rollout)
-        if self.divergence.estimator == "exact" and isinstance(self.model, HubModel):
+        if self.divergence.estimator == "exact" and isinstance(self.data, MathData):
             raise ValueError(
                 "divergence.estimator='exact' would carry mu's whole vocabulary for every token: choose "
                 "divergence=topk_tv or topk_kl"
             )
-        symbols = self.data if isinstance(self.data, TaskData) else self.model
-        assert isinstance(symbols, TaskData | HubModel)
-        check_top_k(self.divergence, symbols.vocabulary)
+        symbols = self.model if isinstance(self.model, HubModel) else self.data
+        check_top_k(self.divergence, BYTES if isinstance(symbols, MathData) else symbols.vocabulary)
         return self
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.data.prompt_length if isinstance(self.data, TaskData) else self.data.max_prompt_length
+
+    @property
+    def own_reward(self) -> str | None:
+        """The user's reward function; None: that of the product."""
+        return self.data.reward if isinstance(self.data, MathData) else None
 
     @property
     def has_experts(self) -> bool:

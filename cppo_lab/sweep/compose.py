@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
@@ -26,7 +27,8 @@ from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that, oth
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
-from cppo_lab.rules import RULES
+from cppo_lab.plugins import code_digest, digest_of
+from cppo_lab.rules import RULES, from_environment
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -40,6 +42,7 @@ from cppo_lab.spec import (
 )
 from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
+from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
 from cppo_lab.sweep.groups import CONF, added_rules, groups
 from cppo_lab.sweep.overrides import UNREADABLE, Override, read
 
@@ -110,6 +113,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
     sections = _sections(overrides)
+    sections["data"] = _with_digests(sections.get("data", "null"))
     for constants in SHARED_CONSTANTS:  # no part of the run, whose references to them are resolved by now
         sections.pop(constants.removesuffix("."), None)
     chosen = json.loads(sections["launcher"])
@@ -138,6 +142,48 @@ def compose(overrides: Sequence[str]) -> Composed:
     if (check_placement := record.load("check_placement")) is not None:
         check_placement(run, parts["layout"])
     return Composed(run, run_id=run_id, **parts)
+
+
+VALIDATION = "data.validation."  # before the name of a validation set, which its user chooses
+FILES = "data=files needs data.train=FILE and data.validation.NAME=FILE"
+
+
+def _with_digests(text: str) -> str:
+    """The section `data`, where files and code of the user's are identified by what they contain.
+
+    Raises UserError if there are none.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        return text
+    if isinstance(reward := data.get("reward"), str):
+        path = reward if ":" in reward else from_environment(reward, REWARDS)
+        if path is None:
+            raise UserError(f"{REWARD}={reward!r}: {REWARD_REMEDY}")
+        data |= {"reward": path, "reward_code": code_digest(path, REWARD)}
+    if "train" in data:
+        train, validation = data.pop("train"), data.pop("validation", None)
+        if not train or not validation or not isinstance(validation, dict):
+            raise UserError(FILES)
+        data["benchmarks"] = [*validation]
+        named = {f"{VALIDATION}{name}": path for name, path in validation.items()} | {"data.train": train}
+        data["files"] = {key.rpartition(".")[2]: _own_file(key, path) for key, path in named.items()}
+    return json.dumps(data)
+
+
+def _own_file(key: str, name: object) -> dict[str, str]:
+    """The fields of an `OwnFile`."""
+    path = Path(str(name)).resolve()
+    try:
+        status = path.stat()
+        return {"path": str(path), "digest": _digest(path, status.st_mtime_ns, status.st_size)}
+    except OSError as error:
+        raise UserError(f"{key}={name!r} cannot be read ({error.strerror}): {FILES}") from None
+
+
+@lru_cache(maxsize=1000)
+def _digest(path: Path, *_changed: int) -> str:
+    return digest_of(path)
 
 
 def values(overrides: Sequence[str]) -> dict[str, Any]:
@@ -283,7 +329,7 @@ def _set(config: DictConfig, override: Override) -> None:
         elif override.sign == "+" and present is not None and not isinstance(value, list | dict):
             raise UserError(f"override {override.text!r}: {key} is there already: write {override.text[1:]}")
         else:
-            OmegaConf.update(config, key, value, force_add=override.sign != "")
+            OmegaConf.update(config, key, value, force_add=override.sign != "" or key.startswith(VALIDATION))
     except (ConfigAttributeError, ConfigKeyError) as error:
         inner = str(error.full_key)  # of a mapping
         raise _unknown_key(config, inner if inner.startswith(f"{key}.") else key) from None

@@ -278,6 +278,11 @@ Hypotheses = Annotated[dict[Name, Hypothesis], PlainValidator(_checked)]
 
 FOLDER = "rule"
 RULE_PATH = "rule.path"
+REWARD, REWARDS = "data.reward", "CPPO_REWARDS"
+REWARD_REMEDY = (
+    f"name the function as package.module:function on the command line, or in {REWARDS} and here by its name alone; a "
+    "file does not say what is imported"
+)
 CONSTANT = re.compile(
     r"\$\{(trust_region|recipe)\.[a-z][a-z0-9_]*\}"
 )  # a reference to the run's model or recipe
@@ -288,6 +293,13 @@ PATH_REMEDY = (
     f"a file does not say what is imported: install the rule's package with an entry point in {GROUP!r}, or name it on "
     f"the command line (rule.path=package.module:function) or in {VARIABLE}"
 )
+
+
+def code_fault(key: str, value: object) -> str:
+    """What is wrong with a key of a file, without a sign, and its value: they would name code; empty: nothing."""
+    if key == RULE_PATH:
+        return PATH_REMEDY
+    return REWARD_REMEDY if key == REWARD and re.search(r"\w:\w", str(value)) else ""
 
 
 def read_rules(sweep: Path, source: str) -> None:

@@ -12,7 +12,7 @@ from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, groups_set_by, takes
-from cppo_lab.sweep.file import ANY_CORE, PATH_REMEDY, RULE_PATH, Conditions, Scalar, Search, Sweep, same
+from cppo_lab.sweep.file import ANY_CORE, Conditions, Scalar, Search, Sweep, code_fault, same
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import Override, override_text, read, shell_form
 
@@ -288,8 +288,8 @@ def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
     for place, key, value in places:
         section, is_axis = key.partition(".")[0], place.startswith("axes.")
         remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
-        if key == RULE_PATH:
-            yield place, f"{where}: {place}={value!r}: {PATH_REMEDY}"
+        if fault := code_fault(read(f"{key}=0").key, value):
+            yield place, f"{where}: {place}={value!r}: {fault}"
         elif section in LAUNCHING:
             yield place, f"{where}: {place}: {key!r} belongs on the command line, not in a sweep file"
         elif not is_axis and key != "core" and (key in sweep.axes or key == "model"):

@@ -17,6 +17,7 @@ from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.queues import end_dead, look, send, settle_jobs
 from cppo_lab.launch.training import TrainingJob, training_jobs
+from cppo_lab.plugins import load
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import (
@@ -39,6 +40,7 @@ from cppo_lab.runs.tags import names, variants_in
 from cppo_lab.signals import Interrupted
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.file import REWARD
 from cppo_lab.sweep.parents import (
     Parents,
     adopt,
@@ -133,7 +135,7 @@ def launch(
     ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
     todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits)
     _require_one_machine(todo, plan.launcher)
-    _require_rules(todo)
+    _require_code(todo)
     write_stubs(plan, uri, ahead)
     parents = Parents({sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps})
     if not ahead.silence:
@@ -410,12 +412,14 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
         )
 
 
-def _require_rules(todo: Sequence[PlannedRun]) -> None:
-    """Import the rules of other packages before anything is started.
+def _require_code(todo: Sequence[PlannedRun]) -> None:
+    """Import the rules and rewards of other packages before anything is started.
 
-    Raises UserError for a rule that cannot be loaded, or does not accept its constants.
+    Raises UserError for one that cannot be loaded, or a rule that does not accept its constants.
     """
     for run in todo:
+        if reward := getattr(run.spec.data, "reward", None):
+            load(reward, REWARD)
         rule = run.spec.rule
         if rule.path is not None:
             constants = rule.arguments(run.spec.rollout.max_response_length)

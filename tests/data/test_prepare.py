@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,3 +229,57 @@ def test_the_folder_can_be_read_by_others(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o755
+
+
+def own_rows(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_byte_order_mark_line_ends_of_windows_and_blank_lines_lose_no_row(tmp_path: Path) -> None:
+    lines = [json.dumps({"problem": f"p{place}", "answer": place}).encode() for place in range(3)]
+    plain = prepare(str(own_rows(tmp_path, b"\n".join(lines))), tmp_path / "plain")
+    windows = prepare(
+        str(own_rows(tmp_path, b"\xef\xbb\xbf" + b"\r\n\r\n".join(lines) + b"\r\n")), tmp_path / "windows"
+    )
+    assert plain["train.parquet"].rows == 3
+    assert plain["train.parquet"].content_sha256 == windows["train.parquet"].content_sha256
+
+
+DAMAGED = (
+    b'{"problem": "p", "answer": "1"}\n'
+    b'{"problem": "broken", "answer":\n'
+    b"\n"
+    b'{"problem": "no answer"}\n'
+    b'{"messages": [{"role": "user", "content": "q"}], "answer": "2"}\n'
+    b'{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}], "answer": "2"}\n'
+    b'{"messages": "q", "answer": "2"}\n' + b" " * (1 << 21) + b"\n"
+    b'{"problem": "\xff", "answer": "3"}\n'
+)
+
+
+def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Path) -> None:
+    file = own_rows(tmp_path, DAMAGED)
+    with pytest.raises(UserError, match="line 2 is not a row in JSON"):
+        prepare(str(file), tmp_path / "data")
+    said: list[str] = []
+    record = prepare(str(file), tmp_path / "data", said.append, skip=True)["train.parquet"]
+    assert (record.rows, record.rows_skipped) == (2, 6)
+    numbers = [int(line.partition(", line ")[2].split()[0].rstrip(":")) for line in said]
+    assert numbers == [2, 4, 6, 7, 8]  # the first five
+    assert check_folder(tmp_path / "data")["train.parquet"].rows_skipped == 6
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, write: Any) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    file = write(
+        tmp_path / f"mine.{'jsonl' if write is write_jsonl else 'parquet'}",
+        [{"messages": asked, "answer": "4"}],
+    )
+    records = prepare(str(file), tmp_path / "data", validation={"held": file})
+    assert list(records) == ["train.parquet", "held.parquet"]
+    (row,) = read_parquet(tmp_path / "data" / "held.parquet")
+    assert (row["prompt"], row["reward_model"]["ground_truth"]) == (asked, "4")
+    assert row["data_source"] == "held"  # by which verl separates validation sets

@@ -45,8 +45,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "half a surrogate": (b'{"problem": "a\\ud800", "answer": "1"}', "half a surrogate pair at character 1"),
     "prompt as text": (changed(prompt="p"), "`prompt` is 'p'"),
     "no message": (changed(prompt=[]), "`prompt` is []"),
-    "two messages": (changed(prompt=[{"role": "user", "content": "a"}] * 2), "list of one message"),
-    "a system message": (changed(prompt=[{"role": "system", "content": "a"}]), "list of one message"),
+    "a message of a stranger": (changed(prompt=[{"role": "tool", "content": "a"}] * 2), "list of messages"),
+    "a system message": (
+        changed(prompt=[{"role": "system", "content": "a"}]),
+        "which the last is the user's",
+    ),
     "a message without text": (changed(prompt=[{"role": "user"}]), "`prompt`: `content` is missing"),
     "no reward model": (changed(reward_model=None), "`reward_model` is missing"),
     "reward model as text": (changed(reward_model="1"), "`reward_model` is '1'"),

@@ -155,3 +155,56 @@ def test_equal_sections_are_shared() -> None:
 )
 def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
     assert read(text).values() == values
+
+
+@pytest.fixture
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The overrides of a run on files and a reward in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mine.jsonl").write_text('{"problem": "p", "answer": "1"}\n')
+    Path("own_reward_a.py").write_text("def score(**_): return 1\n")
+    return [
+        "core=verl", "model=tiny_qwen3", "data=files", "data.train=mine.jsonl", "data.validation.held=mine.jsonl",
+        "data.reward=own_reward_a:score",
+    ]  # fmt: skip
+
+
+def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[str]) -> None:
+    first = compose(own_data)
+    assert first.run.data.benchmarks == ("held",)
+    assert first.run.data.files["train"].path == str(Path("mine.jsonl").resolve())
+    Path("other.jsonl").write_bytes(Path("mine.jsonl").read_bytes())
+    moved = compose([text.replace("mine.jsonl", "other.jsonl") for text in own_data])
+    assert moved.run_id == first.run_id == fingerprint(moved.run)
+    Path("own_reward_a.py").write_text("def score(**_): return 0\n")
+    edited = compose(own_data).run_id
+    Path("mine.jsonl").write_text('{"problem": "p", "answer": "2"}\n')
+    assert len({first.run_id, edited, compose(own_data).run_id, compose(own_data[:-1]).run_id}) == 4
+
+
+def test_no_own_data_leaves_an_id_as_it_was() -> None:
+    run = compose(["core=verl", "model=qwen3_8b_base"]).run
+    assert not {"files", "reward", "reward_code"} & run.data.model_dump(exclude_none=True).keys()
+
+
+@pytest.mark.parametrize("key", ["data.reward", "++data.reward", "rule.path", "++rule.path"])
+def test_a_sweep_file_names_no_code(own_data: list[str], key: str) -> None:
+    path = Path("theirs.yaml")
+    text = f"title: t\nmodels: [tiny_qwen3]\nvariants:\n  a: {{rule: cppo, '{key}': 'own_reward_a:score'}}\n"
+    path.write_text(text)
+    with pytest.raises(UserError, match="a file does not say what is imported"):
+        make_plan(load_sweep("theirs.yaml"), own_data[:-1])
+
+
+def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
+    own_data: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_reward_b.py").write_text("def strict(**_): return 1\n")
+    text = "title: t\nmodels: [tiny_qwen3]\naxes: {data.reward: [score, strict]}\n"
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(UserError, match="CPPO_REWARDS"):
+        make_plan(load_sweep("mine.yaml"), own_data[:-1])
+    monkeypatch.setenv("CPPO_REWARDS", "own_reward_a:score,own_reward_b:strict")
+    runs = make_plan(load_sweep("mine.yaml"), own_data[:-1]).runs
+    assert [run.spec.data.reward for run in runs] == ["own_reward_a:score", "own_reward_b:strict"]

@@ -48,6 +48,8 @@ def test_every_shipped_option_composes(override: str) -> None:
         needs = ["core=verl"]
     elif override == "data=dapo_math":
         needs = ["core=verl", "model=qwen3_1_7b"]
+    elif override == "data=files":
+        needs = ["core=verl", "model=qwen3_1_7b", f"data.train={__file__}", f"data.validation.held={__file__}"]
     elif group == "along" and option != "none":
         needs = ["core=exact", "model=exact_early"]
     elif override == "core=exact":

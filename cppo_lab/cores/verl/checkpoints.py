@@ -29,10 +29,15 @@ def score_name(spec: VerlRun) -> str:
     return schema.validation_metric(schema.MEAN, spec.validation.samples)
 
 
+_GRADES = ("acc", "acc_success_only", "reward")  # what verl reports of a reward besides its parts
+
+
 def validation_metrics(
-    reported: Mapping[str, float], benchmarks: Sequence[str], samples: int
+    reported: Mapping[str, float], benchmarks: Sequence[str], samples: int, parts: bool = False
 ) -> dict[str, float]:
     """Avg@`samples` on every benchmark and their unweighted mean; and, where graded, the share by the `Answer:` rule.
+
+    `parts`: also the means of all else that the user's own reward returns.
 
     Raises ValueError if verl reports no score for a benchmark: an incomplete validation does not count.
     """
@@ -42,6 +47,10 @@ def validation_metrics(
         value = reported.get(f"val-{section}/{benchmark}/{variable}/mean@{samples}")
         if value is not None:
             metrics[named[variable](benchmark, samples)] = float(value)
+    for key, value in reported.items() if parts else ():
+        _, benchmark, variable, mean = [*key.split("/"), *"/" * 3][:4]
+        if mean == f"mean@{samples}" and benchmark in benchmarks and variable not in _GRADES:
+            metrics[schema.reward_metric(variable, benchmark)] = float(value)
     names = [schema.validation_metric(benchmark, samples) for benchmark in benchmarks]
     missing = [name for name in names if name not in metrics]
     if missing:

@@ -22,7 +22,7 @@ from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.placement import ACTOR, ROLLOUT, check_keys, check_placement
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
+from cppo_lab.spec import AnswersSpec, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
 from cppo_lab.spec.estimate import KEPT_CHECKPOINTS, estimate
 from cppo_lab.spec.parse import parse_run
 
@@ -41,13 +41,11 @@ def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
 
 
 def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
-    data = spec.data
-    prompt = data.max_prompt_length if isinstance(data, MathData) else data.prompt_length
     values: dict[str, Any] = {
         "train_files": str(files.train),
         "val_files": [str(path) for path in files.validation],
         "train_batch_size": spec.batch.prompts,
-        "max_prompt_length": prompt,
+        "max_prompt_length": spec.longest_prompt,
         "max_response_length": spec.rollout.max_response_length,
         "filter_overlong_prompts": True,
         "truncation": "error",
@@ -206,9 +204,14 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         values["actor_rollout_ref.model.lora_alpha"] = spec.optim.lora_alpha
         # The rollout engine gets whole weights, so that every engine can serve them.
         values["actor_rollout_ref.model.lora.merge"] = True
-    if isinstance(spec.model, HubModel):
-        values["reward.custom_reward_function.path"] = "pkg://cppo_lab.data.reward"
-        values["reward.custom_reward_function.name"] = "compute_score"
+    if isinstance(spec.data, MathData):
+        own = spec.own_reward
+        values["reward.custom_reward_function.path"] = (
+            f"pkg://cppo_lab.{'cores.verl.own_reward' if own else 'data.reward'}"
+        )
+        values["reward.custom_reward_function.name"] = "own_score" if own else "compute_score"
+        if own:
+            values["reward.custom_reward_function.reward_kwargs"] = {"function": own}
     else:
         values["reward.reward_manager.source"] = "importlib"
         values["reward.reward_manager.name"] = "TaskRewardManager"

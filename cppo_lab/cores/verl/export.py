@@ -93,7 +93,7 @@ def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Export
     model.load_state_dict(weights)
     say("writing the model")
     with quiet():
-        as_qwen3(model, tokenizer).save_pretrained(target)
+        as_qwen3(model, tokenizer.eos).save_pretrained(target)
         as_fast_tokenizer(tokenizer).save_pretrained(target)
     return Exported(checkpoint["history"][-1][0], *require_complete(target))
 

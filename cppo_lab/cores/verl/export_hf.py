@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Block, Transformer
@@ -21,6 +21,7 @@ from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.manifest import write_rows
 from cppo_lab.files import open_lock
 from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
+from cppo_lab.spec.run import BYTES
 
 # The chat template adds nothing around the symbols of a prompt.
 PAD = "<pad>"
@@ -30,8 +31,8 @@ CHATML = ("\n", "<|im_end|>")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
-    """A Qwen3 with a copy of our weights, with the fused projections split."""
+def as_qwen3(ours: Transformer, eos: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with a copy of our weights, with the fused projections split. `eos`: id of the symbol that ends."""
     arch = ours.arch
     config = Qwen3Config(
         vocab_size=ours.embedding.num_embeddings,
@@ -48,7 +49,7 @@ def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         attn_implementation="sdpa",
         dtype=torch.float32,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos,
+        eos_token_id=eos,
         pad_token_id=None,  # with an id, the padding row would get no gradient, which it does in the embedded core
     )
     theirs = Qwen3ForCausalLM(config)
@@ -95,24 +96,39 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of embedded models on text, with BYTES symbols: the bytes of UTF-8, padding, and CHATML."""
+    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML]
+    fast = FastTokenizer(models.BPE({name: symbol for symbol, name in enumerate(names)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token=PAD, eos_token=CHATML[1], additional_special_tokens=list(CHATML),
+        chat_template=CHAT_TEMPLATE,
+    )  # fmt: skip
+
+
 def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
     """Create `folder` with the model and tokenizer of `spec`, unless it exists; the first run that needs it does so."""
-    assert isinstance(spec.model, SyntheticModel) and isinstance(spec.data, TaskData)
+    assert isinstance(spec.model, SyntheticModel)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(folder.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return
-        tokenizer = make_task(spec.data).tokenizer
+        task = make_task(spec.data).tokenizer if isinstance(spec.data, TaskData) else None
+        fast = as_fast_tokenizer(task) if task else byte_tokenizer()
         seeded = spec.model.for_seed(spec.seed)
         torch.manual_seed(seeded.start_seed)
-        context = spec.data.prompt_length + spec.rollout.max_response_length
-        ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-        load_warm_start(seeded, spec.data, ours, shared / "warm_starts")
+        vocabulary = task.vocabulary if task else BYTES
+        context = spec.longest_prompt + spec.rollout.max_response_length
+        ours = Transformer(spec.model.architecture, vocabulary, context)
+        if isinstance(spec.data, TaskData):
+            load_warm_start(seeded, spec.data, ours, shared / "warm_starts")
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        as_qwen3(ours, tokenizer).save_pretrained(partial)
-        as_fast_tokenizer(tokenizer).save_pretrained(partial)
+        as_qwen3(ours, fast.eos_token_id).save_pretrained(partial)
+        fast.save_pretrained(partial)
         partial.replace(folder)
 
 

@@ -12,9 +12,10 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.datasets import held_out_sets, training_set
 from cppo_lab.errors import UserError
-from cppo_lab.plugins import lacking, snapshot
+from cppo_lab.plugins import code_digest, digest_of, lacking, snapshot
 from cppo_lab.schema import Dataset
-from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun
+from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun, fingerprint
+from cppo_lab.spec.run import TRAIN
 
 DIGITS = 12  # of a checksum, in a digest
 TAIL = 1 << 16  # bytes at the end of a parquet file: the metadata of its rows, including their bounds
@@ -26,16 +27,28 @@ def datasets(spec: VerlRun, resources: Resources) -> tuple[Dataset, ...]:
         problems = spec.training.t_stop * spec.batch.prompts
         drawn = {"stream": "file", "seed": spec.seed, "problems": problems}
         return (training_set(spec.data, drawn, problems), *held_out_sets(spec.data))
+    if spec.data.files is not None:
+        return tuple(
+            Dataset(
+                name,
+                file.digest,
+                file.path,
+                schema.LOCAL,
+                schema.TRAINING if name == TRAIN else schema.VALIDATION,
+                {},
+            )
+            for name, file in spec.data.files.items()
+        )
     assert resources.paths is not None
-    train, validation = prepared_files(spec.data, resources.paths)
+    train, validation = prepared_files(spec.data, Path(resources.paths.data))
     sets = [_of_file(spec.data.name, train, schema.TRAINING)]
     sets += [_of_file(path.stem, path, schema.VALIDATION) for path in validation]
     return tuple(dataset for dataset in sets if dataset is not None)
 
 
-def prepared_files(data: MathData, paths: PathsSpec) -> tuple[Path, tuple[Path, ...]]:
-    """The paths of prepared training data and benchmarks, whether or not they exist."""
-    folder = Path(paths.data).resolve()
+def prepared_files(data: MathData, folder: Path) -> tuple[Path, tuple[Path, ...]]:
+    """The paths of prepared training data and benchmarks in a folder, whether or not they exist."""
+    folder = folder.resolve()
     return folder / "train.parquet", tuple(folder / f"{name}.parquet" for name in data.benchmarks)
 
 
@@ -78,6 +91,22 @@ def _foreign(path: Path) -> tuple[str, dict[str, int | str]]:
     return digest, {"megabytes": round(size / 1e6), "digest_of": "size and end of the file"}
 
 
+def _require_own(data: MathData, folder: Path) -> None:
+    """Check that the user's files and reward are still those of the run's id, and prepare the files in `folder`."""
+    from cppo_lab.data.prepare import prepare
+
+    changed = "has changed since the run was planned, and the id says what it was: launch again"
+    if data.reward is not None and code_digest(data.reward, "data.reward") != data.reward_code:
+        raise UserError(f"data.reward={data.reward!r} {changed}")
+    if data.files is None:
+        return
+    paths = {name: Path(file.path) for name, file in data.files.items()}
+    for name, path in paths.items():
+        if digest_of(path) != data.files[name].digest:
+            raise UserError(f"{path} {changed}")
+    prepare(str(paths.pop(TRAIN)), folder, validation=paths)
+
+
 # Locates the files that a verl run reads, and creates or reports missing ones.
 
 
@@ -96,9 +125,12 @@ def planned_files(
     spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, resume: Path | None = None
 ) -> Files:
     """The paths of a run's files, whether or not they exist. Only the hub's cache is looked into."""
+    own = folder / "data"
+    if isinstance(spec.data, MathData):
+        train, validation = prepared_files(spec.data, Path(paths.data) if spec.data.files is None else own)
+    else:
+        train, validation = own / "train.parquet", (own / "validation.parquet",)
     if isinstance(spec.model, HubModel):
-        assert isinstance(spec.data, MathData)
-        train, validation = prepared_files(spec.data, paths)
         if paths.models is not None:
             model = str(Path(paths.models).resolve() / spec.model.repository)
         else:
@@ -106,15 +138,16 @@ def planned_files(
             # By its folder, for which no library asks the hub: nodes without a route to it would wait for time-outs.
             model = spec.model.repository if lacking(cached) else str(cached.absolute())
         return Files(model, train, validation, folder, resume)
-    assert isinstance(spec.data, TaskData)
     # The weights do not depend on the context length, but the model's configuration does.
-    context = spec.data.prompt_length + spec.rollout.max_response_length
     seeded = spec.model.for_seed(spec.seed)
-    from cppo_lab.cores.mini.warm_start import warm_start_file
+    if isinstance(spec.data, TaskData):
+        from cppo_lab.cores.mini.warm_start import warm_start_file
 
-    model = str(shared / "made_models" / f"{warm_start_file(seeded, spec.data, shared).stem}-{context}")
-    data = folder / "data"
-    return Files(model, data / "train.parquet", (data / "validation.parquet",), folder, resume)
+        name = warm_start_file(seeded, spec.data, shared).stem
+    else:
+        name = f"{seeded.name}-bytes-{fingerprint(seeded)}"
+    model = str(shared / "made_models" / f"{name}-{spec.longest_prompt + spec.rollout.max_response_length}")
+    return Files(model, train, validation, folder, resume)
 
 
 def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
@@ -123,12 +156,16 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     Raises UserError for prepared data or a downloaded model that is missing, and for too few problems for one batch,
     of which verl would make none.
     """
+    data = spec.data
     if not isinstance(spec.model, HubModel):
         from cppo_lab.cores.verl.export_hf import make_model, write_task
 
         make_model(spec, Path(files.model), shared)
-        write_task(spec, files.train, files.validation[0])
-        return
+        if isinstance(data, TaskData):
+            write_task(spec, files.train, files.validation[0])
+            return
+    assert isinstance(data, MathData)
+    _require_own(data, files.train.parent)
     for path in (files.train, *files.validation):
         if not path.is_file():
             raise UserError(
@@ -140,6 +177,8 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
             f"{files.train} has {prepared[1]['problems']} problems, fewer than batch.prompts={spec.batch.prompts}: "
             "prepare a larger training set (`cppo data prepare --from hub`), or lower batch.prompts"
         )
+    if not isinstance(spec.model, HubModel):
+        return
     from_hub = files.model == spec.model.repository
     if from_hub and spec.model.revision != "main":
         raise UserError(

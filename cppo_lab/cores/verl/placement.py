@@ -2,7 +2,7 @@
 
 from cppo_lab.errors import UserError, nearest
 from cppo_lab.rules import ENTROPY, MINIBATCH
-from cppo_lab.spec import LayoutSpec, MathData, VerlRun
+from cppo_lab.spec import LayoutSpec, VerlRun
 from cppo_lab.spec.estimate import KEPT_CHECKPOINTS, KEPT_KEY
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -98,8 +98,7 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
 
 def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
     """A micro-batch must hold a sequence of maximum length; verl would fail only at the first such update."""
-    data = run.data
-    prompt = data.max_prompt_length if isinstance(data, MathData) else data.prompt_length
+    prompt = run.longest_prompt
     longest = prompt + run.rollout.max_response_length
     group = layout.sequence_parallel * (layout.megatron.context if layout.megatron else 1)
     if layout.tokens_per_device * group < longest:

@@ -42,6 +42,7 @@ from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validat
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.loss import rule_metrics
+from cppo_lab.cores.verl.own_reward import reward_parts
 from cppo_lab.cores.verl.rollout.agent_loop import ResumingClient
 from cppo_lab.cores.verl.rollout.settings import (
     POLICY_STEP,
@@ -288,10 +289,27 @@ class LabTrainer(PPOTrainerSync):
         if self._answer_settings is not None:
             rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
             decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-            self._answers = record = VerlAnswerRecorder(
+            self._answers = VerlAnswerRecorder(
                 self.spec, self._answer_settings, rows, decode, self.tokenizer.decode
             )
-            self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
+        self.replay_buffer.on_validation = self._on_validation
+
+    def _on_validation(self, batch: KVBatchMeta) -> None:
+        self._reward_parts(batch)
+        if self._answers is not None:
+            self._answers.validation(self.global_steps, batch)
+
+    def _reward_parts(self, batch: KVBatchMeta) -> dict[str, float]:
+        """The parts of the user's own reward over a batch; empty without one.
+
+        Raises UserError for what it did wrong.
+        """
+        if self.spec.own_reward is None:
+            return {}
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+        )
+        return reward_parts(fields["reward_extra_info"] for fields in data.pop("extra_fields").tolist())
 
     def on_init_end(self) -> None:
         """Give the rollout servers the policy for their test, and mu of the first step, which may be older.
@@ -394,7 +412,7 @@ class LabTrainer(PPOTrainerSync):
             "train/truncated_share": sum(n >= longest for n in responses) / len(responses),
             "train/zero_variance_group_share": 1 - float(keep.float().mean()),
             "perf/topk_megabytes": sum(responses) * bytes_per_token / 1e6,
-        }
+        } | self._reward_parts(batch)
         self._sampled_tokens = sum(responses)
         if not self.spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
@@ -513,7 +531,7 @@ class LabTrainer(PPOTrainerSync):
         began = time.monotonic()
         metrics: dict[str, float] = super()._validate()
         self._validation = validation_metrics(
-            metrics, self.spec.data.benchmarks, self.spec.validation.samples
+            metrics, self.spec.data.benchmarks, self.spec.validation.samples, bool(self.spec.own_reward)
         )
         self._validation_seconds = time.monotonic() - began
         if self.global_steps == 0:

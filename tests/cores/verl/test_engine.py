@@ -78,7 +78,7 @@ def record(aggregation: str, folder: Path) -> Recorded:
     """Trains the embedded core, and saves its first model for verl in `folder`/model."""
     spec = spec_of(aggregation)
     trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
-    first = as_qwen3(trainer.model, trainer.tokenizer)
+    first = as_qwen3(trainer.model, trainer.tokenizer.eos)
     first.save_pretrained(folder / "model")
     shape = first.config.to_dict() | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     drop = ("model_type", "architectures", "layer_types", "transformers_version")
@@ -95,7 +95,7 @@ def record(aggregation: str, folder: Path) -> Recorded:
         batches.append(columns(batch))
         metrics.append(trainer.update(batch))
         trainer.steps += 1
-    after = as_qwen3(trainer.model, trainer.tokenizer).state_dict()
+    after = as_qwen3(trainer.model, trainer.tokenizer.eos).state_dict()
     return Recorded(batches, metrics, first.state_dict(), after)
 
 
