@@ -34,7 +34,7 @@ def a_run(folder: Path, status: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("status", [*schema.FINISHED])
+@pytest.mark.parametrize("status", sorted(schema.FINISHED))
 @pytest.mark.parametrize(
     ("parts", "gone", "freed"),
     [
