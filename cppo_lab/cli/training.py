@@ -222,7 +222,46 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
 def launch(options: argparse.Namespace) -> int:
     """Train the runs of a sweep that are not done."""
     plan, uri = planned(options)
+    if options.until_decided:
+        return _until_decided(plan, uri, options)
+    if options.max_seeds is not None:
+        raise UserError(f"--max-seeds {options.max_seeds}: only valid with --until-decided")
     return train(plan, uri, options)
+
+
+def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
+    """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
+    import math
+    from dataclasses import replace
+
+    from cppo_lab.analysis.statistics.verdicts import reason
+    from cppo_lab.launch.launchers import launcher_of
+    from cppo_lab.sweep.claims import judged, next_look, runs_at
+
+    most, before = math.inf if options.max_seeds is None else options.max_seeds, None
+    if most < schema.FIRST_LOOK:
+        raise UserError(
+            f"--max-seeds {most}: the first look is after {schema.FIRST_LOOK} seeds: give so many or more"
+        )
+    while True:
+        verdicts = judged(plan, uri, options.overrides)
+        runs = runs_at(plan, {verdict.claim: next_look(verdict, most) for verdict in verdicts})
+        if not runs or runs == before:
+            break
+        one_look = options.dry_run or launcher_of(plan.launcher.name).queue is not None
+        code = train(replace(plan, runs=runs), uri, options, quiet=not one_look)
+        if code or one_look:
+            return code
+        before = runs
+    if runs:
+        raise UserError(
+            "results of the last look are not in the tracking store: `cppo sync`, then the same command"
+        )
+    looked = runs_at(plan, {verdict.claim: verdict.looked for verdict in verdicts})
+    code = train(replace(plan, runs=looked), uri, options)
+    for verdict in verdicts:
+        say(f"{verdict.claim.text}: {verdict.outcome.value}. {reason(verdict)}")
+    return code
 
 
 def pull(options: argparse.Namespace) -> int:
@@ -279,9 +318,10 @@ def train(
     options: argparse.Namespace,
     retry: "Collection[str]" = (),
     finished: "Collection[str]" = (),
+    quiet: bool = False,
 ) -> int:
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
-    of it.
+    of it; if `quiet`, only how to go on.
     """
     from cppo_lab.doctor import require_plan
     from cppo_lab.runs.folder import read_status
@@ -302,6 +342,8 @@ def train(
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
     done = launch(plan, uri, replace, retry, finished, without_store, limits, options.keep_going)
+    if quiet:
+        return _what_is_left(plan, done, options)
     if options.json:
         more = (done.trained, done.left, done.replaced, done.held, done.not_started)
         answer_launch(plan, done.states, options, *more)
@@ -516,6 +558,14 @@ def launch_arguments(command: CommandParser) -> None:
     ):
         text = f"start no run, in the plan's order, with which the sweep exceeds this: {what}"
         command.add_argument(name, type=amount, metavar=metavar, help=text)
+    command.add_argument(
+        "--until-decided",
+        action="store_true",
+        help="train seed by seed until the sweep's hypotheses, all of them sequential, are decided",
+    )
+    command.add_argument(
+        "--max-seeds", type=int, metavar="N", help="with it: end after so many of the test seeds"
+    )
     add_keep_going(command)
 
 

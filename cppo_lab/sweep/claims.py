@@ -7,15 +7,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab import schema
 from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
 from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
 from cppo_lab.analysis.statistics.registration import Hypotheses, Registered
 from cppo_lab.analysis.statistics.values import Quantity, Score
+from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import core_of
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.runs.machine import code_version
-from cppo_lab.sweep.enumerate import RunPlace, axis_values
+from cppo_lab.sweep.enumerate import PlannedRun, RunPlace, axis_values
 from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep, differences
 from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.tracking.parents import Registration
@@ -98,6 +102,62 @@ def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
             sweep.paired,
         )
         for sweep in plan.sweeps
+    )
+
+
+def judged(plan: Plan, uri: str, overrides: Sequence[str]) -> tuple[Verdict, ...]:
+    """The hypotheses of a plan, all of them sequential, by the runs that the store at `uri` has.
+
+    Raises UserError for a plan without hypotheses, or with one that is judged once.
+    """
+    from cppo_lab.analysis.study import read_study
+
+    claims = [
+        claim
+        for sweep in plan.sweeps
+        if sweep.hypotheses
+        for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)
+    ]
+    if not claims:
+        raise UserError(f"--until-decided: {plan.name} has no hypotheses: state them in its file")
+    if once := [claim.key for claim in claims if not claim.sequential]:
+        raise UserError(
+            f"--until-decided: {once[0]} is judged once: state `sequential: true` before its first run, or launch "
+            "without the option"
+        )
+    database = address.sqlite_file(uri)
+    if database is not None and not database.is_file():
+        return verdicts({}, claims)
+    try:
+        study = read_study(uri, schema.experiment_name(plan.core), plan.name, grids_of(plan, overrides), True)
+    except StoreAway:
+        raise
+    except UserError:  # it has no result yet
+        return verdicts({}, claims)
+    return verdicts(study.boards, claims)
+
+
+def next_look(verdict: Verdict, most: float) -> int:
+    """The seeds at the next look at a sequential hypothesis, of at most `most`; 0: there is none."""
+    seeds = int(min(max(schema.FIRST_LOOK, verdict.looked + 1), most, len(verdict.claim.seeds or ())))
+    return seeds if verdict.outcome is VerdictOutcome.UNDECIDED and seeds > verdict.looked else 0
+
+
+def runs_at(plan: Plan, looks: Mapping[Claim, int]) -> tuple[PlannedRun, ...]:
+    """The runs of a look at each hypothesis with so many of its seeds."""
+    tests = {
+        (claim.sweep, place)
+        for claim, count in looks.items()
+        for place in claim.tests
+        if place[2] in (claim.seeds or ())[:count]
+    }
+    return tuple(
+        run
+        for run in plan.runs
+        if any(
+            (name, (run.spec.model.name, label, run.spec.seed)) in tests
+            for name, label in run.variants.items()
+        )
     )
 
 

@@ -49,7 +49,12 @@ def test_every_shipped_option_composes(override: str) -> None:
     elif override == "data=dapo_math":
         needs = ["core=verl", "model=qwen3_1_7b"]
     elif override == "data=files":
-        needs = ["core=verl", "model=qwen3_1_7b", f"data.train={__file__}", f"data.validation.held={__file__}"]
+        needs = [
+            "core=verl",
+            "model=qwen3_1_7b",
+            f"data.train={__file__}",
+            f"data.validation.held={__file__}",
+        ]
     elif group == "along" and option != "none":
         needs = ["core=exact", "model=exact_early"]
     elif override == "core=exact":
