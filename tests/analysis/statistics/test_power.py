@@ -89,7 +89,7 @@ def test_planned_power_is_that_of_a_paired_t_test(
 
 @pytest.mark.parametrize("effect", [0.0, 0.02, 0.04])
 def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_verdicts(effect: float) -> None:
-    seeds, studies, rng = 8, 150, np.random.default_rng(2)
+    seeds, studies, rng = 8, 80, np.random.default_rng(2)
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
     verdicts = [
         judged(claim, flat({"a": rng.normal(0.3 + effect, 0.015, seeds), "b": rng.normal(0.3, 0.015, seeds)}))
