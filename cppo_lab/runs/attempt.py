@@ -152,13 +152,16 @@ class Attempt(Equipped):
         """Why the run must not begin: the error with which the `first` runs of its launch have all failed since it was
         planned. Empty if they have not, or this run has begun meanwhile. Numbers and ids in errors do not count.
         """
-        statuses = [read_status(self.runs / run_id) for run_id in (*self.first, self.run_id)]
-        since = [status if status.get("updated", 0.0) >= self.created else {} for status in statuses]
-        failed = [status["reason"] for status in since[:-1] if status.get("status") == schema.FAILED]
-        errors = {re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", reason[:500]) for reason in failed}
-        if since[-1] or len(failed) < len(self.first) or len(errors) != 1:
+        reasons = []
+        for run_id in self.first:
+            status = read_status(self.runs / run_id)
+            if status.get("status") != schema.FAILED or status.get("updated", 0.0) < self.created:
+                return ""
+            reasons.append(status["reason"])
+        errors = {re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", reason[:500]) for reason in reasons}
+        if len(errors) != 1 or read_status(self.folder).get("updated", 0.0) >= self.created:
             return ""
-        return f"the first {len(failed)} runs of the launch failed alike: {failed[0]}"
+        return f"the first {len(reasons)} runs of the launch failed alike: {reasons[0]}"
 
 
 def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> None:
