@@ -110,7 +110,7 @@ def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
                     assert float(gap[here].max()) < 1e-4
                     apart += gap[~here].flatten().tolist()
     assert pieces > 3  # responses were interrupted in the middle
-    assert max(apart) > 1e-2  # and the policies of their other pieces are others
+    assert max(apart) > 1e-3  # and the policies of their other pieces are others
 
 
 @slow
