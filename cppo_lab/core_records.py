@@ -46,6 +46,7 @@ class CoreRecord(Plugin):
     are trained one by one. most_together: the maximum number of them in a job.
 
     exporter: an `Exporter`; None: its models cannot be exported.
+    evaluator: an `Evaluator`; None: `cppo evaluate` refuses its runs.
     worker_node: a `Companion`; None: a run uses one machine.
     check_placement: a function (run, layout) that raises UserError for a run that cannot train on the layout.
     estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: the cost is
@@ -80,6 +81,7 @@ class CoreRecord(Plugin):
     train_together: str | None = None
     most_together: int = 1
     exporter: str | None = None
+    evaluator: str | None = None
     worker_node: str | None = None
     check_placement: str | None = None
     estimate: str | None = None

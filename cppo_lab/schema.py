@@ -137,6 +137,7 @@ _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)}
 _AGE = re.compile(r"train/staleness_share_\d+")
 _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
+_EVALUATION = re.compile(r"eval/[^/]+/avg_at_\d+")
 _REWARD = re.compile(r"reward/(?:[^/]+/)?[^/]+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
@@ -172,6 +173,16 @@ def parse_validation_metric(name: str) -> tuple[str, int] | None:
 def answer_rule_metric(benchmark: str, samples: int) -> str:
     """The share of responses that DAPO's `Answer:` rule accepts, next to Avg@k by mathematical equality."""
     return f"val/{benchmark}/answer_rule_at_{samples}"
+
+
+def evaluation_metric(benchmark: str, samples: int) -> str:
+    """`eval/<benchmark>/avg_at_<samples>`: Avg@k of a finished run's checkpoint, at its step (`cppo evaluate`)."""
+    return f"eval/{benchmark}/avg_at_{samples}"
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a metric is of a checkpoint of a finished run."""
+    return _EVALUATION.fullmatch(name) is not None
 
 
 def reward_metric(part: str, benchmark: str = "") -> str:
@@ -210,6 +221,7 @@ def is_known_metric(name: str) -> bool:
         or _AGE.fullmatch(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
         or _REWARD.fullmatch(name) is not None
+        or is_evaluation(name)
         or _GPU.fullmatch(name) is not None
     )
 

@@ -4,10 +4,12 @@ import argparse
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer
-from cppo_lab.cli.parser import CommandParser, add_sweep
+from cppo_lab.cli.answer import Exit, answer, known_store
+from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_sweep
+from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import runs_folder
+from cppo_lab.tracking import address
 
 FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
 
@@ -63,7 +65,6 @@ def metrics(options: argparse.Namespace) -> int:
 
 def archive(options: argparse.Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into one file."""
-    from cppo_lab.cli.training import planned
     from cppo_lab.files import replacing
     from cppo_lab.runs import disk
     from cppo_lab.runs.folder import is_held
@@ -92,6 +93,43 @@ def archive(options: argparse.Namespace) -> int:
         f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}",
     )
     return Exit.DONE if ended.keys() == folders.keys() else Exit.NO
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
+    from cppo_lab.runs.export import evaluate as scored
+    from cppo_lab.runs.export import read_subject
+    from cppo_lab.runs.folder import read_status
+    from cppo_lab.sweep.compose import compose
+    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.plan import is_run_id
+    from cppo_lab.tracking.upload import upload
+
+    runs, rows = runs_folder(), []
+    if is_run_id(options.sweep):
+        run_ids, uri = [run_by_beginning(runs, options.sweep)], known_store(address.tracking_uri())
+    else:
+        plan, uri = planned(options)
+        run_ids = [run.run_id for run in plan.runs]
+        run_ids = [
+            run_id for run_id in run_ids if read_status(runs / run_id).get("status") in schema.FINISHED
+        ]
+    if not run_ids:
+        raise UserError(
+            f"{options.sweep}: none of its runs is finished here: see `cppo status {options.sweep}`"
+        )
+    for run_id in run_ids:
+        subject = read_subject(runs, run_id)
+        spec = subject.spec
+        other = compose([f"core={spec.core}", f"model={spec.model.name}", f"data={options.benchmark}"]).run
+        step, scores = scored(subject, other, runs)
+        rows.append({"run_id": run_id, "name": subject.name, "step": step, "scores": scores})
+        if not options.json:
+            listed = ", ".join(f"{benchmark} {100 * score:.1f} %" for benchmark, score in scores.items())
+            print(f"{run_id}  {subject.name}  step {step}: {listed}", flush=True)
+    upload([runs / run_id for run_id in run_ids], uri)
+    answer(options, {"benchmark": options.benchmark, "runs": rows})
+    return Exit.DONE
 
 
 def _say(text: str) -> None:
@@ -146,6 +184,17 @@ def archive_arguments(command: CommandParser) -> None:
     command.set_defaults(command=archive)
     add_sweep(command)
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new ZIP file")
+
+
+def evaluate_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=evaluate)
+    add_sweep(command, "SWEEP|RUN", f"{SWEEP}, whose finished runs are asked; or {SOME_RUN}")
+    command.add_argument(
+        "--benchmark",
+        required=True,
+        metavar="NAME",
+        help="an option of the group `data`, as for data=NAME",
+    )
 
 
 def _add_out(command: CommandParser) -> None:

@@ -54,6 +54,7 @@ COMMANDS = {
         "exporting",
         "export a run's best checkpoint in Hugging Face format, or the metrics of a sweep as tables",
     ),
+    "evaluate": ("exporting", "ask finished runs the problems of a benchmark that was not in their training"),
     "samples": ("answers", "print the prompts and responses that a run has stored"),
     "replay": (
         "answers",

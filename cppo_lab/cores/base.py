@@ -171,6 +171,16 @@ class Exporter(Protocol):
     def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
 
 
+class Evaluator(Protocol):
+    """Avg@k of the best model of a run on the benchmarks of another run's data, with the step after which it was best.
+
+    `runs` is the folder of all runs. The benchmarks are asked as `spec` validates, with the response length of `other`,
+    a run of the same core and model. Raises UserError if the run has kept no model, or the benchmarks are not for it.
+    """
+
+    def __call__(self, spec: RunSpec, other: RunSpec, runs: Path) -> tuple[int, Mapping[str, float]]: ...
+
+
 class StandIns(Protocol):
     """Make what these runs read in `folder`: models of the same shapes with random weights, and problems; what is there
     already stays. Returns paths to them.
@@ -194,6 +204,7 @@ def load_core(name: str) -> Core:
 _NOT_OF_ALL = {
     "train_together": "core that trains runs together",
     "exporter": "core that exports its models",
+    "evaluator": "core that evaluates finished runs",
     "worker_node": "core that uses several machines",
     "stand_ins": "core with models of random weights",
 }

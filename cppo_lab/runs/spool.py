@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +22,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cppo_lab.errors import say
-from cppo_lab.files import NOWHERE, ignoring, open_plain
-from cppo_lab.schema import BEST, BEST_STEP, FINAL_MEAN, MEAN, late_after, parse_validation_metric
+from cppo_lab.errors import UserError, say
+from cppo_lab.files import NOWHERE, ignoring, open_plain, replace_file
+from cppo_lab.schema import (
+    BEST,
+    BEST_STEP,
+    FINAL_MEAN,
+    FINISHED,
+    MEAN,
+    is_evaluation,
+    late_after,
+    parse_validation_metric,
+)
 
 FOLDER = "spool"  # in a run's folder
 LONGEST = 16 * 2**20  # bytes of a line; a `begin` line has some ten thousand
@@ -154,6 +164,35 @@ def open_spool(folder: Path) -> Spool:
             return Spool(folder / FOLDER / f"{number:04d}.jsonl")
         except FileExistsError:  # another process created it at this moment
             continue
+
+
+def evaluations(folder: Path) -> dict[str, StepEvent]:
+    """The evaluations of the newest record in a run's folder, by metric."""
+    record, rows = "", dict[str, StepEvent]()
+    for line in lines(folder):
+        if isinstance(line, Begin) and line.record != record:
+            record, rows = line.record, {}
+        elif isinstance(line, StepEvent):
+            rows |= {name: line for name in line.metrics if is_evaluation(name)}
+    return rows
+
+
+def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Add scores of the checkpoint of `step` to the record of a finished run, whose lock the caller holds.
+
+    The file appears as a whole, with the record's end: at no time is the run one that has not ended.
+
+    Raises UserError if the record is not one of a finished run with all of its steps, OSError if the disk is full.
+    """
+    record = newest_record(folder)
+    end = record.end if record else None
+    if record is None or end is None or end.status not in FINISHED or len(record.rows) <= (end.step or 0):
+        raise UserError(
+            f"run {folder.name} is not finished, or its record here is not whole: it has no evaluation"
+        )
+    number = max(int(path.stem) for path in files(folder)) + 1
+    added = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
+    replace_file(folder / FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
 
 
 def encoded(line: Line) -> bytes:

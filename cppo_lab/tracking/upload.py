@@ -245,6 +245,7 @@ class _Shipment:
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
+        self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
         self.is_later = False  # whether they are of a record's second attempt or a later one
         self.sent: Counter[str] = Counter()  # points, by record
 
@@ -314,6 +315,7 @@ class _Shipment:
             return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
             self.steps.append(line)
+            self.evaluated = self.evaluated or any(map(schema.is_evaluation, line.metrics))
             # Before a step like this one would take a second request. Each comparison reads a whole history.
             self.waiting += len(line.metrics)
             if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.is_later else 1):
@@ -461,7 +463,8 @@ class _Shipment:
         self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
         # Do not upload the history again when a result is sent twice: the store's copy may hold steps that a full disk
         # kept out of the files here.
-        self.record.ended = not (was_finished and run.data.tags.get(schema.TAG_FILES) == "complete")
+        complete = was_finished and run.data.tags.get(schema.TAG_FILES) == "complete"
+        self.record.ended = self.evaluated or not complete
 
     def _send_artifacts(self, unwritten: Sequence[Line]) -> None:
         record = self.record

@@ -22,8 +22,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import FOLDER
-from cppo_lab.schema import Dataset
+from cppo_lab.runs.spool import FOLDER, add_evaluation, evaluations, newest_record
+from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import address, history
@@ -486,3 +486,35 @@ def test_datasets_are_inputs_once_and_tell_no_password(
     assert json.loads(masked.profile)["origin"] == "https://ada:***@host/a.parquet"
     Recorder(tiny_spec, {}, folder, datasets=[Dataset(**{**vars(DATASETS[0]), "digest": "b" * 12})])
     assert len(mlflow_run(folder).inputs.dataset_inputs) == 4  # other problems are another dataset
+
+
+@pytest.mark.parametrize("again", ["nothing lost", "progress lost"])
+def test_an_evaluation_after_the_end_is_a_point_and_in_the_history_once(
+    folder: Path, attempt: Attempt, again: str
+) -> None:
+    attempt(*range(FINISHED.step + 1)).finish(FINISHED)
+    sent(folder)
+    before, metric = mlflow_run(folder), schema.evaluation_metric("other", 4)
+    add_evaluation(folder, 1, {metric: 0.5})
+    assert newest_record(folder).end.status == schema.DONE  # also for launches, which would train it again
+    assert evaluations(folder)[metric].metrics == {metric: 0.5}
+    for _ in range(2):
+        sent(folder)
+        if again == "progress lost":
+            (folder / FOLDER / "shipped.json").unlink()
+    after = mlflow_run(folder)
+    assert [(step, value) for step, value, _ in points(folder, metric)] == [(1, 0.5)]
+    assert packed_history(folder)[metric] == points(folder, metric)
+    assert steps(folder) == list(range(FINISHED.step + 1))
+    assert (after.info.run_id, after.info.status) == (before.info.run_id, before.info.status)
+    assert after.info.end_time == before.info.end_time
+    assert after.data.tags[schema.TAG_FILES] == "complete"
+
+
+def test_only_a_finished_run_with_all_of_its_steps_is_evaluated(folder: Path, attempt: Attempt) -> None:
+    running = attempt(0, 1)
+    with pytest.raises(UserError, match="is not finished"):
+        add_evaluation(folder, 1, {schema.evaluation_metric("other", 4): 0.5})
+    running.finish(Outcome(schema.DONE, 5))  # steps 2 to 5 are not on file
+    with pytest.raises(UserError, match="its record here is not whole"):
+        add_evaluation(folder, 1, {schema.evaluation_metric("other", 4): 0.5})

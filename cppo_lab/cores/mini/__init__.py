@@ -24,6 +24,7 @@ MINI = CoreRecord(
     train="cppo_lab.cores.mini.trainer:train",
     datasets="cppo_lab.cores.mini.datasets:datasets",
     exporter="cppo_lab.cores.verl.export:export_embedded",  # the room that knows transformers
+    evaluator="cppo_lab.cores.mini.trainer:evaluate",
     doctor="cppo_lab.doctor.machine:MINI",
     miniature="a miniature model on a synthetic task",
     deviations=(5.0, 10.0),  # measured: 9 to 13 (docs/evidence/position_order.csv)

@@ -5,8 +5,9 @@ policy mu is the sampler's log-probability, never a recomputation by the trainin
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +15,19 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.cores.checkpoint import read_checkpoint, same_form
 from cppo_lab.cores.loop import train_alone, train_runs
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.sampler import Rollout, RolloutPolicy, sample
-from cppo_lab.cores.mini.tasks import Problems, make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks import Problems, Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
-from cppo_lab.errors import NotFinite
+from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.files import open_below
 from cppo_lab.maths import mismatch
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun
@@ -171,20 +174,8 @@ class Trainer(SteppedTrainer):
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
         self.doing("validation")
-        settings, n = self.spec.validation, self.spec.validation.samples
-        sets = self.validation_sets
-        problems = Problems.cat(sets.values())
-        rollout = sample(
-            self.model,
-            problems.prompts.to(self.device),
-            self.tokenizer,
-            copies=n,
-            max_response_length=self.spec.rollout.max_response_length,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            generator=torch.Generator(self.device).manual_seed(self.spec.data.validation_seed),
-        )
-        rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
+        n, sets = self.spec.validation.samples, self.validation_sets
+        problems, rollout, rewards = _asked(self.spec, self.task, self.model, sets, self.device)
         if self._record is not None:
             self._record.validation(self.steps, problems, rollout, rewards)
         means = rewards.view(len(sets), -1).mean(1).tolist()
@@ -194,6 +185,67 @@ class Trainer(SteppedTrainer):
     def answers(self) -> StepAnswers | None:
         """The responses kept from the last validation and its training step, returned once; None if there are none."""
         return None if self._record is None else self._record.take()
+
+
+def _asked(
+    spec: MiniRun, task: Task, model: Transformer, sets: Mapping[str, Problems], device: torch.device
+) -> tuple[Problems, Rollout, Tensor]:
+    """The problems of validation sets, the responses to them, and their rewards [problems x samples]."""
+    settings, n = spec.validation, spec.validation.samples
+    problems = Problems.cat(sets.values())
+    rollout = sample(
+        model,
+        problems.prompts.to(device),
+        task.tokenizer,
+        copies=n,
+        max_response_length=spec.rollout.max_response_length,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        generator=torch.Generator(device).manual_seed(spec.data.validation_seed),
+    )
+    return problems, rollout, task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(device))
+
+
+def load_best(spec: MiniRun, runs: Path, context: int) -> tuple[int, Transformer]:
+    """The best model of a run, for sequences of `context` tokens, and the step after which it was best.
+
+    Raises UserError if the run has kept none, or the file cannot be read.
+    """
+    file = open_below(runs, spec.run_id, BEST_MODEL)
+    if file is None:
+        raise UserError(
+            f"run {spec.run_id} has kept no checkpoint: there is no {BEST_MODEL} in {runs / spec.run_id}. It is "
+            "written at the first validation after step 0, by this version; `cppo launch SWEEP --replace` trains runs "
+            "of an older one again"
+        )
+    model = Transformer(spec.model.architecture, spec.data.vocabulary, context)
+    with file:
+        try:
+            checkpoint = read_checkpoint(file, spec.run_id)
+            state = checkpoint["trainer"]
+            weights: Any = state.get("model") if isinstance(state, dict) else None
+            if not same_form(weights, model.state_dict()):
+                raise ValueError("it contains the weights of another model")
+        except ValueError as error:
+            raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
+    model.load_state_dict(weights)
+    return checkpoint["history"][-1][0], model
+
+
+def evaluate(spec: MiniRun, other: MiniRun, runs: Path) -> tuple[int, Mapping[str, float]]:
+    """As `cores.base.Evaluator`: tasks in the symbols that the model knows."""
+    data = other.data
+    if (data.task, data.modulus, data.spellings) != (spec.data.task, spec.data.modulus, spec.data.spellings):
+        raise UserError(
+            f"benchmark {data.name!r}: run {spec.run_id} trained on {spec.data.name!r}, another task or vocabulary: "
+            "choose one of its own"
+        )
+    asked = spec.model_copy(update={"data": data, "rollout": other.rollout})
+    step, model = load_best(spec, runs, data.prompt_length + other.rollout.max_response_length)
+    task = make_task(data)
+    sets = validation_sets(task)
+    _, _, rewards = _asked(asked, task, model, sets, torch.device("cpu"))
+    return step, dict(zip(sets, rewards.view(len(sets), -1).mean(1).tolist(), strict=True))
 
 
 # A run of the embedded trainer.

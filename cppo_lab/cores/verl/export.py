@@ -64,38 +64,19 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
 def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     """Write the best model of `spec`, a run of the embedded core, to `target`. As `cores.base.Exporter`."""
     assert isinstance(spec, MiniRun)
-    file = open_below(runs, spec.run_id, BEST_MODEL)
-    if file is None:
-        raise UserError(
-            f"run {spec.run_id} has kept no checkpoint: there is no {BEST_MODEL} in {runs / spec.run_id}. It is "
-            "written at the first validation after step 0, by this version; `cppo launch SWEEP --replace` trains runs "
-            "of an older one again"
-        )
-    with file:
-        _require("transformers", "tokenizers", "pyarrow")
-        from cppo_lab.cores.checkpoint import read_checkpoint, same_form
-        from cppo_lab.cores.mini.model import Transformer
-        from cppo_lab.cores.mini.tasks import make_task
-        from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
+    _require("transformers", "tokenizers", "pyarrow")
+    from cppo_lab.cores.mini.tasks import make_task
+    from cppo_lab.cores.mini.trainer import load_best
+    from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
 
-        tokenizer = make_task(spec.data).tokenizer
-        context = spec.data.prompt_length + spec.rollout.max_response_length
-        model = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-        say(f"reading {BEST_MODEL}")
-        try:
-            checkpoint = read_checkpoint(file, spec.run_id)
-            state = checkpoint["trainer"]
-            weights: Any = state.get("model") if isinstance(state, dict) else None
-            if not same_form(weights, model.state_dict()):
-                raise ValueError("it contains the weights of another model")
-        except ValueError as error:
-            raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
-    model.load_state_dict(weights)
+    say(f"reading {BEST_MODEL}")
+    step, model = load_best(spec, runs, spec.data.prompt_length + spec.rollout.max_response_length)
+    tokenizer = make_task(spec.data).tokenizer
     say("writing the model")
     with quiet():
         as_qwen3(model, tokenizer.eos).save_pretrained(target)
         as_fast_tokenizer(tokenizer).save_pretrained(target)
-    return Exported(checkpoint["history"][-1][0], *require_complete(target))
+    return Exported(step, *require_complete(target))
 
 
 def _require(*packages: str) -> None:
