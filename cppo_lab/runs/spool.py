@@ -191,7 +191,7 @@ def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> Non
             f"run {folder.name} is not finished, or its record here is not whole: it has no evaluation"
         )
     number = max(int(path.stem) for path in files(folder)) + 1
-    added = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
+    added: tuple[Line, ...] = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
     replace_file(folder / FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
 
 
