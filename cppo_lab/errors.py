@@ -111,7 +111,7 @@ def _likeness(typed: str, name: str) -> float:
         if last == ending:
             scores.append(0.98)
         elif scores[0] >= _NEAR_IN_SECTION and typed.rpartition(".")[0] == name.rpartition(".")[0]:
-            scores.append(0.99)
+            scores.append(0.98 + 0.02 * scores[0])
         elif (likeness := SequenceMatcher(None, ending, last).ratio()) >= _NEAR_WORD:
             scores.append(likeness - 0.05)
         if len(last) > 1 and last == "".join(word[:1] for word in words):

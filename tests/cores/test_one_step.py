@@ -44,7 +44,8 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
         name for name in measured[0] if not name[-1].isdigit()
     } <= declared  # those by position are numbered
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
-    assert [row.pop("exact/update_length") for row in measured] == [1.0] * 6
+    # By bisection, whose last bit depends on the processor.
+    assert [row.pop("exact/update_length") for row in measured] == pytest.approx([1.0] * 6, rel=1e-12)
     moved = [row.pop("exact/update_movement") for row in measured]
     assert moved == pytest.approx([row["exact/movement"] for row in measured], rel=1e-9)
     for row, other in zip(measured, plain, strict=True):

@@ -254,11 +254,11 @@ LINES = {
     "doctor core=verl model=tiny_qwen3 data=files data.train=gone.jsonl data.validation.held=gone.jsonl":
         "data.validation.held='gone.jsonl' cannot be read (No such file or directory)",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.train=pyproject.toml": "unknown key 'data.train'",
-    "doctor core=verl model=tiny_qwen3 data=chain data.validation.held=pyproject.toml": "unknown key data.validation",
+    "doctor core=verl model=tiny_qwen3 data=chain data.validation.held=pyproject.toml": "unknown key 'data.validation'",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.reward=no_such_module:score":
         "data.reward='no_such_module:score': no source of module 'no_such_module' is found",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.reward=score": "or in CPPO_REWARDS and here by",
-    "doctor core=verl model=tiny_qwen3 data=dapo_math divergence.estimator=exact": "choose divergence=topk_tv",
+    "doctor core=verl model=tiny_qwen3 data=dapo_math divergence=exact_tv": "choose divergence=topk_tv",
     "doctor core=verl model=qwen3_8b_base layout.tokens_per_device=10239":
         "less than the longest sequence, 2048 + 8192 tokens: set layout.tokens_per_device=10240 or more",
     "doctor core=verl model=qwen3_8b_base layout.sequence_parallel=3": "must divide the 16 devices",

@@ -125,7 +125,8 @@ ROWS: dict[Content, str] = {
     '{"question": "x"}\n':
         ", line 1: neither `prompt` nor `problem` is among the keys ['question']: each row needs",
     '{"prompt": "x", "reward_model": {"ground_truth": "1"}}\n':
-        ", line 1: `prompt` is 'x': give a list of one message",
+        ", line 1: `prompt` is 'x': give a list of messages {'role': 'user', 'content': ...} (roles: system, user, "
+        "assistant)",
     b'{"problem": "\xff", "answer": 1}\n': ", line 1 is not UTF-8 (byte 0xff at 13): save the file as UTF-8",
     '{"problem": "x\\ud800", "answer": 1}\n':
         ", line 1: `problem` holds half a surrogate pair at character 1: write",

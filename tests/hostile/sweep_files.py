@@ -173,7 +173,7 @@ ADDED = {
     "axes: {seed: {verl: [0]}}\n": " has no axes.seed for core=mini (valid: verl)",
     "axes: {sead: [0]}\n":
         ": axes.sead=0: unknown key 'sead': did you mean 'seed'? valid: advantage, along, batch, core, data, "
-        "divergence, launcher, layout, model, "
+        "divergence, launcher, layout, model, notify, "
         "objective, optim, paths, recipe, resources, rollout, rule, seed, tracking, training, trust_region, "
         "validation",
     "axes: {model: [mini_base]}\n": ": axes.model: 'model' is no axis: use models:",
