@@ -157,7 +157,8 @@ def trainer_class(folder: Path, job: "Job") -> Any:
                 (folder / f"tokens-{self.global_steps}.npz").write_bytes(write_tokens(self._answers._tokens))
             self._answers._forget()
             kept = {self._order[key.split("_")[0]] for key in batch.keys if not key.startswith("pad")}
-            if len({place // self.spec.batch.minibatch_prompts for place in kept}) == 2:
+            # A batch without variance trains nothing, and keeps its keys.
+            if self._trains and len({place // self.spec.batch.minibatch_prompts for place in kept}) == 2:
                 self.trained.append((self.spec.rule.name, self.global_steps))
                 if len(self.trained) == len(RULES):
                     self.total_training_steps = self.global_steps
