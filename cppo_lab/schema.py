@@ -142,7 +142,7 @@ _REWARD = re.compile(r"reward/(?:[^/]+/)?[^/]+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
 
-# Seeds at the first look at a sequential hypothesis: fewer decide only by effects that no study has.
+# Seeds at the first look at a sequential hypothesis: Student's t of fewer is decided by very large effects alone.
 FIRST_LOOK = 4
 
 

@@ -121,7 +121,9 @@ def evaluate(options: argparse.Namespace) -> int:
     for run_id in run_ids:
         subject = read_subject(runs, run_id)
         spec = subject.spec
-        other = compose([f"core={spec.core}", f"model={spec.model.name}", f"data={options.benchmark}"]).run
+        # For its data alone: a divergence over the vocabulary of the training need not fit it.
+        asked = (f"core={spec.core}", f"model={spec.model.name}", f"data={options.benchmark}")
+        other = compose([*asked, "divergence=binary_tv"]).run
         step, scores = scored(subject, other, runs)
         rows.append({"run_id": run_id, "name": subject.name, "step": step, "scores": scores})
         if not options.json:

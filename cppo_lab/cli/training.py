@@ -231,7 +231,6 @@ def launch(options: argparse.Namespace) -> int:
 
 def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
-    import math
     from dataclasses import replace
 
     from cppo_lab.analysis.statistics.verdicts import reason
@@ -321,7 +320,7 @@ def train(
     quiet: bool = False,
 ) -> int:
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
-    of it; if `quiet`, only how to go on.
+    of it; if `quiet`, only of what is not done.
     """
     from cppo_lab.doctor import require_plan
     from cppo_lab.runs.folder import read_status
@@ -342,8 +341,8 @@ def train(
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
     done = launch(plan, uri, replace, retry, finished, without_store, limits, options.keep_going)
-    if quiet:
-        return _what_is_left(plan, done, options)
+    if quiet and all(state.state in schema.FINISHED for state in done.states.values()):
+        return Exit.DONE
     if options.json:
         more = (done.trained, done.left, done.replaced, done.held, done.not_started)
         answer_launch(plan, done.states, options, *more)

@@ -90,11 +90,11 @@ def sources_of(source: str, say: Callable[[str], None]) -> dict[str, Source]:
         return shipped | {"train": local(path, "local")}
     if not path.is_dir():
         raise UserError(f"--from {source}: no such file or folder; valid: hub, sample, or an existing path")
-    found = {split: local(file, "local") for split, file in _folder_files(path).items()}
-    if "train" not in found:
+    in_folder = {split: local(file, "local") for split, file in _folder_files(path).items()}
+    if "train" not in in_folder:
         names = ", ".join(f"{stem}{suffix}" for stem in STEMS["train"] for suffix in SUFFIXES)
         raise UserError(f"--from {source}: the folder holds no training set; name it one of {names}")
-    return shipped | found
+    return shipped | in_folder
 
 
 def sha256_of(path: Path) -> str:

@@ -231,7 +231,10 @@ def _stated(plan: Plan, sweep: Sweep, client: Any, experiment: str, deleted: Map
     pairing = _registered_pairing(plan, sweep, in_force)
     claims = claims_of(sweep, plan.is_study, declared.places)
     return Hypotheses(
-        claims=tuple(claim if claim.of_errors else replace(claim, pairing=pairing) for claim in claims),
+        claims=tuple(
+            claim if claim.of_errors or claim.sequential else replace(claim, pairing=pairing)
+            for claim in claims
+        ),
         digest=digest,
         registered=tuple(registered),
         code=code_version(),

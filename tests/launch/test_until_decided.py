@@ -1,5 +1,6 @@
 """`cppo launch --until-decided`: real studies on the exact core that end early, late and not at all."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,19 @@ def test_what_is_refused(
     (workspace / "mine.yaml").write_text(text, encoding="utf-8")
     assert main(["launch", "mine.yaml", *SHORT, "--until-decided", *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_runs_that_fail_end_the_study_with_one_answer(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("cppo_lab.cores.exact.trainer._train", fails)
+    (workspace / "mine.yaml").write_text(SWEEP.format(slow="1.0e-6", smallest=1.0), encoding="utf-8")
+    code = main(["launch", "mine.yaml", *SHORT, "--until-decided", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert code == answer["exit_code"] == 4 and {run["state"] for run in answer["runs"]} == {
+        "failed",
+        "missing",
+    }

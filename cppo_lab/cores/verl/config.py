@@ -205,13 +205,12 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         # The rollout engine gets whole weights, so that every engine can serve them.
         values["actor_rollout_ref.model.lora.merge"] = True
     if isinstance(spec.data, MathData):
-        own = spec.own_reward
-        values["reward.custom_reward_function.path"] = (
-            f"pkg://cppo_lab.{'cores.verl.own_reward' if own else 'data.reward'}"
-        )
-        values["reward.custom_reward_function.name"] = "own_score" if own else "compute_score"
-        if own:
-            values["reward.custom_reward_function.reward_kwargs"] = {"function": own}
+        module, name = "data.reward", "compute_score"
+        if spec.own_reward:
+            module, name = "cores.verl.own_reward", "own_score"
+            values["reward.custom_reward_function.reward_kwargs"] = {"function": spec.own_reward}
+        values["reward.custom_reward_function.path"] = f"pkg://cppo_lab.{module}"
+        values["reward.custom_reward_function.name"] = name
     else:
         values["reward.reward_manager.source"] = "importlib"
         values["reward.reward_manager.name"] = "TaskRewardManager"

@@ -125,11 +125,13 @@ def planned_files(
     spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, resume: Path | None = None
 ) -> Files:
     """The paths of a run's files, whether or not they exist. Only the hub's cache is looked into."""
-    own = folder / "data"
+    written = folder / "data"
     if isinstance(spec.data, MathData):
-        train, validation = prepared_files(spec.data, Path(paths.data) if spec.data.files is None else own)
+        train, validation = prepared_files(
+            spec.data, Path(paths.data) if spec.data.files is None else written
+        )
     else:
-        train, validation = own / "train.parquet", (own / "validation.parquet",)
+        train, validation = written / "train.parquet", (written / "validation.parquet",)
     if isinstance(spec.model, HubModel):
         if paths.models is not None:
             model = str(Path(paths.models).resolve() / spec.model.repository)

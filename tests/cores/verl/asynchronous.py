@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.cluster import longer_start_timeout
-from cppo_lab.cores.verl.core import TaskRunner, own_ray
+from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
+from tests.cores.verl.stale import train_here
 
 STEPS, EVERY, BOUND = 6, 3, 2
 SETTINGS = [
@@ -133,8 +133,6 @@ def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
     )
     (folder / "runs").mkdir(exist_ok=True)
     with own_ray(layout) as ray_init:
-        from verl.trainer.main_ppo import run_ppo
-
         from cppo_lab.cores.verl import trainer
         from cppo_lab.cores.verl.config import check_config, verl_config
         from cppo_lab.cores.verl.files import planned_files, require_files
@@ -149,23 +147,7 @@ def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
         check_config(run.run, layout, config)
         trainer.AsyncLabTrainer = trainer_class(folder, kind, killed)  # type: ignore[misc]
 
-        class Here:
-            """What verl takes for the actor that trains: this process."""
-
-            @staticmethod
-            def remote() -> Any:
-                return Here
-
-            class run:  # a method of Ray's handles
-                @staticmethod
-                def remote(config: Any) -> Any:
-                    import ray
-
-                    TaskRunner().run(config)
-                    return ray.put(None)
-
-        with longer_start_timeout():
-            run_ppo(config, task_runner_class=Here)
+        train_here(config)
 
 
 if __name__ == "__main__":

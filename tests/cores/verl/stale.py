@@ -154,14 +154,35 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
     return Stale
 
 
+def train_here(config: Any) -> None:
+    """Train in this process by verl's `run_ppo`."""
+    from verl.trainer.main_ppo import run_ppo
+
+    class Here:
+        """What verl takes for the actor that trains: this process."""
+
+        @staticmethod
+        def remote() -> Any:
+            return Here
+
+        class run:  # a method of Ray's handles
+            @staticmethod
+            def remote(config: Any) -> Any:
+                import ray
+
+                TaskRunner().run(config)
+                return ray.put(None)
+
+    with longer_start_timeout():
+        run_ppo(config, task_runner_class=Here)
+
+
 def main(folder: Path) -> None:
     """Train all runs in `folder`."""
     specs = {staleness: composed(staleness) for staleness in STALENESS}
     first = specs[STALENESS[0]]
     layout = first.layout.model_copy(update={"verl": {"actor_rollout_ref.rollout.max_num_seqs": 1}})
     with own_ray(layout) as ray_init:
-        from verl.trainer.main_ppo import run_ppo
-
         from cppo_lab.cores.verl import trainer
         from cppo_lab.cores.verl.config import check_config, verl_config
         from cppo_lab.cores.verl.files import planned_files, require_files
@@ -173,23 +194,7 @@ def main(folder: Path) -> None:
         check_config(first.run, layout, config)
         trainer.LabTrainer = trainer_class(folder, specs)  # type: ignore[misc]
 
-        class Here:
-            """What verl takes for the actor that trains: this process."""
-
-            @staticmethod
-            def remote() -> Any:
-                return Here
-
-            class run:  # a method of Ray's handles
-                @staticmethod
-                def remote(config: Any) -> Any:
-                    import ray
-
-                    TaskRunner().run(config)
-                    return ray.put(None)
-
-        with longer_start_timeout():
-            run_ppo(config, task_runner_class=Here)
+        train_here(config)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class MarkedAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
 
-# verl's client that goes on with answers which the servers have ended for new weights, with what it loses of them.
+# verl's client that resumes responses which the servers have aborted for new weights, with the columns that it loses.
 
 
 class _PieceClient(LLMServerClient):
