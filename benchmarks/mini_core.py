@@ -166,8 +166,8 @@ def speeds(folder: Path, rounds: int, warm_steps: int) -> dict[str, list[float]]
     if HUGGING_FACE:
         from cppo_lab.cores.verl.export_hf import as_qwen3
 
-        model = as_qwen3(grpo.model, grpo.tokenizer).eval()
-        plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer))
+        model = as_qwen3(grpo.model, grpo.tokenizer.eos).eval()
+        plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer.eos))
         assert (difference := gradient_difference(grpo, plain, batch)) < 1e-3, f"gradients by {difference}"
         sampling["hugging_face"] = partial(theirs, model, grpo, prompts)
         training["hugging_face"] = plain.update
