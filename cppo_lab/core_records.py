@@ -68,6 +68,8 @@ class CoreRecord(Plugin):
     preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long run.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
+    validated_points: MLflow gets the points of validated steps alone, `history.npz` those of all steps. For runs of
+    seconds in thousands, which would wait for MLflow's inserts.
     extra: the extra of pyproject.toml that has its packages; empty: it needs none, or is another package's.
     config: further sections of its configuration, as conf/core/<name>.yaml has them for a core of the product.
     """
@@ -98,6 +100,7 @@ class CoreRecord(Plugin):
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"
     stand_ins: str | None = None
+    validated_points: bool = False
     extra: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
 

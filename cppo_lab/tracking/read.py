@@ -299,7 +299,7 @@ def histories(
         return from_columns(
             {
                 name: packed[name]
-                if name in packed and _ends_at(packed[name], run.latest[name])
+                if name in packed and _reaches(packed[name], run.latest[name])
                 else metric_history(client, run.mlflow_id, name)
                 for name in names
             }
@@ -329,6 +329,10 @@ def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str
         return {}
 
 
-def _ends_at(column: Column, last: tuple[int, int, float]) -> bool:
-    step, value, stored = int(column[0][-1]), float(column[1][-1]), unclipped(last[2])
-    return step == last[0] and (value == stored or (math.isnan(value) and math.isnan(stored)))
+def _reaches(column: Column, last: tuple[int, int, float]) -> bool:
+    """Whether a run's file has the store's last point. It may have later ones: those of steps without a validation."""
+    place = int(column[0].searchsorted(last[0]))
+    if place == len(column[0]) or int(column[0][place]) != last[0]:
+        return False
+    value, stored = float(column[1][place]), unclipped(last[2])
+    return value == stored or (math.isnan(value) and math.isnan(stored))

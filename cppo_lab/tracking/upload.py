@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -25,6 +26,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from cppo_lab import schema
 from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_lock, redacted
 from cppo_lab.runs.folder import read_status
@@ -245,6 +247,9 @@ class _Shipment:
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
+        lines = chain((line for path in files(folder) for line, _ in read_lines(path)), unwritten)
+        core = next((line.tags.get(schema.TAG_CORE, "") for line in lines if isinstance(line, Begin)), "")
+        self.validated_points = core_if_installed(core).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
         self.is_later = False  # whether they are of a record's second attempt or a later one
         self.sent: Counter[str] = Counter()  # points, by record
@@ -314,6 +319,8 @@ class _Shipment:
         elif not self.record.mlflow_id:
             return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
+            if not self._is_sent(line.metrics):
+                return
             self.steps.append(line)
             self.evaluated = self.evaluated or any(map(schema.is_evaluation, line.metrics))
             # Before a step like this one would take a second request. Each comparison reads a whole history.
@@ -327,6 +334,12 @@ class _Shipment:
             self._flush(line.tags)
         else:
             self._end(line)
+
+    def _is_sent(self, metrics: Iterable[str]) -> bool:
+        """Whether MLflow gets the points of a step with these metrics."""
+        if not self.validated_points:
+            return True
+        return any(schema.parse_validation_metric(name) or schema.is_evaluation(name) for name in metrics)
 
     def _flush(self, tags: Mapping[str, str] | None = None) -> None:
         """Send the steps that wait, and with the last of their points the `tags`."""
@@ -492,7 +505,7 @@ class _Shipment:
                 self._send_artifact(TABLE, table)
                 tag = json.dumps([{"path": TABLE, "type": "table"}])
                 self.client.set_tag(record.mlflow_id, TABLE_TAG, tag)
-            self._require_points(whole)
+            self._require_points(history.from_rows(row for row in rows if self._is_sent(row[-1])))
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = schema.TAG_REPLACES in tags and not retire(self.client, record.mlflow_id)

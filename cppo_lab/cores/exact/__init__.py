@@ -29,5 +29,6 @@ EXACT = CoreRecord(
     doctor="cppo_lab.doctor.machine:MINI",
     miniature="a policy of tables on a small Markov process",
     score="expected score",
+    validated_points=True,
     no_preflight="its runs take seconds on a CPU",
 )
