@@ -247,6 +247,7 @@ class _Shipment:
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
+        self.tags: dict[str, str] = {}  # that are sent with them
         lines = chain((line for path in files(folder) for line, _ in read_lines(path)), unwritten)
         core = next((line.tags.get(schema.TAG_CORE, "") for line in lines if isinstance(line, Begin)), "")
         self.validated_points = core_if_installed(core).validated_points
@@ -303,7 +304,7 @@ class _Shipment:
                 break
             self._take(line)
             offset = end
-            if not self.steps:
+            if not self.steps and not self.tags:
                 self._reached(path, offset)
         self._flush()
         self._reached(path, offset)
@@ -331,7 +332,7 @@ class _Shipment:
             if line.path not in self.record.pending:
                 self.record.pending.append(line.path)
         elif isinstance(line, Tags):
-            self._flush(line.tags)
+            self.tags.update(line.tags)
         else:
             self._end(line)
 
@@ -341,19 +342,19 @@ class _Shipment:
             return True
         return any(schema.parse_validation_metric(name) or schema.is_evaluation(name) for name in metrics)
 
-    def _flush(self, tags: Mapping[str, str] | None = None) -> None:
-        """Send the steps that wait, and with the last of their points the `tags`."""
+    def _flush(self) -> None:
+        """Send the steps that wait, and with the last of their points the tags."""
         # If the store is a file, nobody else sends a step between the comparison and the sending.
         with exclusive(self.uri) if self.is_later and self.steps else contextlib.nullcontext():
             steps = self._unknown() if self.is_later else self.steps
-            self.steps, self.waiting = [], 0
+            tags, self.tags, self.steps, self.waiting = self.tags, {}, [], 0
             self._log(
                 [
                     Metric(name, value, step.time_ms, step.step)
                     for step in steps
                     for name, value in step.metrics.items()
                 ],
-                tags or {},
+                tags,
             )
 
     def _unknown(self) -> list[StepEvent]:
@@ -471,7 +472,8 @@ class _Shipment:
             tags[schema.TAG_REASON] = line.reason[:500]
         if line.step is not None and line.status not in schema.FINISHED:
             tags[schema.TAG_STEP] = str(line.step)
-        self._flush(tags)
+        self.tags |= tags
+        self._flush()
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
         # Do not upload the history again when a result is sent twice: the store's copy may hold steps that a full disk
@@ -495,7 +497,7 @@ class _Shipment:
             self._send_artifact(record.pending[0], contents.get(record.pending[0]))
             del record.pending[0]
         if record.ended:
-            for name in self._missing(contents):
+            for name in self._missing(contents, run.info.artifact_uri):
                 self._send_artifact(name, contents[name])
             # All points in one file, which saves readers a request for each metric.
             rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, StepEvent)]
@@ -521,9 +523,11 @@ class _Shipment:
                 path.write_bytes(content)
             self.client.log_artifact(self.record.mlflow_id, str(path), _place(name))
 
-    def _missing(self, contents: Mapping[str, bytes]) -> list[str]:
+    def _missing(self, contents: Mapping[str, bytes], artifact_uri: str) -> list[str]:
         """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
         names = [name for name, content in contents.items() if self._path(name, content)]
+        if (folder := address.artifact_folder(artifact_uri, self.uri)) is not None:
+            return [name for name in names if not (folder / name).is_file()]
         stored = {
             file.path
             for place in {_place(name) for name in names}
