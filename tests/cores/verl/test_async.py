@@ -48,6 +48,11 @@ class Runs:
         return self._seen(folder)
 
     @cached_property
+    def uninterrupted(self) -> dict[int, dict[str, Any]]:
+        assert not self._train(self.folder / "eager", "eager")
+        return self._seen(self.folder / "eager")
+
+    @cached_property
     def late(self) -> dict[int, dict[str, Any]]:
         assert not self._train(self.folder / "late", "late")
         return self._seen(self.folder / "late")
