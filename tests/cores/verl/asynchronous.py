@@ -125,12 +125,8 @@ def trainer_class(folder: Path, kind: str, killed: int) -> Any:
 def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
     """Train the run in `folder`, from its last checkpoint if it has one."""
     run = composed(*overrides)
-    layout = run.layout.model_copy(
-        update={
-            "verl": run.layout.verl
-            | {"actor_rollout_ref.rollout.max_num_seqs": 4 if run.layout.rollout == "cppo_cpu" else 1}
-        }
-    )
+    several = {"actor_rollout_ref.rollout.max_num_seqs": 4}  # others wait, and are aborted before they begin
+    layout = run.layout.model_copy(update={"verl": run.layout.verl | several})
     (folder / "runs").mkdir(exist_ok=True)
     with own_ray(layout) as ray_init:
         from cppo_lab.cores.verl import trainer

@@ -21,6 +21,7 @@ from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.trainer import AsyncLabReplayBuffer, AsyncLabTrainer, ages_of
 from tests.cores.verl.asynchronous import BOUND, STEPS, composed
 from tests.cores.verl.queue_in_memory import Queue
+from tests.cores.verl.story import HOLD
 from tests.cores.verl.test_trainer import prompts_of, rollout, trainer
 from tests.waiting import CEILING_SECONDS
 
@@ -61,7 +62,7 @@ class Runs:
         folder.mkdir(exist_ok=True)
         ended = subprocess.run(
             [self.python, "-m", "tests.cores.verl.asynchronous", str(folder), kind, str(killed), *self.overrides],
-            cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}:{HOLD}", "HF_HUB_OFFLINE": "1", "SLOW_ENGINE": "0.03"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
         )  # fmt: skip
         assert ended.returncode in (0, -signal.SIGKILL), ended.stdout[-5000:]

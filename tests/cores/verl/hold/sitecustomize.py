@@ -1,7 +1,8 @@
-"""Python runs this in every process whose PYTHONPATH has this folder: the trainer stops behind a step, for a test.
+"""Python runs this in every process whose PYTHONPATH has this folder: tests change modules when they are loaded.
 
-HOLD_AFTER_STEP: the step. When its row is on disk the trainer makes the file `held` in the run's folder, and waits to
-be killed.
+HOLD_AFTER_STEP: the trainer stops behind this step. When its row is on disk the trainer makes the file `held` in the
+run's folder, and waits to be killed. SLOW_ENGINE: vLLM's engine waits so many seconds before each token, so that new
+weights find it in the middle of responses.
 """
 
 import importlib.machinery
@@ -9,14 +10,13 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-MODULE = "cppo_lab.cores.verl.checkpoints"
-
 
 def hold(steps: Any) -> None:
-    """Replace `append_row` of the loaded module."""
+    """Replace `append_row` of `cppo_lab.cores.verl.checkpoints`."""
     append = steps.append_row
 
     def append_and_hold(folder: Path, step: int, metrics: Any) -> None:
@@ -29,25 +29,46 @@ def hold(steps: Any) -> None:
     steps.append_row = append_and_hold
 
 
+def slow(core: Any) -> None:
+    """Replace the steps of the engine in `vllm.v1.engine.core`."""
+    for name in ("step", "step_with_batch_queue"):
+        step = getattr(core.EngineCore, name)
+
+        def later(self: Any, step: Any = step) -> Any:
+            time.sleep(float(os.environ["SLOW_ENGINE"]))  # noqa: TID251  is what is tested
+            return step(self)
+
+        setattr(core.EngineCore, name, later)
+
+
+CHANGES = {
+    module: change
+    for variable, module, change in (
+        ("HOLD_AFTER_STEP", "cppo_lab.cores.verl.checkpoints", hold),
+        ("SLOW_ENGINE", "vllm.v1.engine.core", slow),
+    )
+    if variable in os.environ
+}
+
+
 class WhenLoaded:
-    """Waits for the module, and does nothing for others."""
+    """Waits for these modules, and does nothing for others."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> Any:
-        if name != MODULE:
+        if (change := CHANGES.pop(name, None)) is None:
             return None
-        sys.meta_path.remove(WhenLoaded)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         assert spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader)
         execute = spec.loader.exec_module
 
-        def execute_and_hold(module: Any) -> None:
+        def execute_and_change(module: Any) -> None:
             execute(module)
-            hold(module)
+            change(module)
 
-        spec.loader.exec_module = execute_and_hold  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
 
 
-if "HOLD_AFTER_STEP" in os.environ:
+if CHANGES:
     sys.meta_path.insert(0, WhenLoaded)  # type: ignore[arg-type]
