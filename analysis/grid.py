@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+Value = str | int | float | bool | None  # of an axis
+
 
 @dataclass(frozen=True)
 class ExpectedRun:
@@ -64,7 +66,7 @@ class AxisPlace:
 
     variant: str
     group: str
-    values: tuple[str | int | float | bool | None, ...]
+    values: tuple[Value, ...]
 
 
 @dataclass(frozen=True)

@@ -233,4 +233,5 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     texts[PAGE] = render_template(contents.template, about, page, figures, sorted([*texts, *drawn, RECORD]))
     files = {name: text.encode() for name, text in texts.items()} | drawn
     lines = [line for section in sections for line in section.lines]
-    return files | {RECORD: record(about, contents.boards, files, lines)}
+    values = {name: value for section in sections for name, value in section.values.items()}
+    return files | {RECORD: record(about, contents.boards, files, lines, values)}

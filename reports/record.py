@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
@@ -59,13 +60,15 @@ def record(
     boards: Mapping[str, Scoreboard],
     files: Mapping[str, bytes],
     lines: Sequence[VerdictLine] = (),
+    values: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """The record of a report with these scored sweeps, files and claims."""
+    """The record of a report with these scored sweeps, files and claims, and further values of its sections."""
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
         "verdicts": [_verdict(line) for line in lines],
+        **values,
         "figures": {
             # Without a drawing's metadata, which name the command.
             name.removesuffix(".svg"): _digest(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data))

@@ -32,6 +32,7 @@ class Section:
 
     `hint`: the part is folded under its title and this text; None: it is not folded. `tables`: by the stem of their
     files, those that are None have none. `lines`: its claims; `how`: how they were judged, for the methods of a paper.
+    `values`: what the record has of it, by name.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     lines: tuple[VerdictLine, ...] = ()
     how: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from cppo_lab.reports.answers.view import kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.collapses import collapse_section
+from cppo_lab.reports.effects import effects_section
 from cppo_lab.reports.exact_view import exact_section
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import Picture
@@ -47,7 +48,7 @@ class ReportRequest(GridRequest):
 
     `stated`: the sweep's own hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
     `summary.baseline_of`. `beside`: sweeps whose pages are linked. `pairing`: whether its file requests
-    comparison seed by seed.
+    comparison seed by seed; `factorial`: effects of its axes.
     """
 
     expected: tuple[ExpectedRun, ...]
@@ -56,6 +57,7 @@ class ReportRequest(GridRequest):
     baseline: Baseline = USUAL
     beside: tuple[str, ...] = ()
     pairing: bool | None = None
+    factorial: bool = False
 
     def contents(self) -> Contents:
         """Raises UserError as `read_sweep` and `score_sweep`."""
@@ -87,11 +89,12 @@ def _is_shown(metric: str) -> bool:
 @dataclass(frozen=True, eq=False)
 class SweepReport(Scored):
     """The scored sweep of a report, the positions of its variants on its axes, and whether it is the paper's main
-    grid.
+    grid, or `factorial`.
     """
 
     places: Axes = NO_AXES
     of_paper: bool = False
+    factorial: bool = False
 
     @cached_property
     def verdicts(self) -> Section:
@@ -172,6 +175,7 @@ def sweep_sections(report: SweepReport) -> list[Section | None]:
     errors_first = errors is not None and bool(errors.lines)
     return [
         errors if errors_first else None,
+        effects_section(report, report.places) if report.factorial else None,
         by_setting,
         None if by_setting else curves,
         _scores(report),
@@ -203,6 +207,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         stated=request.stated,
         answers=kept_answers(request.uri, board),
         places=request.axes,
+        factorial=request.factorial,
         of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
     )
     gone = withdrawn(request.name, request.stated)

@@ -3,16 +3,20 @@
 Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives one
 difference, in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
 equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`). Where the
-seed draws the starts of all models alike, seeds are also the units over models (`over_models`).
+seed draws the starts of all models alike, seeds are also the units over models (`over_models`). In a factorial sweep
+each seed gives one contrast of its own runs (`effects`), whether they share their start or not.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
 
+from cppo_lab.analysis.grid import AxisPlace, Baseline, Value
 from cppo_lab.analysis.statistics.estimate import (
     Estimate,
     Share,
@@ -120,7 +124,7 @@ def _by_seed(runs: tuple[RunValues, ...], part: Difference) -> dict[int | None, 
     """Seed -> difference, of the seeds that both sides have; their values if there is one side."""
     ours = by_seed(runs, part.model, part.variant, part.score)
     theirs = by_seed(runs, part.model, part.against, part.score) if part.against else dict.fromkeys(ours, 0.0)
-    return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
+    return _minus(ours, theirs)
 
 
 def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
@@ -214,3 +218,79 @@ def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
         return SlopeEstimate(seeds.value, models.n, unknown=unknown)
     wider = max(seeds, models, key=lambda estimate: estimate.half or 0.0)
     return SlopeEstimate(seeds.value, models.n, wider.error, wider.degrees, seeds=seeds, models=models)
+
+
+# The effects of a factorial sweep: contrasts of each seed's runs, with the interval of their mean over seeds.
+
+
+Cells = Mapping[tuple[Value, ...], Mapping[int | None, float]]  # values on the axes -> seed -> score
+Change = tuple[int, Value, Value]  # an axis by its place, the value before and the value after
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What changes of axes do to a score. One: the difference that it makes; two: by how much the second makes the
+    difference of the first larger; none: the mean over all settings. `against`: the scores are leads over this variant
+    at the same settings; "": they are the group's own.
+    """
+
+    model: str
+    group: str
+    against: str
+    changes: tuple[Change, ...]
+
+
+def effects(
+    runs: tuple[RunValues, ...],
+    model: str,
+    places: Sequence[AxisPlace],
+    baseline: Baseline,
+    score: Score | Quantity,
+) -> dict[Effect, Estimate]:
+    """The main effects and the interactions of two axes on one model, by group of the variants at `places`, which are
+    declared there; and those on each group's lead over a `baseline` with axis values. Each seed gives one contrast, the
+    mean over the settings of the other axes at which all its cells are declared. A seed that lacks one of these runs is
+    left out, and so is an effect without seeds.
+    """
+    groups: dict[tuple[str, str], dict[tuple[Value, ...], Mapping[int | None, float]]] = defaultdict(dict)
+    for place in places:
+        scores = by_seed(runs, model, place.variant, score)
+        groups[place.group, ""][place.values] = scores
+        if baseline.matched is not None and (against := baseline.of(place.variant)) is not None:
+            lead = _minus(scores, by_seed(runs, model, against, score))
+            groups[place.group, baseline.name][place.values] = lead
+    estimates = {}
+    for (group, against), cells in groups.items():
+        of_axes = [_changes(place, values) for place, values in enumerate(zip(*cells, strict=True))]
+        for number in range(0 if against else 1, 3):
+            for changes in (each for chosen in combinations(of_axes, number) for each in product(*chosen)):
+                if (estimate := mean_estimate(_contrasts(cells, changes))) is not None:
+                    estimates[Effect(model, group, against, changes)] = estimate
+    return estimates
+
+
+def _changes(place: int, values: Sequence[Value]) -> list[Change]:
+    """Of numbers from the lowest to the highest, else from the first value to each of the others."""
+    first, *others = dict.fromkeys(values)
+    if others and all(type(value) in (int, float) for value in values):
+        return [(place, min(values), max(values))]  # type: ignore[type-var]  they are numbers
+    return [(place, first, other) for other in others]
+
+
+def _contrasts(cells: Cells, changes: Sequence[Change]) -> list[float]:
+    """One for each seed."""
+    for place, before, after in changes:
+        cells = {
+            values: _minus(cells[changed], scores)
+            for values, scores in cells.items()
+            if values[place] == before
+            and (changed := (*values[:place], after, *values[place + 1 :])) in cells
+        }
+    seeds = set.intersection(*map(set, cells.values())) if cells else set()
+    return [
+        math.fsum(scores[seed] for scores in cells.values()) / len(cells) for seed in sorted(seeds, key=str)
+    ]
+
+
+def _minus(ours: Mapping[int | None, float], theirs: Mapping[int | None, float]) -> dict[int | None, float]:
+    return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}

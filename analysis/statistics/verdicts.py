@@ -3,7 +3,8 @@
 Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
 
 rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
-masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest.
+masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. log error: mean of
+log |Delta| over the steps.
 """
 
 import math
@@ -13,13 +14,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
 
+import numpy as np
+
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm, look_level
-from cppo_lab.analysis.statistics.exact_study import EqualIn, advantage, of_seeds, read_curves
+from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage, of_seeds, read_curves
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
 from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, ReachedPower, reached_power
 from cppo_lab.analysis.statistics.values import (
@@ -40,7 +43,7 @@ LENGTH = "train/response_length"
 
 def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
     """The runs with their `measured` value, None if a run did not log the metrics it needs."""
-    measure = rise if quantity is Quantity.RISE else _early_prefix
+    measure = {Quantity.RISE: rise, Quantity.LOG_ERROR: _log_error}.get(quantity, _early_prefix)
     measured = {(run.model, run.variant, run.seed): measure(board, run) for run in finished_runs(board)}
     return FinishedRuns(replace(run, measured=measured[run.model, run.variant, run.seed]) for run in runs)
 
@@ -54,6 +57,12 @@ def _early_prefix(board: Scoreboard, run: RunScore) -> float | None:
     is_early = points["step"] <= schema.early_until(end)
     early, later = points["value"][is_early], points["value"][~is_early & (points["step"] <= end)]
     return float(early.mean() - later.mean()) if len(early) and len(later) else None
+
+
+def _log_error(board: Scoreboard, run: RunScore) -> float | None:
+    points = board.points_of(run, METRICS["error"])
+    sizes = points["value"][(points["step"] > 0) & (points["value"] != 0)].abs()
+    return float(np.log(sizes).mean()) if len(sizes) else None
 
 
 def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:

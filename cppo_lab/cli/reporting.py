@@ -216,6 +216,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "baseline": grids[0].baseline,
         "beside": beside,
         "pairing": grids[0].pairing,
+        "factorial": plan.sweeps[0].analysis == "factorial",
     }
     return ReportRequest(expected=grids[0].expected, **about), text
 

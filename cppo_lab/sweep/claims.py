@@ -179,19 +179,21 @@ def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
     baseline = sweep.baseline
     if not baseline or any(run.variants.get(sweep.name) == baseline for run in plan.runs):
         return Baseline(baseline)
-    axes = axes_of(plan, sweep, overrides)
-    at = {place.variant: dict(zip(axes.keys, place.values, strict=True)) for place in axes.places}
-    named = {place.variant: at[place.variant] for place in axes.places if place.group == baseline}
+    labels = axis_values(sweep, [f"core={plan.core}", *overrides])
+    named = {variant: values for variant, (group, values) in labels.items() if group == baseline}
     if not named:
         return USUAL
 
     def counterpart(variant: str) -> str | None:
+        given = labels[variant][1]
         for name, values in named.items():
-            if all(value is None or at[variant][key] == value for key, value in values.items()):
+            if values.items() <= given.items():
                 return name
         return None
 
-    return Baseline(baseline, {variant: base for variant in at if (base := counterpart(variant)) is not None})
+    return Baseline(
+        baseline, {variant: base for variant in labels if (base := counterpart(variant)) is not None}
+    )
 
 
 def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:

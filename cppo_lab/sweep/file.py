@@ -642,7 +642,8 @@ class Sweep(Declared):
     ANY_CORE. `exclude` removes the runs that meet all conditions of one of its entries. `hypotheses` are registered in
     the store before the runs that test them. `baseline` is the variant from which the report takes differences; by
     default DPPO, or else the first variant. `beside` names sweeps on the same question, to whose reports the page
-    links. `pairing`: whether variants are compared seed by seed; None: decided by their design.
+    links. `pairing`: whether variants are compared seed by seed; None: decided by their design. `analysis`: factorial
+    asks the report for the effects of the axes.
     """
 
     models: Models
@@ -656,6 +657,14 @@ class Sweep(Declared):
     baseline: str = ""
     beside: tuple[Name, ...] = ()
     pairing: Pairing | None = None
+    analysis: Literal["factorial"] | None = None
+
+    @field_validator("analysis")
+    @classmethod
+    def _has_axes(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value and not info.data.get("axes", {"": ()}).keys() - {"seed"}:
+            raise ValueError(f"{value!r}: the sweep has no axis but seed: add the settings to vary to `axes`")
+        return value
 
     @field_validator("baseline")
     @classmethod

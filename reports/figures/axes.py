@@ -1,5 +1,5 @@
 """The figures of a sweep over axes: each variant's score against the values of one or two of them, with its 95 %
-interval; and against the age of mu, how far pi was from it before the updates.
+interval; what each change of an axis does to it; and against the age of mu, how far pi was from it before the updates.
 """
 
 import math
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import Axes, AxisPlace
+from cppo_lab.analysis.grid import Axes, AxisPlace, Value
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.sampling import map_noise
@@ -31,8 +31,6 @@ BY_SCORE, NO_COLOURS = "score", "none"
 MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
 _PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
-
-Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -387,3 +385,52 @@ def draw(info: AxesInfo, fig: Figure) -> None:
         if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
             ax.sharey(fig.axes[0])
         draw_panel(info, panel, ax)
+
+
+def effects_info(
+    board: Scoreboard,
+    effects: Sequence[tuple[str, str, str, Estimate]],
+    title: str,
+    palette: str = PAPER,
+) -> AxesInfo:
+    """The effects on a score as (model, group, change, effect): a line for each group, its changes along one axis."""
+    axis = Axis("change", tuple(dict.fromkeys(change for _, _, change, _ in effects)), PLACES)
+    groups = list(dict.fromkeys(group for _, group, _, _ in effects))
+    panels = []
+    for model in board.models:
+        lines = (
+            _line(group, axis, points)
+            for group in groups
+            if (points := [((change,), e) for *of, change, e in effects if of == [model, group]])
+        )
+        panels.append(AxisPanel(model, "", tuple(lines)))
+    return AxesInfo(
+        title=title,
+        source=origin(core_of(board)),
+        y_label="effect on the final mean (points)",
+        axes=(axis,),
+        panels=tuple(panels),
+        keys=keys_of(PALETTES[palette].strokes(groups), groups),
+        run_ids=run_ids_of(board.runs),
+    )
+
+
+def draw_effects(info: AxesInfo, fig: Figure) -> None:
+    """A row for each change, with the effect and the interval of each group."""
+    strokes, (places, labels) = {key.label: key.stroke for key in info.keys}, info.axes[0].ticks
+    height = 1.0 + 0.16 * len(labels) * max(2, len(info.keys))
+    texts, legend = (info.title, info.source, info.around), info.keys if len(info.keys) > 1 else ()
+    panels = panel_grid(fig, len(info.panels), 2, (7.2, height), texts, legend)
+    for panel, ax in zip(info.panels, panels, strict=True):
+        ax.set_title(panel.model, loc="left", parse_math=False)
+        ax.axvline(0, color=_OUTLINE, linewidth=0.8, zorder=1)
+        for order, line in enumerate(panel.lines):
+            colour = strokes[display_name(line.group)].colour
+            rows = [x + 0.7 * ((order + 0.5) / len(panel.lines) - 0.5) for x in line.x]
+            ax.plot(line.mean, rows, "o", markersize=4, color=colour, zorder=3)
+            for row, low, high in zip(rows, line.low, line.high, strict=True):
+                if low is not None and high is not None:
+                    ax.hlines(row, low, high, color=colour, linewidth=1.4, zorder=2)
+        ax.set_yticks(places, labels, parse_math=False)
+        ax.set_ylim(len(labels) - 0.5, -0.5)
+        ax.set_xlabel(info.y_label)

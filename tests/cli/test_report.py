@@ -133,6 +133,22 @@ axes: {rule.w_min: [0.6, 0.8], seed: [0]}
 AT_ITS_OWN = {f"{name} w_min={x}": f"own w_min={x}" for name in ("own", "padded") for x in (0.6, 0.8)}
 
 
+def asked(text: str, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> ReportRequest:
+    """What the report of a sweep file is asked for."""
+    Path("spans.yaml").write_text(text)
+    requests: list[ReportRequest] = []
+
+    def made(options: argparse.Namespace, wanted: tuple[ReportRequest, SweepText]) -> None:
+        requests.append(wanted[0])
+        raise UserError("enough")
+
+    monkeypatch.setattr(reporting, "_report_runs", made)
+    Path(sqlite_file(tracking_uri()) or "").touch()  # the plan alone is asked
+    cppo("report spans.yaml", code=2)
+    (request,) = requests
+    return request
+
+
 @pytest.mark.parametrize(
     ("named", "expected"),
     [
@@ -144,14 +160,22 @@ AT_ITS_OWN = {f"{name} w_min={x}": f"own w_min={x}" for name in ("own", "padded"
 def test_a_baseline_of_several_values_is_matched_by_value(
     cppo: Command, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
 ) -> None:
-    Path("spans.yaml").write_text(SPANS.replace("BASELINE", named))
-    asked: list[ReportRequest] = []
+    request = asked(SPANS.replace("BASELINE", named), cppo, monkeypatch)
+    assert request.baseline == expected and not request.factorial
 
-    def made(options: argparse.Namespace, wanted: tuple[ReportRequest, SweepText]) -> None:
-        asked.append(wanted[0])
-        raise UserError("enough")
 
-    monkeypatch.setattr(reporting, "_report_runs", made)
-    Path(sqlite_file(tracking_uri()) or "").touch()  # the plan alone is asked
-    cppo("report spans.yaml", code=2)
-    assert [request.baseline for request in asked] == [expected]
+def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SPANS.replace("BASELINE", "own\nanalysis: factorial")
+    request = asked(text.replace("rule.w_min: [0.6, 0.8]", "rule.ratio_cap: [null, 20.0]"), cppo, monkeypatch)
+    matched = {
+        f"{name} ratio_cap={x}": f"own ratio_cap={x}" for name in ("own", "padded") for x in ("null", 20)
+    }
+    assert request.factorial and request.baseline == Baseline("own", matched)
+    without = text.replace("rule.w_min: [0.6, 0.8], ", "")
+    Path("spans.yaml").write_text(without)
+    assert (
+        "analysis='factorial': 'factorial': the sweep has no axis but seed"
+        in cppo("plan spans.yaml", code=2).err
+    )

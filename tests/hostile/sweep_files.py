@@ -30,8 +30,8 @@ AMBIGUOUS = (
 )
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 KEYS = (
-    "valid: axes, baseline, beside, exclude, feeds, hypotheses, models, name, pairing, question, resources, title, "
-    "variants"
+    "valid: analysis, axes, baseline, beside, exclude, feeds, hypotheses, models, name, pairing, question, resources, "
+    "title, variants"
 )
 LIST_OF_NAMES = "must be a list of one or more names, or such a list for each core"
 LIST_OF_VALUES = "must be a list of one or more plain values, or such a list for each core"

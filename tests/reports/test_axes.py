@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
+from scipy import stats
 
 from cppo_lab.analysis.grid import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.summary import sweep_statistics
+from cppo_lab.reports.effects import effects_section
 from cppo_lab.reports.figures.axes import DRIFT, LINEAR, LOG, PLACES, AxesInfo, axes_info, draw, drift_info
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.drawing import Drawn, Picture, render
+from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.reports.conftest import board_of
@@ -227,3 +230,40 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age(ages: tuple[in
     assert "late third" in figure_csv(info) and "of the mean over seeds" in info.around
     assert drift_info(board, Axes(("rule.delta",), ()), "Title") is None
     assert drift_info(board_of(*(replace(run, logged={}) for run in runs)), axes, "Title") is None
+
+
+def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
+    """Differences of differences of flat curves, by hand; the surrogate's error as a ratio."""
+    points = {"a x=0 y=on": 0.50, "a x=4 y=on": 0.56, "a x=0 y=off": 0.60, "a x=4 y=off": 0.70}
+    places = tuple(
+        AxisPlace(name, "a", (x, y))
+        for name, x, y in zip(points, (0, 4, 0, 4), ("on", "on", "off", "off"), strict=True)
+    )
+    runs = [
+        MadeRun(
+            name,
+            seed=seed,
+            scores=both(dict.fromkeys(range(10, 101, 10), score + more * (1 + ("x=4" in name)))),
+            logged={"exact/error": {10: -0.2 if "x=4" in name else 0.1, 20: 0.0}},
+            core="exact",
+        )
+        for name, score in points.items()
+        for seed, more in enumerate(SEEDS)
+    ]
+    scored = Scored("demo", "Demo", board_of(*runs), "sqlite://")
+    section = effects_section(scored, Axes(("rule.x", "data.y"), places))
+    assert section is not None
+    rows = {row.cells[0]: row.cells[1:] for row in section.tables["effects"].rows}
+    mean, half = 100 * statistics.fmean(SEEDS), 100 * T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
+    assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} ({8 + mean - half:.1f} to {8 + mean + half:.1f})"
+    p = 3 * stats.ttest_1samp([8 + 100 * more for more in SEEDS], 0.0).pvalue  # Holm: of three effects
+    assert rows["x 0 to 4"][2:] == ("2.00", f"{p:.3f}", "3")
+    assert rows["y on to off"][:2] == ("+12.00", "+12.00")
+    assert rows["x 0 to 4 \N{MULTIPLICATION SIGN} y on to off"][0] == "+4.00"
+    (picture,) = section.pictures
+    svg, csv = render(picture).svg, figure_csv(picture.info)
+    assert ">x 0 to 4<" in svg and svg.count(">y on to off<") == 1 and f"{8 + mean:.6g}"[:6] in csv
+    (effect, *_) = section.values["effects"]
+    assert (effect["change"], effect["estimate"]) == ("x 0 to 4", pytest.approx((8 + mean) / 100))
+    assert (effect["high"], effect["seeds"]) == (pytest.approx((8 + mean + half) / 100), 3)
+    assert effects_section(scored, Axes()) is None
