@@ -1,6 +1,7 @@
 """Results as tidy pandas frames: `cppo_lab.load`.
 
-- It reads a tracking store, or the paper's curves (those without MLflow), and writes nothing.
+- It reads a tracking store, or the paper's curves (those without MLflow), and writes nothing but that
+  somebody has looked at a hypothesis before its tests have ended.
 - Frames have one row for each run, for each point, for each problem, with documented columns.
 - Runs that a sweep declares and the store lacks are rows too, with their state: no gap is hidden.
 - Histories and outcomes are read when they are first asked for.
@@ -423,6 +424,7 @@ def load(
     if source != RUNS:
         raise unknown("source", source, [RUNS, PAPER])
     from cppo_lab.analysis import reader  # MLflow, which the paper's curves do without
+    from cppo_lab.sweep.claims import note_looks
 
     declared = load_sweep(name)
     if isinstance(declared, Search):
@@ -443,6 +445,7 @@ def load(
             f"experiment {experiment!r} of {redacted(store)} has none of the {len(plan.runs)} runs of {plan.name}: "
             f"train them with `{command}`, or name the store that has them: uri="
         )
+    note_looks(plan, store)
     return Results(
         plan.name,
         f"experiment {experiment} of {redacted(store)}",

@@ -17,7 +17,8 @@ class Registered:
     since the epoch).
 
     `code`: the version that registered it, "" if unknown. `settings_differ`: the settings of the runs were others then.
-    `changes`: what the sweep states differently now, for a registration of another statement.
+    `changes`: what the sweep states differently now, for a registration of another statement. `looks`: each (seeds, of
+    so many test seeds) at which somebody saw results before the end.
     """
 
     digest: str
@@ -25,6 +26,7 @@ class Registered:
     code: str = ""
     settings_differ: bool = False
     changes: tuple[str, ...] = ()
+    looks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
         text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
         return Standing(text + _versions(others), False)
     text = f"Pre-registered {begun}, before any of {tests}; unchanged."
+    if now.looks and not claim.sequential:
+        seeds, of = now.looks[0]
+        times = counted(len(now.looks), "time")
+        text += f" Looked at {times} before the end, first at {seeds} of {of} seeds."
     absent = frozenset() if claim.sequential else claim.tests - board.results
     if absent:
         total = counted(len(claim.tests), "run")

@@ -184,7 +184,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
-    from cppo_lab.sweep.claims import axes_of, grids_of, stated_in
+    from cppo_lab.sweep.claims import axes_of, grids_of, note_looks, stated_in
     from cppo_lab.tracking.parents import SweepText
 
     plan, uri = planned(options)
@@ -204,6 +204,8 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "palette": options.palette,
         **options.about_figures,
     }
+    if options.partial or options.overrides:  # a whole report is of what has ended
+        note_looks(plan, uri)
     stated = stated_in(plan, uri, experiment)
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)

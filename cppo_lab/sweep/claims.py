@@ -14,7 +14,7 @@ from cppo_lab.analysis.statistics.registration import Hypotheses, Registered
 from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.errors import StoreAway, UserError, say
 from cppo_lab.runs.machine import code_version
 from cppo_lab.sweep.enumerate import PlannedRun, RunPlace, axis_values
 from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep, differences
@@ -196,6 +196,57 @@ def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
     )
 
 
+def note_looks(plan: Plan, uri: str) -> None:
+    """Keep with the registered hypotheses of a plan that somebody sees results while only some of their test seeds have
+    all their runs, once for each such state. Looks at sequential hypotheses are planned. A store that does not take it
+    costs a line.
+    """
+    stated = [
+        sweep for sweep in plan.sweeps if not all(each.sequential for each in sweep.hypotheses.values())
+    ]
+    database = address.sqlite_file(uri)
+    if not stated or (database is not None and not database.is_file()):
+        return
+    from cppo_lab.tracking.history import recorded_status
+    from cppo_lab.tracking.parents import find_registrations, note_look
+    from cppo_lab.tracking.read import newest_runs, reading
+
+    experiment = schema.experiment_name(plan.core)
+    try:
+        with reading(uri) as client:
+            tags = [run.data.tags for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID)]
+            results = [of_run for of_run in tags if recorded_status(of_run) in schema.FINISHED]
+            for sweep in stated:
+                (_, digest), settings = plan.statement(sweep), plan.declared[sweep.name].settings
+                look = _look(plan, sweep, results)
+                registered = find_registrations(client, experiment, sweep.name) if look else ()
+                for registration in registered:
+                    if registration.covers(digest, settings):
+                        note_look(client, uri, registration, look)
+    except UserError as error:
+        say(f"cppo: this look at unfinished tests was not recorded: {error}")
+
+
+def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
+    """How many test seeds of a hypothesis are complete, of so many; None if there is none with some. `results`: the tags
+    of finished runs.
+    """
+    # Runs that another sweep has trained are known by their ids; those that the plan leaves out, by their tags.
+    named = {run.run_id: run for run in plan.runs if sweep.name in run.variants}
+    places: set[RunPlace] = set()
+    for tags in results:
+        if run := named.get(tags[schema.TAG_RUN_ID]):
+            places.add((run.spec.model.name, run.variants[sweep.name], run.spec.seed))
+        elif variant := tags.get(schema.sweep_tag(sweep.name)):
+            places.add((tags[schema.TAG_MODEL], variant, int(tags[schema.TAG_SEED])))
+    counts = [
+        (len({*claim.seeds} - {seed for *_, seed in claim.tests - places}), len(claim.seeds))
+        for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)
+        if claim.seeds and not claim.sequential
+    ]
+    return max((count for count in counts if 0 < count[0] < count[1]), default=None)
+
+
 def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
     """The hypotheses of the plan's sweeps, by sweep, and what the store at `uri` has registered for each.
 
@@ -215,7 +266,7 @@ def _stated(plan: Plan, sweep: Sweep, client: Any, experiment: str, deleted: Map
 
     registrations = find_registrations(client, experiment, sweep.name)
     registered = [
-        Registered(registration.digest, registration.time_ms, registration.code)
+        Registered(registration.digest, registration.time_ms, registration.code, looks=registration.looks)
         for registration in registrations
     ]
     if not sweep.hypotheses:

@@ -245,7 +245,8 @@ def verdict_markdown(log: ReportLog, parent: str) -> str:
 class Registration:
     """The digest of what was registered, when (milliseconds since the epoch), the digest of the settings of the sweep's
     runs at that time, the version of the code, which is that of the analysis, and how it compares runs: by `seed` or
-    `none` ("": registered by a version that did not record these). `parent`: the sweep's run.
+    `none` ("": registered by a version that did not record these). `parent`: the sweep's run. `looks`: each (seeds, of
+    so many test seeds) at which somebody saw results before the end.
     """
 
     digest: str
@@ -253,6 +254,7 @@ class Registration:
     settings: str = ""
     code: str = ""
     pairing: str = ""
+    looks: tuple[tuple[int, int], ...] = ()
     parent: str = ""
 
     def covers(self, digest: str, settings: str) -> bool:
@@ -275,23 +277,46 @@ def register(
             return
         client.log_text(parent, text + "\n", f"{_HYPOTHESES}/{digest}.json")
         new = Registration(digest, time.time_ns() // 10**6, settings, code_version(), pairing)
-        entries = [
-            [each.digest, each.time_ms, each.settings, each.code, each.pairing] for each in (*before, new)
+        _keep(client, parent, (*before, new))
+
+
+def note_look(client: MlflowClient, uri: str, registration: Registration, look: tuple[int, int]) -> None:
+    """Keep a look with its registration, once; the oldest ones if MLflow's tag is full."""
+    with exclusive(uri):
+        tag = client.get_run(registration.parent).data.tags.get(schema.TAG_HYPOTHESES, "")
+        before = parse_registrations(tag, registration.parent)
+        noted = [
+            replace(each, looks=(*each.looks, look))
+            if (each.digest, each.time_ms) == (registration.digest, registration.time_ms)
+            and look not in each.looks
+            else each
+            for each in before
         ]
-        client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
+        if noted != [*before] and len(tag) < MOST - 20:
+            _keep(client, registration.parent, noted)
+
+
+def _keep(client: MlflowClient, parent: str, registrations: Iterable[Registration]) -> None:
+    entries = [
+        [each.digest, each.time_ms, each.settings, each.code, each.pairing, each.looks]
+        for each in registrations
+    ]
+    client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 
 def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
         registrations = [
-            replace(Registration(*entry[:5]), parent=parent) for entry in json.loads(text or "[]")
+            Registration(*entry[:5], looks=tuple((n, of) for n, of in (*entry[5:], ())[0]), parent=parent)
+            for entry in json.loads(text or "[]")
         ]
     except (ValueError, TypeError, LookupError, RecursionError):
         return ()
     if not all(
         type(each.time_ms) is int
         and all(isinstance(text, str) for text in (each.digest, each.settings, each.code, each.pairing))
+        and all(type(count) is int for look in each.looks for count in look)
         for each in registrations
     ):
         return ()

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.notebook import load
 from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
@@ -246,6 +248,69 @@ def test_runs_that_were_deleted_or_replaced_have_been_seen(cppo: Command, words:
     assert "when 4 of the 4 runs that test it had begun. Exploratory." in words()
 
 
+LOOKED = "unchanged. Looked at 2 times before the end, first at 1 of 3 seeds."
+
+
+def test_a_look_before_the_end_is_kept_once_for_each_state_and_named(cppo: Command, words: Words) -> None:
+    loaded(STATED.replace("[0, 1, 2]", "[0, 1, 2, 3]").replace("[1, 2]", "[1, 2, 3]"))
+
+    def looks() -> list[tuple[int, int]]:
+        [registered] = registrations()
+        return list(registered.looks)
+
+    cppo(f"{LAUNCH} seed=0")
+    cppo("status two.yaml")
+    cppo(f"{LAUNCH} seed=1 variant=cppo")
+    cppo("report two.yaml --partial --no-log")
+    assert looks() == []  # no test seed has both sides yet
+    cppo(f"{LAUNCH} seed=1")
+    cppo("plan two.yaml")
+    cppo("cancel two.yaml --dry-run")
+    cppo("report two.yaml", code=2)  # gaps, and no result
+    assert looks() == []
+    cppo("status two.yaml")
+    assert looks() == [(1, 3)]
+    load("two.yaml")
+    assert "Looked at 1 time before the end, first at 1 of 3 seeds." in words()
+    cppo(f"{LAUNCH} seed=2")
+    cppo("report two.yaml seed=2 --no-log")  # two of the three seeds are there, whatever is chosen
+    load("two.yaml", seed=2)
+    cppo(f"{LAUNCH}")
+    said = words()
+    cppo("watch two.yaml")
+    assert (
+        looks() == [(1, 3), (2, 3)] and LOOKED in said and "exploratory" not in said.split(LOOKED)[1].lower()
+    )
+    # Another launch with these hypotheses registers nothing, and a version of another statement was not looked at.
+    cppo(LAUNCH)
+    assert LOOKED in words()
+    loaded(STATED.replace("[0, 1, 2]", "[0, 1, 2, 3]").replace("[1, 2]", "[1, 2, 3]").replace("2.0", "1.0"))
+    cppo(LAUNCH)
+    cppo("report two.yaml seed=1,2")
+    assert [registered.looks for registered in registrations()] == [((1, 3), (2, 3)), ()]
+
+
+@pytest.mark.parametrize("stated", ["sequential", "unregistered", "the store is away"])
+def test_looks_that_are_planned_or_cannot_be_kept_are_not(
+    cppo: Command, words: Words, monkeypatch: pytest.MonkeyPatch, stated: str
+) -> None:
+    text = STATED.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5]").replace("[1, 2]", "[1, 2, 3, 4, 5]")
+    loaded(text.replace("smallest: 2.0", "sequential: true") if stated == "sequential" else text)
+    cppo(f"{LAUNCH} seed=1")
+    if stated == "unregistered":
+        loaded(text.replace("2.0", "1.0"))
+    if stated == "the store is away":
+
+        def away(*arguments: object) -> None:
+            raise MlflowException("read-only")
+
+        monkeypatch.setattr("cppo_lab.tracking.parents.note_look", away)
+    err = cppo("status two.yaml").err
+    assert ("this look at unfinished tests was not recorded" in err) == (stated == "the store is away")
+    assert [registered.looks for registered in registrations()] == [()]
+    assert "Looked" not in words()
+
+
 def test_test_seeds_that_the_command_line_leaves_out_are_missing(cppo: Command, words: Words) -> None:
     loaded(STATED)
     cppo(f"{LAUNCH} seed=1,3")
@@ -350,7 +415,9 @@ def test_nothing_starts_if_the_store_does_not_take_them(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", 1, "b", 2]]', '{"a": 1}', "null", "[[1, 2]]"]
+    "text",
+    ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", 1, "b", 2]]', '{"a": 1}', "null", "[[1, 2]]"]
+    + ['[["a", 1, "b", "", "", 5]]', '[["a", 1, "b", "", "", [[1]]]]', '[["a", 1, "b", "", "", [["1", 2]]]]'],
 )
 def test_a_tag_of_somebody_else_counts_as_none(text: str) -> None:
     assert parse_registrations(text) == ()
