@@ -1,5 +1,7 @@
 """The section on the effects of a factorial sweep: what each change of an axis does to a score, alone and together."""
 
+from collections.abc import Mapping
+
 from cppo_lab.analysis.grid import Axes
 from cppo_lab.analysis.statistics.estimate import Estimate, holm
 from cppo_lab.analysis.statistics.paired import Effect, effects
@@ -19,15 +21,22 @@ _NOTES = (
     "adjusted p: two-sided, of the final mean, with Holm's adjustment over the table.",
 )
 _VALUES = ("model", "group", "change", "estimate", "low", "high", "seeds")  # of the final mean, fractions
+_ERROR = "error"
+_SCORES: Mapping[Score | Quantity, str] = {
+    Score.FINAL: "final mean",
+    Score.AREA: "area",
+    Quantity.RETURN: "mean return",
+    Quantity.LOG_ERROR: _ERROR,
+}
 _OF_ERRORS = "error: a ratio, of geometric means of the surrogate's |error| over the steps."
 
 
 def effects_section(scored: Scored, axes: Axes) -> Section | None:
     """The section; None if every effect lacks a run in each seed."""
     board, title = scored.board, f"Effects ({scored.title})"
-    final, area, errors = (
-        _measured(scored, axes, score) for score in (Score.FINAL, Score.AREA, Quantity.LOG_ERROR)
-    )
+    measured = {score: _measured(scored, axes, score) for score in _SCORES}
+    final = measured[Score.FINAL]
+    columns = {name: measured[score] for score, name in _SCORES.items() if measured[score]}
     if not final:
         return None
     p_values = [estimate.p_value() for estimate in final.values()]
@@ -35,14 +44,17 @@ def effects_section(scored: Scored, axes: Axes) -> Section | None:
     rows, shown, values = [], [], []
     for (effect, estimate), p, of_all in zip(final.items(), p_values, adjusted, strict=True):
         group, change = _group(effect), _change(effect, axes)
-        scores = [estimate_text(value, signed=True) for value in (estimate, area.get(effect))]
-        error = [shown_ratio(errors.get(effect))] if errors else []
-        cells = (change, *scores, *error, p_text(None if p is None else of_all), str(estimate.n))
+        cells = (
+            change,
+            *(_text(name, of_score.get(effect)) for name, of_score in columns.items()),
+            p_text(None if p is None else of_all),
+            str(estimate.n),
+        )
         rows.append(TextRow(group, effect.group == OURS, cells, (effect.model, effect.group)))
         shown.append((effect.model, group, change, estimate))
         values.append((*shown[-1][:3], estimate.value, estimate.low, estimate.high, estimate.n))
-    headings = ("change", "final mean", "area", *(["error"] if errors else []), "adjusted p", "seeds")
-    notes = (*_NOTES, _OF_ERRORS) if errors else _NOTES
+    headings = ("change", *columns, "adjusted p", "seeds")
+    notes = (*_NOTES, _OF_ERRORS) if _ERROR in columns else _NOTES
     table = completed(TextTable("Effects", "method", headings, rows, notes), board, scored.title)
     info = effects_info(board, shown, title, scored.palette)
     return Section(
@@ -53,6 +65,10 @@ def effects_section(scored: Scored, axes: Axes) -> Section | None:
         pictures=(Picture("figure_effects", "", title, "", info, draw_effects),),
         values={"effects": [dict(zip(_VALUES, row, strict=True)) for row in values]},
     )
+
+
+def _text(name: str, estimate: Estimate | None) -> str:
+    return shown_ratio(estimate) if name == _ERROR else estimate_text(estimate, signed=True)
 
 
 def _measured(scored: Scored, axes: Axes, score: Score | Quantity) -> dict[Effect, Estimate]:

@@ -89,6 +89,7 @@ class Quantity(StrEnum):
 
     RISE = "rise"
     EARLY_PREFIX = "early prefix masks"
+    RETURN = "return"  # mean expected return over the steps
     LOG_ERROR = "log error"  # mean log of the surrogate's |error| over the steps
     ERROR = "error"  # minus the log of a ratio of errors at equal movement (`exact_study`)
     ERROR_SLOPE = "error_slope"  # its change when the horizon is ten times as long

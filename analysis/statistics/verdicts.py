@@ -3,8 +3,8 @@
 Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
 
 rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
-masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. log error: mean of
-log |Delta| over the steps.
+masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. return and log error: means of J(pi)
+and of log |Delta| over the steps.
 """
 
 import math
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -43,7 +44,12 @@ LENGTH = "train/response_length"
 
 def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
     """The runs with their `measured` value, None if a run did not log the metrics it needs."""
-    measure = {Quantity.RISE: rise, Quantity.LOG_ERROR: _log_error}.get(quantity, _early_prefix)
+    measure = {
+        Quantity.RISE: rise,
+        Quantity.EARLY_PREFIX: _early_prefix,
+        Quantity.RETURN: partial(_over_steps, metric=METRICS["returns"]),
+        Quantity.LOG_ERROR: partial(_over_steps, metric=METRICS["error"]),
+    }[quantity]
     measured = {(run.model, run.variant, run.seed): measure(board, run) for run in finished_runs(board)}
     return FinishedRuns(replace(run, measured=measured[run.model, run.variant, run.seed]) for run in runs)
 
@@ -59,10 +65,12 @@ def _early_prefix(board: Scoreboard, run: RunScore) -> float | None:
     return float(early.mean() - later.mean()) if len(early) and len(later) else None
 
 
-def _log_error(board: Scoreboard, run: RunScore) -> float | None:
-    points = board.points_of(run, METRICS["error"])
-    sizes = points["value"][(points["step"] > 0) & (points["value"] != 0)].abs()
-    return float(np.log(sizes).mean()) if len(sizes) else None
+def _over_steps(board: Scoreboard, run: RunScore, metric: str) -> float | None:
+    points = board.points_of(run, metric)
+    values = points["value"][points["step"] > 0]
+    if metric == METRICS["error"]:
+        values = np.log(values[values != 0].abs())
+    return float(values.mean()) if len(values) else None
 
 
 def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:

@@ -228,8 +228,8 @@ def note_looks(plan: Plan, uri: str) -> None:
 
 
 def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:
-    """How many test seeds of a hypothesis are complete, of so many; None if there is none with some. `results`: the tags
-    of finished runs.
+    """How many test seeds of a hypothesis are complete, of how many; None if none is complete, or all are. `results`:
+    the tags of finished runs.
     """
     # Runs that another sweep has trained are known by their ids; those that the plan leaves out, by their tags.
     named = {run.run_id: run for run in plan.runs if sweep.name in run.variants}

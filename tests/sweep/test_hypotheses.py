@@ -416,8 +416,10 @@ def test_nothing_starts_if_the_store_does_not_take_them(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", 1, "b", 2]]', '{"a": 1}', "null", "[[1, 2]]"]
-    + ['[["a", 1, "b", "", "", 5]]', '[["a", 1, "b", "", "", [[1]]]]', '[["a", 1, "b", "", "", [["1", 2]]]]'],
+    [
+        *("", "x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", 1, "b", 2]]', '{"a": 1}', "null", "[[1, 2]]"),
+        *(f'[["a", 1, "b", "", "", {looks}]]' for looks in ("5", "[[1]]", '[["1", 2]]')),
+    ],
 )
 def test_a_tag_of_somebody_else_counts_as_none(text: str) -> None:
     assert parse_registrations(text) == ()
