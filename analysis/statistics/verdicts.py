@@ -3,8 +3,8 @@
 Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
 
 rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
-masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. return and log error: means of J(pi)
-and of log |Delta| over the steps.
+masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. return, log error:
+means of J(pi) and of log |Delta| over the steps.
 """
 
 import math
