@@ -21,7 +21,7 @@ from dev.errors import DevError
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "site"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and those below docs/
+DOCUMENTS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and those below docs/
 NEEDS = ("sphinx", "myst_parser", "furo")
 _LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
 _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
