@@ -21,9 +21,9 @@ _NOTES = (
     "adjusted p: two-sided, of the final mean, with Holm's adjustment over the table.",
 )
 _VALUES = ("model", "group", "change", "estimate", "low", "high", "seeds")  # of the final mean, fractions
-_ERROR = "error"
+_FINAL, _ERROR = "final mean", "error"
 _SCORES: Mapping[Score | Quantity, str] = {
-    Score.FINAL: "final mean",
+    Score.FINAL: _FINAL,
     Score.AREA: "area",
     Quantity.RETURN: "mean return",
     Quantity.LOG_ERROR: _ERROR,
@@ -34,29 +34,23 @@ _OF_ERRORS = "error: a ratio, of geometric means of the surrogate's |error| over
 def effects_section(scored: Scored, axes: Axes) -> Section | None:
     """The section; None if every effect lacks a run in each seed."""
     board, title = scored.board, f"Effects ({scored.title})"
-    measured = {score: _measured(scored, axes, score) for score in _SCORES}
-    final = measured[Score.FINAL]
-    columns = {name: measured[score] for score, name in _SCORES.items() if measured[score]}
+    measured = {name: _measured(scored, axes, score) for score, name in _SCORES.items()}
+    final, columns = measured[_FINAL], {name: of_score for name, of_score in measured.items() if of_score}
     if not final:
         return None
-    p_values = [estimate.p_value() for estimate in final.values()]
-    adjusted = holm([1.0 if p is None else p for p in p_values])
-    rows, shown, values = [], [], []
-    for (effect, estimate), p, of_all in zip(final.items(), p_values, adjusted, strict=True):
-        group, change = _group(effect), _change(effect, axes)
-        cells = (
-            change,
-            *(_text(name, of_score.get(effect)) for name, of_score in columns.items()),
-            p_text(None if p is None else of_all),
-            str(estimate.n),
-        )
-        rows.append(TextRow(group, effect.group == OURS, cells, (effect.model, effect.group)))
-        shown.append((effect.model, group, change, estimate))
-        values.append((*shown[-1][:3], estimate.value, estimate.low, estimate.high, estimate.n))
-    headings = ("change", *columns, "adjusted p", "seeds")
+    adjusted = holm([1.0 if (p := estimate.p_value()) is None else p for estimate in final.values()])
+    rows, shown = [], []
+    for (effect, estimate), p in zip(final.items(), adjusted, strict=True):
+        shown.append((effect.model, _group(effect), _change(effect, axes), estimate))
+        texts = (_text(name, of_score.get(effect)) for name, of_score in columns.items())
+        tested = p_text(None if estimate.error is None else p)
+        cells = (shown[-1][2], *texts, tested, str(estimate.n))
+        rows.append(TextRow(shown[-1][1], effect.group == OURS, cells, (effect.model, effect.group)))
     notes = (*_NOTES, _OF_ERRORS) if _ERROR in columns else _NOTES
-    table = completed(TextTable("Effects", "method", headings, rows, notes), board, scored.title)
+    table = TextTable("Effects", "method", ("change", *columns, "adjusted p", "seeds"), rows, notes)
+    table = completed(table, board, scored.title)
     info = effects_info(board, shown, title, scored.palette)
+    values = ((*names, each.value, each.low, each.high, each.n) for *names, each in shown)
     return Section(
         "effects",
         "Effects",
