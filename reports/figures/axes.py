@@ -425,12 +425,12 @@ def draw_effects(info: AxesInfo, fig: Figure) -> None:
         ax.set_title(panel.model, loc="left", parse_math=False)
         ax.axvline(0, color=_OUTLINE, linewidth=0.8, zorder=1)
         for order, line in enumerate(panel.lines):
-            colour = strokes[display_name(line.group)].colour
+            stroke = strokes[display_name(line.group)]
             rows = [x + 0.7 * ((order + 0.5) / len(panel.lines) - 0.5) for x in line.x]
-            ax.plot(line.mean, rows, "o", markersize=4, color=colour, zorder=3)
+            ax.plot(line.mean, rows, stroke.marker or "o", markersize=4, color=stroke.colour, zorder=3)
             for row, low, high in zip(rows, line.low, line.high, strict=True):
                 if low is not None and high is not None:
-                    ax.hlines(row, low, high, color=colour, linewidth=1.4, zorder=2)
+                    ax.hlines(row, low, high, color=stroke.colour, linewidth=1.4, zorder=2)
         ax.set_yticks(places, labels, parse_math=False)
         ax.set_ylim(len(labels) - 0.5, -0.5)
         ax.set_xlabel(info.y_label)
