@@ -272,8 +272,9 @@ def effects(
 def _changes(place: int, values: Sequence[Value]) -> list[Change]:
     """Of numbers from the lowest to the highest, else from the first value to each of the others."""
     first, *others = dict.fromkeys(values)
-    if others and all(type(value) in (int, float) for value in values):
-        return [(place, min(values), max(values))]  # type: ignore[type-var]  they are numbers
+    numbers = [v for v in (first, *others) if isinstance(v, int | float) and not isinstance(v, bool)]
+    if others and len(numbers) > len(others):
+        return [(place, min(numbers), max(numbers))]
     return [(place, first, other) for other in others]
 
 

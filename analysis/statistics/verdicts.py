@@ -44,12 +44,13 @@ LENGTH = "train/response_length"
 
 def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
     """The runs with their `measured` value, None if a run did not log the metrics it needs."""
-    measure = {
+    measures: Mapping[Quantity, Callable[[Scoreboard, RunScore], float | None]] = {
         Quantity.RISE: rise,
         Quantity.EARLY_PREFIX: _early_prefix,
         Quantity.RETURN: partial(_over_steps, metric=METRICS["returns"]),
         Quantity.LOG_ERROR: partial(_over_steps, metric=METRICS["error"]),
-    }[quantity]
+    }
+    measure = measures[quantity]
     measured = {(run.model, run.variant, run.seed): measure(board, run) for run in finished_runs(board)}
     return FinishedRuns(replace(run, measured=measured[run.model, run.variant, run.seed]) for run in runs)
 

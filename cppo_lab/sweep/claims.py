@@ -217,10 +217,10 @@ def note_looks(plan: Plan, uri: str) -> None:
             tags = [run.data.tags for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID)]
             results = [of_run for of_run in tags if recorded_status(of_run) in schema.FINISHED]
             for sweep in stated:
+                if (look := _look(plan, sweep, results)) is None:
+                    continue
                 (_, digest), settings = plan.statement(sweep), plan.declared[sweep.name].settings
-                look = _look(plan, sweep, results)
-                registered = find_registrations(client, experiment, sweep.name) if look else ()
-                for registration in registered:
+                for registration in find_registrations(client, experiment, sweep.name):
                     if registration.covers(digest, settings):
                         note_look(client, uri, registration, look)
     except UserError as error:

@@ -308,7 +308,11 @@ def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
         registrations = [
-            Registration(*entry[:5], looks=tuple((n, of) for n, of in (*entry[5:], ())[0]), parent=parent)
+            replace(
+                Registration(*entry[:5]),
+                looks=tuple((seeds, of) for seeds, of in (*entry[5:], ())[0]),
+                parent=parent,
+            )
             for entry in json.loads(text or "[]")
         ]
     except (ValueError, TypeError, LookupError, RecursionError):
