@@ -113,9 +113,11 @@ def sync(options: argparse.Namespace) -> int:
     import time
 
     from cppo_lab.sweep.logs import run_folders
+    from cppo_lab.tracking.mirror import Mirror, mirror_name
     from cppo_lab.tracking.sent import unsent
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
+    mirror = Mirror(name) if (name := mirror_name()) and not options.dry_run else None
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
@@ -146,6 +148,9 @@ def sync(options: argparse.Namespace) -> int:
             last_fault = str(error)
             time.sleep(SYNC_SECONDS)
             continue
+        if mirror is not None:
+            mirror.update(folders)
+            mirror.close()
         if options.json:
             values = {"runs": open_before, "points": sent.points, "dry_run": False}
             answer(options, {"store": redacted(uri), **values})

@@ -24,6 +24,7 @@ from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.tracking import address
+from cppo_lab.tracking.mirror import mirroring
 from cppo_lab.tracking.notify import notifying
 from cppo_lab.tracking.uploader import upload_last, uploading
 
@@ -142,6 +143,7 @@ class TrainingJob:
                 folders = [attempt.folder for attempt in self.attempts]
                 launch = [first.runs / run_id for run_id in self.launch]
                 stack.enter_context(notifying(folders, launch, self.mark, waits=False))
+                stack.enter_context(mirroring(folders))
                 stack.enter_context(uploading(folders, self.uri))
             train(self.attempts, self._rescue, alone=not self.batch)
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import yaml
 from hydra import compose as hydra_compose
@@ -66,11 +66,12 @@ class UnknownKey(UserError):
 
 
 class TrackingSpec(Spec):
-    """Where runs are tracked if MLFLOW_TRACKING_URI is not set, whether they log the metrics `mismatch/*`, and what
-    they record of their answers.
+    """Where runs are tracked if MLFLOW_TRACKING_URI is not set, where else (CPPO_MIRROR takes precedence), whether they
+    log the metrics `mismatch/*`, and what they record of their answers.
     """
 
     uri: str
+    mirror: Literal["trackio", "wandb"] | None = None
     mismatch: bool
     answers: AnswersSpec
 

@@ -54,6 +54,8 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, unclipped
+from cppo_lab.tracking.mirror import VARIABLE as MIRROR
+from cppo_lab.tracking.mirror import mirror_name, mirroring
 from cppo_lab.tracking.notify import VARIABLE, notifying, webhook
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
@@ -127,6 +129,7 @@ def launch(
     again. `without_store`, `limits`: see `choose`. `keep_going`: begin all runs even if the first three fail alike.
     """
     runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
+    mirror = mirror_name(plan.tracking.mirror)
     require_folder(runs)
     with contextlib.suppress(UserError):  # the look says that Slurm does not answer
         settle_jobs(runs)
@@ -179,6 +182,7 @@ def launch(
         with (
             address.in_the_environment(uri),
             address.in_the_environment(url, VARIABLE),
+            address.in_the_environment(mirror, MIRROR),
             progress.shown(),
         ):
             _train(plan, work, uri, progress.see)
@@ -436,6 +440,7 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
     folders = [attempt.folder for attempt in work]
     with (
         notifying(folders, folders, jobs[0].mark, waits) if waits else contextlib.nullcontext(),
+        mirroring(folders) if waits else contextlib.nullcontext(),
         uploading(folders, uri) if waits else contextlib.nullcontext(),
         queueing(runs_folder(), [attempt.run_id for attempt in work]) as without,
     ):

@@ -4,14 +4,16 @@ Does not import MLflow, since ten thousand folders are checked for unsent lines 
 """
 
 import contextlib
+import fcntl
 import json
 import secrets
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.files import read_plain
+from cppo_lab.files import open_lock, read_plain
 from cppo_lab.runs.spool import FOLDER, files, place_in, read_lines
 from cppo_lab.tracking.address import store_key
 
@@ -104,3 +106,16 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
         _unsaved[folder, uri] = deepcopy(state)
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+@contextlib.contextmanager
+def shipping(folder: Path) -> Iterator[None]:
+    """Let one process at a time send a run's folder, and note its progress."""
+    try:
+        file = open_lock(folder / FOLDER / "shipping.lock")
+    except OSError:  # a full disk: better to send twice than not at all
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -8,7 +8,6 @@ store has.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
@@ -28,10 +27,9 @@ from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import open_lock, redacted
+from cppo_lab.files import redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
-    FOLDER,
     Artifact,
     Begin,
     End,
@@ -48,7 +46,7 @@ from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status
 from cppo_lab.tracking.read import is_active, newest_runs, reading
-from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, unsent
+from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, shipping, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
 COMPARED = 100  # requests of points for which one comparison with the store is made
@@ -134,7 +132,7 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """
     if not files(folder) and not unwritten:
         return 0
-    with _upload_lock(folder):
+    with shipping(folder):
         shipment = _Shipment(folder, uri, client, _safe_to_send(unwritten))
         try:
             return shipment.send()
@@ -635,15 +633,3 @@ def _plain(record: str) -> str:
     if not record.isalnum():
         raise MlflowException(f"a spool names the record {record!r}, which this program did not write")
     return record
-
-
-@contextlib.contextmanager
-def _upload_lock(folder: Path) -> Iterator[None]:
-    try:
-        file = open_lock(folder / FOLDER / "shipping.lock")
-    except OSError:  # a full disk: better to send twice than not at all
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -44,6 +44,7 @@ LINES = {
     "launch quickstart --max-disk inf --dry-run": "argument --max-disk: invalid amount value: 'inf': see",
     "launch quickstart --max-disk much": "argument --max-disk: invalid amount value: 'much': see `cppo launch --help`",
     "launch quickstart notify.url=ftp://h/SECRET": "notify.url (or CPPO_NOTIFY_URL) is not an address http(s)://",
+    "launch quickstart tracking.mirror=x": "tracking: mirror='x': must be 'trackio' or 'wandb'",
     "launch quickstart notify.nope=1": "unknown key 'notify.nope'",
     "clean nowhere": f"unknown sweep 'nowhere': {NO_SWEEP}",
     "clean --yes=1": "argument --yes: ignored explicit argument '1': see `cppo clean --help`",

@@ -1,0 +1,190 @@
+"""Mirrors to the real packages: W&B without a network, Trackio's own database; and to one that fails."""
+
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.runs.folder import held
+from cppo_lab.runs.spool import read_rows
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking import mirror
+from cppo_lab.tracking.mirror import mirroring
+from cppo_lab.tracking.sent import unsent
+from tests.conftest import TINY, Command
+from tests.tracking.conftest import LOSS, Attempt
+from tests.waiting import until
+
+FAILING = "def init(**_):\n    raise RuntimeError('no room in the mirror')\n"
+# In a process, with which W&B's own ends. Two mirrors of it send each point once.
+SEND = (
+    "import os, sys, time; from pathlib import Path; from cppo_lab.tracking.mirror import Mirror\n"
+    "mirrors = Mirror(sys.argv[1]), Mirror(sys.argv[1])\n"
+    "for mirror in mirrors: mirror.update([Path(sys.argv[2])])\n"
+    "if sys.argv[3:]: time.sleep(3); os._exit(9)  # killed before it has ended a run\n"
+)
+
+
+def wandb_losses() -> Iterator[list[tuple[int, float]]]:
+    """The losses by step in each run that W&B has written, oldest first: blocks of LevelDB's log, with protobuf."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for path in sorted(Path("wandb").glob("offline-run-*/run-*.wandb")):
+        data, place, whole, losses = path.read_bytes(), 7, b"", []
+        while place < len(data):
+            if 32768 - place % 32768 < 7:
+                place += 32768 - place % 32768
+                continue
+            length, kind = struct.unpack_from("<HB", data, place + 4)
+            whole, place = whole + data[place + 7 : place + 7 + length], place + 7 + length
+            if kind in (1, 4):  # the last part of a record
+                record, whole = Record.FromString(whole), b""
+                values = {
+                    "/".join(item.nested_key) or item.key: item.value_json for item in record.history.item
+                }
+                if LOSS in values:
+                    losses.append((record.history.step.num, float(values[LOSS])))
+        yield losses
+
+
+def trackio_losses() -> list[tuple[int, float]]:
+    with sqlite3.connect("trackio/cppo-mini.db") as database:
+        rows = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
+    values = [(step, json.loads(metrics)) for step, metrics in rows]
+    return [(step, metrics[LOSS]) for step, metrics in values if LOSS in metrics]
+
+
+@pytest.fixture
+def folder(workspace: Path, tiny_spec: RunSpec) -> Path:
+    """Of a run; the clock goes on, since the packages need it."""
+    path = workspace / "runs" / tiny_spec.run_id
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture(params=mirror.MIRRORS)
+def name(request: pytest.FixtureRequest, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed (for Trackio not with constraints-cpu.txt)")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(workspace / "trackio"))
+    return str(request.param)
+
+
+def losses(name: str) -> list[tuple[int, float]]:
+    return list(wandb_losses())[-1] if name == "wandb" else trackio_losses()
+
+
+def test_no_step_is_lost_or_sent_twice_when_run_and_mirror_are_killed(
+    name: str, attempt: Attempt, folder: Path
+) -> None:
+    def send(*killed: str) -> int:
+        return subprocess.run([sys.executable, "-c", SEND, name, folder, *killed], check=False).returncode
+
+    attempt(1, 2, 3)
+    assert send("killed") == 9 and unsent(folder, name)
+    resumed = attempt(3, 4, after=2)
+    resumed.log(5, {LOSS: -5})
+    resumed.finish(Outcome("done", 5))
+    assert send() == 0 and not unsent(folder, name)
+    assert losses(name) == [(step, -step) for step in (1, 2, 3, 4, 5)]
+    written = len(list(wandb_losses()))
+    assert send() == 0
+    assert (len(list(wandb_losses())), len(losses(name))) == (written, 5)
+
+
+def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:
+    cppo(f"launch quickstart {' '.join(TINY)} variant=cppo seed=0 launcher=inline tracking.mirror={name}")
+    (run,) = Path("runs").glob("*/spool")
+    rows = [row for row in read_rows(run.parent) if LOSS in row.metrics]
+    assert len(rows) == 4
+    assert losses(name) == [(row.step, pytest.approx(row.metrics[LOSS])) for row in rows]
+    assert mirror.VARIABLE not in os.environ
+
+
+@pytest.fixture
+def failing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package in Trackio's place that takes no run."""
+    (workspace / "site").mkdir()
+    (workspace / "site" / "trackio.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(workspace / "site")
+    monkeypatch.setenv("PYTHONPATH", str(workspace / "site"))
+    return "trackio"
+
+
+def test_a_mirror_that_fails_is_one_line(
+    failing: str,
+    attempt: Attempt,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(mirror.VARIABLE, failing)
+    monkeypatch.setattr(mirror, "LAST_SECONDS", 20.0)
+    attempt(1, 2).finish(Outcome("done", 2))
+    with mirroring([folder]):
+        pass
+    assert capfd.readouterr().err.splitlines() == [
+        "mirror trackio fails: no room in the mirror: `CPPO_MIRROR=trackio cppo sync` sends the rest later; training "
+        "and the tracking store go on"
+    ]
+    assert unsent(folder, failing)
+
+
+def test_the_command_says_what_a_mirror_does_not_take(failing: str, attempt: Attempt, cppo: Command) -> None:
+    attempt(1, 2).finish(Outcome("done", 2))
+    os.environ[mirror.VARIABLE] = failing
+    try:
+        said = cppo("sync", code=2)
+    finally:
+        del os.environ[mirror.VARIABLE]
+    assert "mirror trackio fails: no room in the mirror" in said.err
+
+
+def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
+    failing: str, folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package notes each call, so that the end of the run can be told from that of the launcher."""
+    calls = Path("calls")
+    code = (
+        "class Run:\n    _next_step = 0\n"
+        "    def log(self, metrics, step): open('calls', 'a').write(f'{step} ')\n"
+        "    def finish(self): open('calls', 'a').write('end')\n"
+        "def init(**_): return Run()\n"
+    )
+    Path("site/trackio.py").write_text(code)
+    owner = (
+        "import os, sys; from pathlib import Path; from cppo_lab.tracking import mirror\n"
+        "with mirror.mirroring([Path(sys.argv[1])]): os._exit(9)\n"
+    )
+    monkeypatch.setenv(mirror.VARIABLE, failing)
+    with held(folder):
+        run = attempt(1, 2)
+        subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=60)
+        until("both steps", lambda: calls.exists() and calls.read_text() == "1 2 ")
+        run.finish(Outcome("done", 2))
+    until("the end", lambda: calls.read_text() == "1 2 end")
+
+
+def test_what_cannot_be_a_mirror_is_refused_before_anything_starts(
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    launch = f"launch quickstart {' '.join(TINY)}"
+    for option, words in (
+        (
+            " tracking.mirror=wandb",
+            "needs the package wandb, which is not installed: pip install 'cppo-lab[wandb]'",
+        ),
+        (" tracking.mirror=x", "must be 'trackio' or 'wandb'"),
+    ):
+        assert words in cppo(launch + option, code=2).err
+    assert not Path("runs").exists() and not Path("mlflow.db").exists()
