@@ -38,7 +38,7 @@ def status(options: argparse.Namespace) -> int:
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, uri = _planned(options)
-    run_statuses = _look(plan)
+    run_statuses = look_at(plan)
     if options.repair:
         from cppo_lab.launch.queues import repair
 
@@ -76,7 +76,7 @@ def watch(options: argparse.Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
-    run_statuses = _look(_planned(options)[0])
+    run_statuses = look_at(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = watch.watch(run_statuses, options.every, out, coloured())
@@ -169,7 +169,7 @@ def cancel(options: argparse.Namespace) -> int:
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
-    runs = _look(_planned(options)[0])() if options.sweep else _these(options.run)
+    runs = look_at(_planned(options)[0])() if options.sweep else _these(options.run)
     chosen = candidates(runs, options.queued)
     names = {run.run_id: f"{run.run_id} {run.title}" for run in runs}
     if options.dry_run:
@@ -275,7 +275,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     return planned(options)
 
 
-def _look(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
+def look_at(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """What looks at the runs of a plan, or at all known runs."""
     from cppo_lab.sweep.status import Label, run_statuses
 

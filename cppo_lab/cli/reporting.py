@@ -16,7 +16,7 @@ from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from cppo_lab.reports.build import GridRequest
     from cppo_lab.search.space import Tuning
@@ -40,40 +40,58 @@ def _answer(options: argparse.Namespace, page: Path) -> Exit:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Report until every run is a result or Ctrl-C; a store that does not answer once costs a line."""
+    if not options.partial:
+        raise UserError("--watch needs --partial: it reports runs that are not results yet")
+    require_every(options)
+    page = None
+    with contextlib.suppress(KeyboardInterrupt):
+        for made in watch_report(options):
+            page = made
+    return Exit.DONE if page is None else _answer(options, page)
+
+
+def require_every(options: argparse.Namespace) -> None:
+    """Raises UserError for a pause between two reports that is none."""
+    if not 1 <= options.every <= 86_400:
+        raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
+
+
+def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterator[Path]":
+    """Report until every run is a result; gives each page. A store that does not answer once costs a line. `patient`:
+    also the first time, and reports take at most a fifth of a core from the runs.
+    """
+    import time
+
     from cppo_lab.analysis.scoring import NothingScored
     from cppo_lab.analysis.selection import GAPS
     from cppo_lab.reports.saved import read_record
 
-    if not options.partial:
-        raise UserError("--watch needs --partial: it reports runs that are not results yet")
-    if not 1 <= options.every <= 86_400:
-        raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
     gaps = {state.value for state in GAPS}
     page, last_line = None, ""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            try:
-                page = _report_once(options, quiet=page is not None)
-                runs = read_record(page.parent).runs.values()
-                missing = sum(run["state"] in gaps for run in runs)
-                if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs are results"):
-                    say(last_line)
-                if not missing:
-                    break
-            except NothingScored as error:
-                passing("")
-                say(f"cppo: {error}")
-            except UserError as error:
-                if page is None:
-                    raise
-                passing("")
-                say(f"cppo: {error}")
-            _pause(options.every)
-    return Exit.DONE if page is None else _answer(options, page)
+    while True:
+        began, wait = time.monotonic(), options.every
+        try:
+            page = _report_once(options, quiet=patient or page is not None)
+            runs = read_record(page.parent).runs.values()
+            missing = sum(run["state"] in gaps for run in runs)
+            if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs are results"):
+                say(last_line)
+            yield page
+            if not missing:
+                return
+            if patient:
+                wait = max(wait, 4 * (time.monotonic() - began))
+        except UserError as error:
+            if page is None and not patient and not isinstance(error, NothingScored):
+                raise
+            passing("")
+            if last_line != (last_line := f"cppo: {error}"):
+                say(last_line)
+        pause(wait)
 
 
-def _pause(seconds: float) -> None:
+def pause(seconds: float) -> None:
+    """Wait until the next report."""
     import time
 
     time.sleep(seconds)

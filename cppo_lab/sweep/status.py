@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,18 @@ def totals(runs: Sequence[RunStatus]) -> str:
     gpu_hours, hours = (sum(getattr(run, name) or 0.0 for run in runs) for name in ("gpu_hours", "hours"))
     if gpu_hours or hours:
         parts.append(f"{gpu_hours or hours:.2f} {'GPU-hours' if gpu_hours else 'hours'} used")
-    times = [run.eta_seconds for run in runs if run.eta_seconds is not None]
-    if times:
-        parts.append(f"the last of the running ones ends in about {_duration(max(times))}")
+    running = [run for run in runs if run.eta_seconds is not None]
+    if times := [run.eta_seconds or 0.0 for run in running]:
+        which = "the last of the running ones"
+        if queued := sum(run.state == schema.QUEUED for run in runs):
+            which = "the last of the queued ones"
+            # As many at a time as now, each as long as the longest of these.
+            whole = max(
+                seconds * (run.t_stop or 0) / max((run.t_stop or 0) - (run.step or 0), 1)
+                for run, seconds in zip(running, times, strict=True)
+            )
+            heapify(times)
+            for _ in range(queued):
+                heapreplace(times, times[0] + whole)
+        parts.append(f"{which} ends in about {_duration(max(times))}")
     return "; ".join(parts)

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,6 +40,7 @@ CASES = {
     "preflight": "preflight quickstart core=verl --show",
     "status": f"status {SWEEP}",
     "watch": f"watch {SWEEP}",
+    "dash": f"dash {SWEEP}",
     "logs": "logs {run}",
     "cancel": f"cancel {SWEEP} --dry-run",
     "sync": "sync",
@@ -125,6 +127,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cppo_lab.tracking.reference.nest_reference", lambda uri, sweeps: None)
     patch.setattr("cppo_lab.runs.export.export", lambda runs, run_id, out, say: out)
     patch.setattr("cppo_lab.runs.export.evaluate", lambda subject, other, runs: (10, {"chain24": 0.5}))
+    patch.setattr("cppo_lab.cli.reporting.watch_report", Mock(side_effect=KeyboardInterrupt))
     patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
     patch.setattr("cppo_lab.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 

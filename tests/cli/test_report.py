@@ -3,8 +3,11 @@
 import argparse
 import io
 import re
+import socket
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from mlflow import MlflowClient
@@ -86,7 +89,7 @@ def test_it_is_watched_until_every_run_is_a_result(
         paused.append(seconds)
         launched("seed=1")
 
-    monkeypatch.setattr(reporting, "_pause", pause)
+    monkeypatch.setattr(reporting, "pause", pause)
     said = cppo(f"{REPORT} seed=0,1 --no-log --watch --partial --every 7").err
     assert paused == [7.0]
     assert said.index("1 of 2 runs are results") < said.index("2 of 2 runs are results")
@@ -98,9 +101,37 @@ def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reporting, "_pause", interrupted)
+    monkeypatch.setattr(reporting, "pause", interrupted)
     answer = cppo(f"{REPORT} seed=0,7 --no-log --partial --watch --json").answer
     assert answer["page"] == "reports/build/quickstart/index.html"
+
+
+def test_the_dashboard_shows_report_and_states_while_runs_go_on(
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "127.0.0.1:{1}".format(*listener.getsockname())
+    answers: list[tuple[str | None, str]] = []
+
+    def look(seconds: float) -> None:
+        with urlopen(f"http://{address}/?x") as answer:
+            answers.append((answer.headers["Refresh"], answer.read().decode()))
+        if len(answers) == 2:
+            raise KeyboardInterrupt
+        with pytest.raises(HTTPError, match="403"):  # a name that another site gave this machine
+            urlopen(Request(f"http://{address}/", headers={"Host": "evil.example:80"}))
+        with urlopen(f"http://{address}/figure_curves.csv") as answer:
+            assert answer.read().startswith(b"#")
+        launched("seed=1")
+
+    monkeypatch.setattr(reporting, "pause", look)
+    said = cppo(f"dash quickstart variant=cppo seed=0,1 --every 3 --port {address.rpartition(':')[2]}")
+    assert said.out == f"http://{address}\n"
+    assert [every for every, _ in answers] == ["3", None]
+    first, last = (page for _, page in answers)
+    assert "2 runs: 1 done, 1 missing" in first and "2 runs: 2 done" in last
+    assert all('<section id="scores">' in page for page in (first, last))
+    assert not (trained / "reports").exists()
 
 
 def test_a_store_that_does_not_take_it_costs_a_line(

@@ -118,6 +118,8 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     assert " ".join(head.split()[3:]) == "model seed state step last best ETA GPU-hours job reason"
     assert lines[0].split()[4:7] == ["failed", "20/40", "25.0"]
     assert lines[-1].startswith("8 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial; 24.0")
+    # 190 s, then the 40 steps of the queued run at 9.5 s.
+    assert lines[-1].endswith("; the last of the queued ones ends in about 10 min")
     [row] = csv.DictReader(io.StringIO(cppo("status --csv --state failed").out))
     assert (row["run_id"], row["reason"], row["gpu_hours"]) == (run_id(3), seen[run_id(3)]["reason"], "4.0")
 
