@@ -63,7 +63,8 @@ class SweepData:
     `versions`: MLflow run -> its `result_version`. `outcomes`: MLflow run -> each problem's outcome at
     each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start,
     alike for all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
-    empty without runs. `code`: MLflow run -> the version that made it, of the runs that recorded one.
+    empty without runs. `code`: MLflow run -> the version that made it, of the runs that recorded one. `notes`:
+    MLflow run -> its description and tags of the users' own, of the runs that have any.
     """
 
     experiment: str
@@ -76,6 +77,7 @@ class SweepData:
     drawn_starts: frozenset[str] = frozenset()
     experiment_id: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 # Many metric points in one compact tidy frame: 15 bytes per point for 1,000 runs.

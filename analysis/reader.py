@@ -132,6 +132,7 @@ def _sweep_data(
         ),
         attempts[0].experiment_id if attempts else "",
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
+        {run.mlflow_id: note for run in runs if (note := _note(run.tags))},
     )
 
 
@@ -144,6 +145,13 @@ def _nothing_found(experiment: str, sweep: str, runs: Iterable[StoredRun]) -> st
         f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of "
         f"{', '.join(sweeps) or 'no sweep'}; run {remedy} first"
     )
+
+
+def _note(tags: Mapping[str, str]) -> str:
+    if tags.get(schema.TAG_CORE) == schema.PAPER:  # whose descriptions are ours
+        return ""
+    given = [f"{key}={value}" for key, value in sorted(tags.items()) if not key.startswith(schema.OUR_TAGS)]
+    return "; ".join(filter(None, [tags.get(schema.TAG_NOTE, ""), *given]))
 
 
 def _integer(text: str | None) -> int | None:

@@ -256,6 +256,7 @@ TAG_SEED_FIXES_START = "cppo.seed_fixes_start"  # "true" if the record of its co
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has
 TAG_PARENT = "mlflow.parentRunId"  # of MLflow: a run of a sweep or search, and a trial, have a parent
 TAG_COLOUR = "mlflow.runColor"  # of MLflow: of a run's curves in its page
+OUR_TAGS = ("cppo.", "mlflow.")  # how the keys of all tags begin but those of users
 TAG_NOTE = "mlflow.note.content"  # of MLflow: the description of a run or experiment, in Markdown
 
 # Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.

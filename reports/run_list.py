@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.names import ABSENT, display_name, points
@@ -18,7 +19,8 @@ MANY = 1000  # rows of one list: some 400 KB; the files beside the page have eve
 class RunLine:
     """One row of the list of runs, as text. `path`: its page relative to the address of an MLflow server; `link`: that
     page on the store's server. Both are empty if there is none. `settings`: its settings other than the seed that
-    differ from those of other runs of the sweep on the same model.
+    differ from those of other runs of the sweep on the same model. `note`: its scores on further
+    benchmarks, and what users have noted on it.
     """
 
     label: str
@@ -33,6 +35,7 @@ class RunLine:
     path: str
     link: str
     settings: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,13 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
         lines = tuple(
-            run_line(run, board.data.experiment_id, uri, _settings(board, run, differing))
+            run_line(
+                run,
+                board.data.experiment_id,
+                uri,
+                _settings(board, run, differing),
+                _note(board, run),
+            )
             for run in runs[:most]
         )
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
@@ -98,7 +107,16 @@ def _settings(board: Scoreboard, run: RunScore, differing: Mapping[str, tuple[st
     return ", ".join([*shown[:MOST_SETTINGS], *more])
 
 
-def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "") -> RunLine:
+def _note(board: Scoreboard, run: RunScore) -> str:
+    scores = [
+        f"{name.split('/')[1]} {points(board.points_of(run, name)['value'].iloc[-1])}"
+        for name in filter(schema.is_evaluation, board.data.metrics["metric"].cat.categories)
+        if len(board.points_of(run, name))
+    ]
+    return "; ".join([*scores, *filter(None, [board.data.notes.get(run.mlflow_id or "")])])
+
+
+def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "", note: str = "") -> RunLine:
     """The row of a run in the list."""
     choice = run.choice
     path = "" if run.mlflow_id is None else mlflow_path(experiment_id, run.mlflow_id)
@@ -116,6 +134,7 @@ def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "") ->
         path=path,
         link=mlflow_link(uri, path) if path else "",
         settings=settings,
+        note=note,
     )
 
 

@@ -83,7 +83,7 @@ def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
 def _is_shown(metric: str) -> bool:
     """Whether the report uses a metric; thousands of runs have millions of points of the others."""
     named = metric in {*training.LABELS, *SHOWN, *READ, *axes.DRIFT.values()}
-    return named or schema.parse_validation_metric(metric) is not None
+    return named or schema.is_evaluation(metric) or schema.parse_validation_metric(metric) is not None
 
 
 @dataclass(frozen=True, eq=False)

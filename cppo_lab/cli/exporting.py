@@ -70,6 +70,7 @@ def archive(options: argparse.Namespace) -> int:
     from cppo_lab.runs.folder import is_held
     from cppo_lab.runs.machine import code_version
     from cppo_lab.runs.state import RunFolder
+    from cppo_lab.sweep.file import is_path
 
     plan, _ = planned(options)
     if options.out.exists():
@@ -85,8 +86,9 @@ def archive(options: argparse.Namespace) -> int:
         "overrides": options.overrides,
         "code": code_version(),
     }
+    text = {"text": Path(options.sweep).read_text(encoding="utf-8")} if is_path(options.sweep) else {}
     with replacing(options.out) as file:
-        disk.archive(roots, values, file)
+        disk.archive(roots, {**values, **text}, file)
     answer(
         options,
         {"file": str(options.out), **values},

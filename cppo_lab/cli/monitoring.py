@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
 _EVERY_RUN = f"{SWEEP} (default: every known run)"
+LONGEST_NOTE = 5000  # characters of a tag, as MLflow has them
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
@@ -163,6 +165,40 @@ def sync(options: argparse.Namespace) -> int:
         time.sleep(SYNC_SECONDS)
 
 
+def note(options: argparse.Namespace) -> int:
+    """Add to the note and tags of a run, also while it trains; without anything to add, print them."""
+    from cppo_lab.runs.spool import add_notes, newest_record, notes
+    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.tracking.upload import upload
+
+    run_id = run_by_beginning(runs_folder(), options.run)
+    folder, uri = runs_folder() / run_id, known_store(address.tracking_uri())
+    added = dict(tag.partition("=")[::2] for tag in options.tag)
+    for key in added:
+        if not re.fullmatch(r"[\w. /-]{1,100}", key) or key.startswith(schema.OUR_TAGS):
+            raise UserError(
+                f"--tag {key}: a key has letters, digits, `.-_/`, and is none of `cppo.` and `mlflow.`"
+            )
+    if newest_record(folder) is None:
+        raise UserError(f"run {run_id} has no record here: note on it where it was trained")
+    if options.text:
+        added[schema.TAG_NOTE] = "\n\n".join(
+            [*filter(None, [notes(folder).get(schema.TAG_NOTE)]), options.text]
+        )
+    if any(len(value) > LONGEST_NOTE for value in added.values()):
+        raise UserError(
+            f"run {run_id}: its note, or a tag, has more than {LONGEST_NOTE} characters: shorten it"
+        )
+    if added:
+        add_notes(folder, added)
+        upload([folder], uri)
+    given = notes(folder)
+    text = given.pop(schema.TAG_NOTE, "")
+    lines = filter(None, [text, *(f"{key}={value}" for key, value in given.items())])
+    answer(options, {"run_id": run_id, "note": text, "tags": given}, "\n".join(lines))
+    return Exit.DONE
+
+
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
     from cppo_lab.sweep.cancel import cancel, candidates
@@ -193,6 +229,7 @@ def clean(options: argparse.Namespace) -> int:
     """Show what runs take on the disk, and free what is not needed any more."""
     from collections import Counter
 
+    from cppo_lab.launch.queues import spare_code
     from cppo_lab.runs import disk
     from cppo_lab.runs.folder import parse_variants, read_status
     from cppo_lab.sweep.columns import aligned
@@ -200,6 +237,8 @@ def clean(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.sent import unsent
 
     plan, uri = _planned(options)
+    if options.code and plan:
+        raise UserError("cppo clean --code: the code is of all sweeps: name none")
     runs, parts = runs_folder(), [part for part in disk.PARTS if getattr(options, part)]
     folders = [runs / run.run_id for run in plan.runs] if plan else run_folders(runs, [])
     sweeps: dict[str, Counter[str]] = {}
@@ -216,18 +255,26 @@ def clean(options: argparse.Namespace) -> int:
         [name, str(sums["runs"]), *(f"{sums[key] / 1e9:.3f}" for key in columns)]
         for name, sums in sweeps.items()
     ]
+    code = spare_code(runs) if options.code else 0
     text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
-    what = f"{size / 1e9:.3f} GB of {counted(len(chosen), 'run')}"
-    if chosen and not options.yes:
+    what = f"{(size + code) / 1e9:.3f} GB of {counted(len(chosen), 'run')}" + " and old code" * (code > 0)
+    if (chosen or code) and not options.yes:
         if options.json or not sys.stdin.isatty():
             raise UserError(
                 f"cppo clean would free {what}, and nobody can be asked here: repeat it with --yes"
             )
         print(text)
-        if input(f"Free {what} ({' and '.join(parts)}) for good? [y/N] ").strip().lower() not in ("y", "yes"):
+        if input(
+            f"Free {what} ({' and '.join([*parts, *['code'] * options.code])}) for good? [y/N] "
+        ).strip().lower() not in ("y", "yes"):
             return Exit.NO
     freed = sum(disk.remove(folder, parts) for folder in chosen)
-    answer(options, {"sweeps": sweeps, "freed": freed}, f"{freed / 1e9:.3f} GB freed" if parts else text)
+    freed += spare_code(runs, remove=True) if code else 0
+    answer(
+        options,
+        {"sweeps": sweeps, "freed": freed},
+        f"{freed / 1e9:.3f} GB freed" if parts or options.code else text,
+    )
     return Exit.DONE
 
 
@@ -347,6 +394,13 @@ def cancel_arguments(command: CommandParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
 
 
+def note_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=note)
+    command.add_argument("run", metavar="RUN", help=SOME_RUN)
+    command.add_argument("text", nargs="?", default="", metavar="TEXT", help="added to the run's note")
+    command.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
+
+
 def clean_arguments(command: CommandParser) -> None:
     command.set_defaults(command=clean)
     add_sweep(command, text=_EVERY_RUN, optional=True)
@@ -359,6 +413,9 @@ def clean_arguments(command: CommandParser) -> None:
         "--superseded",
         action="store_true",
         help="free the results that newer results of the same runs replaced",
+    )
+    command.add_argument(
+        "--code", action="store_true", help="free the copies of the code that no job in Slurm's queue reads"
     )
     command.add_argument("--yes", action="store_true", help="do not ask")
 

@@ -45,6 +45,7 @@ COMMANDS = {
         "monitoring",
         "after a crash or an outage, upload metrics that never reached the tracking store",
     ),
+    "note": ("monitoring", "write a note or tags on a run, for MLflow and the report"),
     "clean": ("monitoring", "show what runs take on the disk, by sweep, and free what is not needed"),
     "archive": ("exporting", "put a sweep's configurations, records and report into one file"),
     "tune": ("searching", "search for the best constants with Optuna; run it again to resume"),

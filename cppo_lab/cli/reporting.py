@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, passing
-from cppo_lab.cli.parser import CommandParser, add_sweep
+from cppo_lab.cli.parser import SWEEP, CommandParser, add_sweep
 from cppo_lab.cli.searching import load_any
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
@@ -30,7 +30,27 @@ BUILT = Path("reports/build")  # where reports are written by default
 
 def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
-    return _watch(options) if options.watch else _answer(options, _report_once(options))
+    if options.watch:
+        return _watch(options)
+    archived = Path(options.sweep).suffix == ".zip"
+    return _answer(options, _archived(options) if archived else _report_once(options))
+
+
+def _archived(options: argparse.Namespace) -> Path:
+    """The report of a file of `cppo archive`, made in a folder that has nothing else."""
+    import tempfile
+
+    from cppo_lab.runs.disk import unpack
+    from cppo_lab.tracking.upload import upload
+
+    with tempfile.TemporaryDirectory(prefix="cppo-") as place:
+        about = unpack(Path(options.sweep), Path(place))
+        options.out = (options.out or BUILT / Path(options.sweep).stem).absolute()
+        options.sweep, options.overrides = about["sweep"], [*about["overrides"], *options.overrides]
+        options.log = False
+        with contextlib.chdir(place), address.in_the_environment(f"sqlite:///{place}/mlflow.db"):
+            upload(sorted(Path(place, "runs").glob("*")), address.tracking_uri())
+            return _report_once(options)
 
 
 def _answer(options: argparse.Namespace, page: Path) -> Exit:
@@ -332,7 +352,7 @@ def reference_import(options: argparse.Namespace) -> int:
 
 def report_arguments(command: CommandParser) -> None:
     command.set_defaults(command=report)
-    add_sweep(command)
+    add_sweep(command, text=f"{SWEEP}; or a file of `cppo archive`")
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
     )

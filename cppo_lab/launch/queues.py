@@ -1,11 +1,13 @@
 """What the launchers have yet to start or end, and the repair of what killed processes leave behind."""
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.runs.disk import size_of
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.folder import queued as listed
 from cppo_lab.runs.spool import files
@@ -46,6 +48,27 @@ def settle_jobs(runs: Path) -> list[str]:
         refresh(ledger)
         after = {(task.name, task.token) for task in ledger.open_tasks()}
     return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
+
+
+def spare_code(runs: Path, remove: bool = False) -> int:
+    """Bytes of the copies of the code that no job in Slurm's queue reads; with `remove`, they are removed. Raises
+    UserError if Slurm's controller does not answer.
+    """
+    settle_jobs(runs)
+    with contextlib.ExitStack() as stack:
+        scripts = ""
+        if (runs / LEDGER).is_file():
+            from cppo_lab.launch.slurm.ledger import Ledger, submitting
+
+            stack.enter_context(submitting(runs))  # a launch would use a copy again
+            ledger = stack.enter_context(Ledger(runs))
+            folders = {ledger.folder_of(task.token) for task in ledger.open_tasks()}
+            scripts = "".join(path.read_text() for folder in folders for path in folder.glob("*.sh"))
+        spare = [path for path in (runs / "code").glob("*") if path.name not in scripts]
+        size = sum(map(size_of, spare))
+        for path in spare if remove else ():
+            shutil.rmtree(path)
+    return size
 
 
 def repair(runs: Path, run_ids: Sequence[str], uri: str) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
+from cppo_lab.errors import UserError
 from cppo_lab.files import open_below
 from cppo_lab.runs.folder import ASIDE, AlreadyRunning, held, read_status
 
@@ -27,10 +29,15 @@ _NOT_ARCHIVED = re.compile(
     + r"|attempts|cancelled|lock|notified-\w+|shipped\.json.*|.*\.(lock|partial)"
 )
 
+ABOUT = "archive.json"  # in an archive
+_RUN = re.compile(r"runs/[0-9a-f]{12}/")
+
 
 def usage(folder: Path) -> Counter[str]:
     """Bytes of a run's folder (`disk`), and of its PARTS, as far as they can be freed."""
-    return Counter(disk=_size(folder), **{part: sum(map(_size, _paths(folder, [part]))) for part in PARTS})
+    return Counter(
+        disk=size_of(folder), **{part: sum(map(size_of, _paths(folder, [part]))) for part in PARTS}
+    )
 
 
 def remove(folder: Path, parts: Collection[str]) -> int:
@@ -38,7 +45,7 @@ def remove(folder: Path, parts: Collection[str]) -> int:
     removed = 0
     with contextlib.suppress(AlreadyRunning), held(folder):
         for path in _paths(folder, parts):
-            size = _size(path)
+            size = size_of(path)
             with contextlib.suppress(OSError):  # another account's
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -56,7 +63,7 @@ def _paths(folder: Path, parts: Collection[str]) -> list[Path]:
     return [path for path in paths if path.exists() and not path.is_symlink()]
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     """The bytes of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [Path(at, name) for at, _, names in os.walk(path) for name in names]
     total = 0
@@ -67,19 +74,45 @@ def _size(path: Path) -> int:
 
 
 def archive(roots: Mapping[str, Path], about: Mapping[str, Any], out: BinaryIO) -> None:
-    """Write a ZIP archive of folders by their names in it, and `about` as archive.json. The same files give the same
-    bytes. Of runs it has configurations, packages, spools, outcomes, answers and output.
+    """Write a ZIP archive of folders by their names in it, and `about` as ABOUT. The same files give
+    the same bytes. Of runs it has configurations, packages, spools, outcomes, answers and output.
 
     Raises UserError for a link among the files.
     """
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("archive.json"), json.dumps(about, indent=1))
+        archive.writestr(zipfile.ZipInfo(ABOUT), json.dumps(about, indent=1))
         for name, root in roots.items():
             for path in sorted(_archived(root)):
                 parts = path.relative_to(root).parts
                 if (source := open_below(root, *parts)) is not None:
                     with source, archive.open(zipfile.ZipInfo("/".join((name, *parts))), "w") as target:
                         shutil.copyfileobj(source, target)
+
+
+def unpack(path: Path, into: Path) -> dict[str, Any]:
+    """Write the runs of an archive, and its sweep file, into a folder; returns what it is about.
+
+    Raises UserError for any other file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            about: dict[str, Any] = json.loads(archive.read(ABOUT))
+            runs = [name for name in archive.namelist() if _RUN.match(name)]
+            archive.extractall(into, runs)  # never outside of it, and no links
+            if "text" in about:  # of the sweep's file
+                about["sweep"] = f"./{Path(about['sweep']).name}"
+                (into / about["sweep"]).write_text(about["text"], encoding="utf-8")
+            return {"sweep": str(about["sweep"]), "overrides": list(map(str, about["overrides"]))}
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        raise UserError(f"{path} cannot be read as a file of `cppo archive` ({error}): name one") from None
 
 
 def _archived(root: Path) -> Iterable[Path]:

@@ -36,6 +36,7 @@ from cppo_lab.schema import (
 )
 
 FOLDER = "spool"  # in a run's folder
+NOTES = "notes.jsonl"  # beside the attempts' files: Tags that somebody gave the run
 LONGEST = 16 * 2**20  # bytes of a line; a `begin` line has some ten thousand
 _FILE = re.compile(r"(?:[0-9]{4}|[1-9][0-9]{4,})\.jsonl")
 
@@ -193,6 +194,20 @@ def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> Non
     number = max(int(path.stem) for path in files(folder)) + 1
     added: tuple[Line, ...] = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
     replace_file(folder / FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
+
+
+def notes(folder: Path) -> dict[str, str]:
+    """The tags that somebody gave the run, the newest of each key."""
+    tags: dict[str, str] = {}
+    for line, _ in read_lines(folder / FOLDER / NOTES):
+        tags |= line.tags if isinstance(line, Tags) else {}
+    return tags
+
+
+def add_notes(folder: Path, tags: Mapping[str, str]) -> None:
+    """Give a run tags, which may be training. Raises OSError if the disk is full."""
+    lines = [line for line, _ in read_lines(folder / FOLDER / NOTES)]
+    replace_file(folder / FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
 
 
 def encoded(line: Line) -> bytes:

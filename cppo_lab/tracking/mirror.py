@@ -27,7 +27,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.files import open_lock
 from cppo_lab.runs.folder import is_held
-from cppo_lab.runs.spool import FOLDER, Begin, End, Line, StepEvent, files, read_lines
+from cppo_lab.runs.spool import FOLDER, NOTES, Begin, End, Line, StepEvent, files, read_lines
 from cppo_lab.runs.tags import BETWEEN
 from cppo_lab.tracking.sent import Shipped, save_shipped, shipping, unsent
 
@@ -184,6 +184,8 @@ class Mirror:
 
     def _settle(self, folder: Path, copy: _Copy) -> None:
         """Note what the mirror has by now: its packages write in the background until a run's end."""
+        with contextlib.suppress(OSError):  # there are none; they are not sent
+            copy.offsets[NOTES] = (folder / FOLDER / NOTES).stat().st_size
         with shipping(folder):
             save_shipped(folder, self.name, Shipped(copy.offsets))
         self._copies.pop(folder).lock.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.files import open_lock, read_plain
-from cppo_lab.runs.spool import FOLDER, files, place_in, read_lines
+from cppo_lab.runs.spool import FOLDER, NOTES, files, place_in, read_lines
 from cppo_lab.tracking.address import store_key
 
 NAME = "shipped.json"
@@ -49,6 +49,7 @@ def unsent(folder: Path, uri: str) -> bool:
     if not paths:
         return False
     state = load_shipped(folder, uri)
+    paths.append(folder / FOLDER / NOTES)
     return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
 
 

@@ -30,6 +30,8 @@ from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
+    FOLDER,
+    NOTES,
     Artifact,
     Begin,
     End,
@@ -267,6 +269,7 @@ class _Shipment:
             self._take(line)
         self._flush()
         newest_token = self.token
+        self._send_notes()
         # Last, since files can be in a separate store and may fail where points succeed.
         for token in list(self.state.records):
             self.token = token
@@ -283,6 +286,7 @@ class _Shipment:
         for path in files(self.folder):
             if _owner(path) == self.token:
                 self.state.offsets.pop(path.name, None)
+        self.state.offsets.pop(NOTES, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
 
@@ -306,6 +310,16 @@ class _Shipment:
                 self._reached(path, offset)
         self._flush()
         self._reached(path, offset)
+
+    def _send_notes(self) -> None:
+        """What somebody has noted on the run becomes tags of its newest record."""
+        path = self.folder / FOLDER / NOTES
+        added = list(read_lines(path, place_in(path, self.state.offsets.get(NOTES, 0))))
+        if added and (newest := newest_record(self.folder)) is not None:
+            for line, end in added:
+                for key, value in line.tags.items() if isinstance(line, Tags) else ():
+                    self.client.set_tag(self.state.records[newest.begin.record].mlflow_id, key, value)
+                self._reached(path, end)
 
     def _reached(self, path: Path, offset: int) -> None:
         self.state.offsets[path.name] = offset

@@ -44,6 +44,7 @@ CASES = {
     "logs": "logs {run}",
     "cancel": f"cancel {SWEEP} --dry-run",
     "sync": "sync",
+    "note": "note {run} checked",
     "clean": f"clean {SWEEP}",
     "archive": f"archive {SWEEP} --out packed.zip",
     "evaluate": "evaluate {run} --benchmark chain_spelled",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cores.base import BEST_MODEL
+from cppo_lab.launch import queues
+from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.folder import read_status
 from tests import plausible
@@ -64,6 +66,13 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
         archive.extractall("elsewhere")
     assert "report/index.html" in names and not any(name.endswith(BEST_MODEL) for name in names)
     numbers = Path("reports/build/quickstart/numbers.tex").read_bytes()
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", "sqlite:///other.db"
+    )  # the file is read directly, whatever the store is
+    assert cppo("report a.zip").out.endswith("reports/build/a/index.html\n")
+    assert Path("reports/build/a/numbers.tex").read_bytes() == numbers
+    assert not Path("other.db").exists()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.chdir("elsewhere")
     assert read_status(Path("runs") / runs[0].name)["status"] == "done"
     cppo("sync")
@@ -71,6 +80,38 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     assert Path("reports/build/quickstart/numbers.tex").read_bytes() == numbers
 
 
+def test_an_archive_has_the_file_of_its_sweep(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "load_core", lambda name: plausible.train)
+    text = "title: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {grpo: {rule: grpo}}\n"
+    Path("mine.yaml").write_text(text)
+    cppo("launch ./mine.yaml launcher=inline")
+    cppo("archive ./mine.yaml --out a.zip")
+    Path("mine.yaml").unlink()
+    cppo("report a.zip --out page")
+    assert "<h1>Mine</h1>" in Path("page/index.html").read_text()
+
+
+def test_code_that_no_job_reads_is_freed(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Path("runs").absolute()
+    for name in ("waits", "spare"):
+        (runs / "code" / name).mkdir(parents=True)
+        (runs / "code" / name / "a.py").write_bytes(bytes(2_000_000))
+    monkeypatch.setattr(queues, "settle_jobs", lambda runs: [])  # Slurm still has what the ledger has
+    with Ledger(runs) as ledger:
+        token = ledger.claim(["0" * 12])
+        ledger.submitted(token, 70)
+        ledger.folder_of(token).mkdir(parents=True, exist_ok=True)
+        (ledger.folder_of(token) / "job.sh").write_text(f"export PYTHONPATH={runs}/code/waits")
+        assert "would free 0.002 GB" in cppo("clean --code", code=2).err
+        assert cppo("clean --code --yes").out == "0.002 GB freed\n"
+        assert [path.name for path in (runs / "code").iterdir()] == ["waits"]
+        ledger.end(ledger.open_tasks(), "COMPLETED")
+    assert cppo("clean --code --yes").out == "0.002 GB freed\n"
+
+
 def test_bad_archives_are_refused(cppo: Command) -> None:
+    for content in (b"", b"text"):
+        Path("bad.zip").write_bytes(content)
+        assert "bad.zip cannot be read as a file of `cppo archive`" in cppo("report bad.zip", code=2).err
     assert "no run of quickstart has ended here" in cppo(f"archive {SWEEP} --out a.zip", code=2).err
     assert not Path("a.zip").exists()

@@ -19,6 +19,8 @@ from cppo_lab.cli import reporting
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs import attempt
+from cppo_lab.runs.folder import held
+from cppo_lab.runs.spool import add_evaluation
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
@@ -121,7 +123,7 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
         with pytest.raises(HTTPError, match="403"):  # a name that another site gave this machine
             urlopen(Request(f"http://{address}/", headers={"Host": "evil.example:80"}))
         with urlopen(f"http://{address}/figure_curves.csv") as answer:
-            assert answer.read().startswith(b"#")
+            assert answer.read().startswith(b"series,text,")
         launched("seed=1")
 
     monkeypatch.setattr(reporting, "pause", look)
@@ -148,6 +150,37 @@ def test_a_store_that_does_not_take_it_costs_a_line(
     assert said.err.splitlines()[-1] == last
     cppo(f"{REPORT} seed=0")  # made up for
     assert schema.TAG_REPORT in parent().data.tags
+
+
+def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> None:
+    (folder,) = (path.parent for path in (trained / "runs").glob("*/status.json"))
+    with held(folder):  # as while it trains
+        add_evaluation(folder, 28, {schema.evaluation_metric("chain_far", 16): 0.4525})
+        cppo(f"note --tag looked=yes {folder.name[:6]}", "Node 3 was <b>slow</b>")
+    assert cppo(f"note {folder.name}", "again").out == "Node 3 was <b>slow</b>\n\nagain\nlooked=yes\n"
+    assert "is none of `cppo.`" in cppo(f"note {folder.name} --tag cppo.status=done", code=2).err
+    assert "more than 5000 characters" in cppo(f"note {folder.name}", "x" * 4990, code=2).err
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+
+    def stored() -> Run:
+        (run,) = client.search_runs(
+            [experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` = '{folder.name}'"
+        )
+        return run
+
+    for _ in range(2):
+        tags = stored().data.tags
+        assert (tags[schema.TAG_NOTE], tags["looked"]) == ("Node 3 was <b>slow</b>\n\nagain", "yes")
+        assert tags[schema.TAG_STATUS] == "done"
+        client.delete_run(stored().info.run_id)
+        cppo("sync")  # sends all of it again
+    cppo(f"{REPORT} seed=0 --no-log")
+    page = (trained / "reports/build/quickstart/index.html").read_text()
+    assert (
+        '<td class="settings-of">chain_far 45.25; Node 3 was &lt;b&gt;slow&lt;/b&gt;\n\nagain; looked=yes</td>'
+        in page
+    )
 
 
 SPANS = """\
