@@ -99,6 +99,8 @@ def archive(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
+    from cppo_lab.core_records import core_of
+    from cppo_lab.cores.base import Resources, load_part
     from cppo_lab.runs.export import evaluate as scored
     from cppo_lab.runs.export import read_subject
     from cppo_lab.runs.folder import read_status
@@ -108,7 +110,10 @@ def evaluate(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.upload import upload
 
     runs, rows = runs_folder(), []
-    if is_run_id(options.sweep):
+    data, by_id = [f"data={options.benchmark}"], is_run_id(options.sweep)
+    if (file := Path(options.benchmark)).suffix in (".jsonl", ".parquet"):
+        data = ["data=files", f"data.train='{file}'", f"data.validation.{file.stem}='{file}'"]
+    if by_id:
         run_ids, uri = [run_by_beginning(runs, options.sweep)], known_store(address.tracking_uri())
     else:
         plan, uri = planned(options)
@@ -122,11 +127,17 @@ def evaluate(options: argparse.Namespace) -> int:
         )
     for run_id in run_ids:
         subject = read_subject(runs, run_id)
+        if core_of(subject.spec.core).fresh_process and len(run_ids) > 1:
+            raise UserError(
+                f"core={subject.spec.core} evaluates one run in each process: name one (`cppo status`)"
+            )
         spec = subject.spec
+        load_part(spec.core, "evaluator")
         # For its data alone: a divergence over the vocabulary of the training need not fit it.
-        asked = (f"core={spec.core}", f"model={spec.model.name}", f"data={options.benchmark}")
-        other = compose([*asked, "divergence=binary_tv"]).run
-        step, scores = scored(subject, other, runs)
+        asked = (f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv")
+        other = compose([*asked, *(options.overrides if by_id else ())])
+        resources = Resources(runs, runs / run_id, layout=other.layout, paths=other.paths, doing=_say)
+        step, scores = scored(subject, other.run, resources)
         rows.append({"run_id": run_id, "name": subject.name, "step": step, "scores": scores})
         if not options.json:
             listed = ", ".join(f"{benchmark} {100 * score:.1f} %" for benchmark, score in scores.items())
@@ -197,7 +208,8 @@ def evaluate_arguments(command: CommandParser) -> None:
         "--benchmark",
         required=True,
         metavar="NAME",
-        help="an option of the group `data`, as for data=NAME",
+        help="an option of the group `data`, as for data=NAME; with core=verl also a file (.jsonl or .parquet) with "
+        "`problem` and `answer`",
     )
 
 

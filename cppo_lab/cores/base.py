@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import unknown
+from cppo_lab.errors import UserError, unknown
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, RunSpec
 
@@ -174,11 +174,27 @@ class Exporter(Protocol):
 class Evaluator(Protocol):
     """Avg@k of the best model of a run on the benchmarks of another run's data, with the step after which it was best.
 
-    `runs` is the folder of all runs. The benchmarks are asked as `spec` validates, with the response length of `other`,
-    a run of the same core and model. Raises UserError if the run has kept no model, or the benchmarks are not for it.
+    `resources.shared` is the folder of all runs. The benchmarks are asked as `spec` validates; the embedded core takes
+    the response length of `other`, a run of the same core and model. Raises UserError if the run has kept no model, or
+    the benchmarks are not for it.
     """
 
-    def __call__(self, spec: RunSpec, other: RunSpec, runs: Path) -> tuple[int, Mapping[str, float]]: ...
+    def __call__(
+        self, spec: RunSpec, other: RunSpec, resources: Resources
+    ) -> tuple[int, Mapping[str, float]]: ...
+
+
+def require_same_task(spec: RunSpec, other: RunSpec) -> None:
+    """Raises UserError if the data of `other` is of another task or vocabulary than that of a run."""
+    ours, theirs = (
+        [getattr(data, name, None) for name in ("task", "modulus", "spellings")]
+        for data in (spec.data, other.data)
+    )
+    if ours != theirs:
+        raise UserError(
+            f"benchmark {other.data.name!r}: run {spec.run_id} trained on {spec.data.name!r}, another task or "
+            "vocabulary: choose one of its own"
+        )
 
 
 class StandIns(Protocol):

@@ -17,7 +17,7 @@ import yaml
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import Exported, load_part
+from cppo_lab.cores.base import Exported, Resources, load_part
 from cppo_lab.errors import UserError, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import CONFIG, held, is_held, read_config
@@ -125,19 +125,19 @@ def read_subject(runs: Path, run_id: str) -> Subject:
     return Subject(spec, record.begin.tags, metrics, end.status, end.time_ms)
 
 
-def evaluate(subject: Subject, other: RunSpec, runs: Path) -> tuple[int, dict[str, float]]:
+def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[int, dict[str, float]]:
     """The step of a finished run's best model, and its Avg@k on the benchmarks of `other`, see `cores.base.Evaluator`.
 
     They are recorded with the run; what is recorded already is not measured again. Raises UserError as the evaluator,
     and if the run is being trained or is not finished.
     """
-    spec, folder, samples = subject.spec, runs / subject.spec.run_id, subject.spec.validation.samples
+    spec, folder, samples = subject.spec, resources.folder, subject.spec.validation.samples
     if is_held(folder):
         raise being_trained(spec.run_id)
     metrics = {name: schema.evaluation_metric(name, samples) for name in other.data.benchmarks}
     with held(folder):
         if not {*metrics.values()} <= evaluations(folder).keys():
-            step, scores = load_part(spec.core, "evaluator")(spec, other, runs)
+            step, scores = load_part(spec.core, "evaluator")(spec, other, resources)
             add_evaluation(folder, step, {metrics[name]: score for name, score in scores.items()})
     rows = {name: evaluations(folder)[metric] for name, metric in metrics.items()}
     return rows[other.data.benchmarks[0]].step, {

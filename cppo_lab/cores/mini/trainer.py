@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun, require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
 from cppo_lab.cores.loop import train_alone, train_runs
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
@@ -232,16 +232,12 @@ def load_best(spec: MiniRun, runs: Path, context: int) -> tuple[int, Transformer
     return checkpoint["history"][-1][0], model
 
 
-def evaluate(spec: MiniRun, other: MiniRun, runs: Path) -> tuple[int, Mapping[str, float]]:
+def evaluate(spec: MiniRun, other: MiniRun, resources: Resources) -> tuple[int, Mapping[str, float]]:
     """As `cores.base.Evaluator`: tasks in the symbols that the model knows."""
     data = other.data
-    if (data.task, data.modulus, data.spellings) != (spec.data.task, spec.data.modulus, spec.data.spellings):
-        raise UserError(
-            f"benchmark {data.name!r}: run {spec.run_id} trained on {spec.data.name!r}, another task or vocabulary: "
-            "choose one of its own"
-        )
+    require_same_task(spec, other)
     asked = spec.model_copy(update={"data": data, "rollout": other.rollout})
-    step, model = load_best(spec, runs, data.prompt_length + other.rollout.max_response_length)
+    step, model = load_best(spec, resources.shared, data.prompt_length + other.rollout.max_response_length)
     task = make_task(data)
     sets = validation_sets(task)
     _, _, rewards = _asked(asked, task, model, sets, torch.device("cpu"))

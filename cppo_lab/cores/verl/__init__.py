@@ -22,6 +22,7 @@ VERL = CoreRecord(
     settings="cppo_lab.spec.run:VerlRun",
     train="cppo_lab.cores.verl.core:train",
     datasets="cppo_lab.cores.verl.files:datasets",
+    evaluator="cppo_lab.cores.verl.core:evaluate",
     exporter="cppo_lab.cores.verl.export:export",
     worker_node="cppo_lab.cores.verl.cluster:run_worker_node",
     check_placement="cppo_lab.cores.verl.placement:check_placement",

@@ -7,15 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation, MetricSink, Resources
+from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import score_name
@@ -32,14 +34,14 @@ from cppo_lab.cores.verl.cluster import (
     shut_down_after,
     without_working_folder,
 )
-from cppo_lab.cores.verl.files import planned_files, require_files
+from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, interruption
-from cppo_lab.spec import LayoutSpec, RunSpec, VerlRun
+from cppo_lab.spec import HubModel, LayoutSpec, RunSpec, VerlRun
 
 ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
@@ -97,10 +99,56 @@ def _train_on(
     spec: VerlRun, sink: MetricSink, answers: HandOver, resources: Resources, step: int | None
 ) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
-    layout, paths, folder = resources.layout, resources.paths, resources.folder
-    assert layout is not None and paths is not None
+    paths, folder = resources.paths, resources.folder
+    assert paths is not None
     resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
     files = planned_files(spec, paths, resources.shared, folder, resume)
+    with _configured(spec, files, resources) as config, _following(folder, answers, sink):
+        try:
+            _run(config)
+        except Interrupted as warned:
+            if warned.number == signal.SIGUSR2:
+                resources.doing("saving the step that is under way")
+                checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
+            raise
+    outcome = checkpoints.read_outcome(folder)
+    if outcome is None:
+        raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
+    return outcome
+
+
+def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, Mapping[str, float]]:
+    """As `cores.base.Evaluator`: verl's own validation of the exported best checkpoint, which trains nothing."""
+    from cppo_lab.cores.verl.export import export
+
+    assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
+    require_same_task(spec, other)
+    one = {"prompts": 1, "minibatch_prompts": 1}  # of which none is trained: the file may have few problems
+    asked = spec.model_copy(update={"data": other.data, "batch": spec.batch.model_copy(update=one)})
+    if (longest := asked.longest_prompt) > spec.longest_prompt and not isinstance(spec.model, HubModel):
+        raise UserError(
+            f"benchmark {other.data.name!r} has prompts of {longest} tokens, and the model of run {spec.run_id} was "
+            f"made for {spec.longest_prompt}: choose one with shorter prompts"
+        )
+    with TemporaryDirectory(prefix="cppo-") as place:
+        folder = Path(place)
+        (folder / "model").mkdir()
+        step = export(spec, resources.shared, folder / "model", resources.doing).step
+        files = planned_files(asked, resources.paths, resources.shared, folder)
+        with _configured(asked, replace(files, model=str(folder / "model")), resources) as config:
+            config.trainer.val_only = True
+            _run(config)
+        [(_, (_, metrics))] = checkpoints.rows(folder)
+    samples = spec.validation.samples
+    names = other.data.benchmarks
+    return step, {name: metrics[schema.validation_metric(name, samples)] for name in names}
+
+
+@contextmanager
+def _configured(spec: VerlRun, files: Files, resources: Resources) -> Iterator[Any]:
+    """verl's configuration for a run, while its Ray is there."""
+    layout = resources.layout
+    assert layout is not None
     resources.doing("starting Ray")
     offline = Path(files.model).is_absolute()
     with own_ray(layout, resources.memory_gb, resources.allocation, offline) as ray_init:
@@ -113,18 +161,7 @@ def _train_on(
         config.ray_kwargs.ray_init = ray_init
         check_config(spec, layout, config)
         resources.doing("starting verl's trainer")
-        with _following(folder, answers, sink):
-            try:
-                _run(config)
-            except Interrupted as warned:
-                if warned.number == signal.SIGUSR2:
-                    resources.doing("saving the step that is under way")
-                    checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
-                raise
-    outcome = checkpoints.read_outcome(folder)
-    if outcome is None:
-        raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
-    return outcome
+        yield config
 
 
 # For vLLM's CPU build: 1 GiB of KV cache; threads are not bound to cores; nothing is compiled, which would take longer

@@ -2,9 +2,12 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,14 @@ from cppo_lab.errors import UserError
 from cppo_lab.files import appearing, require_free
 from cppo_lab.runs.folder import held
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import read_rows, score_of
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun, RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
 from tests.cores.verl.conftest import WORDS
-from tests.cores.verl.story import Story
+from tests.cores.verl.story import ROOT, SAMPLES, Story
 
 pytestmark = pytest.mark.verl
 SCORES, BEST_STEP = {0: 0.125, 2: 0.5, 4: 0.25}, 2
@@ -216,6 +220,36 @@ def test_a_run_that_verl_has_trained(story: Story, monkeypatch: pytest.MonkeyPat
     [made] = (story.folder / "runs" / "made_models").glob("*/config.json")
     # It is not the model that training began with.
     assert float((logp(loaded(out), tokens) - logp(loaded(made.parent), tokens)).abs().max()) > 1e-4
+
+
+@pytest.mark.slow
+def test_a_run_of_verl_is_evaluated_by_verl(story: Story) -> None:
+    """On the benchmarks that it was validated on: at its best step, within four standard errors of that score."""
+    run, environment = story.own_folder, {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    command = [
+        sys.executable,
+        "-m",
+        "cppo_lab.cli",
+        "evaluate",
+        run.name,
+        "--benchmark",
+        "chain_short",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, cwd=story.folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    [row] = json.loads(done.stdout)["runs"]
+    scores = {line.step: score for line in read_rows(run) if (score := score_of(line)) is not None}
+    assert scores[row["step"]] == max(scores.values())
+    assert list(row["scores"]) == ["short24", "short25", "short26"]
+    answers = 3 * 4 * SAMPLES
+    spread = math.sqrt(2 * 0.25 / answers)
+    assert abs(sum(row["scores"].values()) / 3 - scores[row["step"]]) < 4 * spread
+    assert story.history(f"eval/short24/avg_at_{SAMPLES}") == [(row["step"], row["scores"]["short24"])]
+    assert len(list(run.parent.glob("*/status.json"))) == 1  # it is no run of its own
 
 
 def test_weights_in_bfloat16_stay_so(run: Path) -> None:
