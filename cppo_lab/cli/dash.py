@@ -20,7 +20,7 @@ from cppo_lab.signals import interrupt_on_termination
 
 HOST = "127.0.0.1"
 _NO_PAGE = (
-    '<!doctype html><meta charset="utf-8"><title>Runs</title><header></header><p>No validation yet.</p>'
+    '<!doctype html><meta charset="utf-8"><title>Runs</title><header></header><p>No report yet.</p>'
 )
 
 
@@ -96,10 +96,8 @@ def dash(options: argparse.Namespace) -> int:
 
 
 def dash_arguments(command: CommandParser) -> None:
-    command.set_defaults(
-        **{"command": dash, "source": "runs", "partial": True, "palette": "paper", "figures": None},
-        **{"study": None, "log": False},
-    )
+    given = {"source": "runs", "partial": True, "palette": "paper", "figures": None, "study": None}
+    command.set_defaults(command=dash, log=False, **given)  # of `cppo report`
     add_sweep(command)
     command.add_argument(
         "--every", type=float, default=30.0, metavar="SECONDS", help="time between updates (default: 30)"
