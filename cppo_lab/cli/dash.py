@@ -19,9 +19,7 @@ from cppo_lab.errors import say
 from cppo_lab.signals import interrupt_on_termination
 
 HOST = "127.0.0.1"
-_NO_PAGE = (
-    '<!doctype html><meta charset="utf-8"><title>Runs</title><header></header><p>No report yet.</p>'
-)
+_NO_PAGE = '<!doctype html><meta charset="utf-8"><title>Runs</title><header></header><p>No report yet.</p>'
 
 
 class Page(SimpleHTTPRequestHandler):

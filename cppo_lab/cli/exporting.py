@@ -147,7 +147,7 @@ def evaluate(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _say(text: str) -> None:
+def _say(text: str, done: int | None = None, of: int | None = None) -> None:
     say(f"cppo: {text}")
 
 

@@ -202,7 +202,7 @@ class Mirror:
             self._finish(copy, line.status)
 
     def _begin(self, copy: _Copy, line: Begin) -> None:
-        shared = {
+        shared: dict[str, Any] = {
             "project": line.experiment,
             "group": line.name.rsplit(BETWEEN, 2)[0],  # its variant
             "config": {**line.params, **line.tags},
@@ -216,7 +216,7 @@ class Mirror:
             first = copy.run.step
         else:
             # Trackio resumes by name. It ends the current run of its context, so each run has a context.
-            quiet = dict.fromkeys(("embed", "auto_log_cpu", "auto_log_gpu"), False)
+            quiet: dict[str, Any] = dict.fromkeys(("embed", "auto_log_cpu", "auto_log_gpu"), False)
             name = f"{line.name}{BETWEEN}{line.record[:8]}"
             copy.run = contextvars.Context().run(self._package.init, **shared, **quiet, name=name)
             first = copy.run._next_step  # it has no public name
