@@ -147,8 +147,8 @@ def evaluate(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _say(text: str, done: int | None = None, of: int | None = None) -> None:
-    say(f"cppo: {text}")
+def _say(activity: str, done: int | None = None, of: int | None = None) -> None:
+    say(f"cppo: {activity}")
 
 
 def export_arguments(command: CommandParser) -> None:
