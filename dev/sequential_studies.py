@@ -2,11 +2,10 @@
 
     python -m dev.sequential_studies [--studies 1000] [--csv FILE]
 
-Each study trains two arms of a small process with SEEDS seeds that no other study has, and judges `first ends above
-second` after each seed from the fourth on, until a look decides it. Three truths: `twins` (one rule, and the second arm
-has other seeds: no difference), `as good` (the second arm's learning rate is 0.5 % higher: a difference far below the
-smallest that counts) and `different` (other seeds, and a learning rate of SLOW). The true difference is the mean over
-all pairs of all studies.
+Each study trains two arms of a small process with SEEDS seeds that no other study has, and judges `the first is above
+the second` after each seed from the fourth on, until a look decides it; an advantage below SMALLEST counts as none. Two
+truths: `twins` (one rule; the second arm has other seeds, so there is no difference) and `different` (the second arm
+has other seeds and the learning rate SLOW). The true lead is the mean over all pairs of all studies.
 """
 
 import argparse
@@ -31,10 +30,12 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.history import from_columns
 
 SEEDS, FIRST = 12, 1_000_000  # of each study; no other study uses the seeds from FIRST on
-RATE, SLOW = 0.08, 0.01  # learning rates
+RATE, SLOW = 0.16, 0.01  # learning rates, for one update
+SMALLEST = 0.10
+TOGETHER = 4  # studies that are trained together
 MODEL, ARMS = "exact_early", ("first", "second")
 SMALL = [
-    *("variant=dppo", "seed=0", "rollout.max_response_length=8", "training.t_stop=2", "validation.every=1"),
+    *("variant=dppo", "seed=0", "rollout.max_response_length=8", "training.t_stop=1", "validation.every=1"),
     *("batch.prompts=4", "batch.responses=4", "batch.minibatch_prompts=4"),
 ]
 SCORE = schema.validation_metric(schema.MEAN)
@@ -46,6 +47,7 @@ CLAIM = Claim(
     tiers=(ARMS[:1], ARMS[1:]),
     seeds=tuple(range(SEEDS)),
     tests=frozenset((MODEL, arm, seed) for arm in ARMS for seed in range(SEEDS)),
+    smallest=SMALLEST,
     sequential=True,
 )
 Curve = Mapping[int, float]  # step -> score
@@ -62,30 +64,32 @@ def main() -> None:
     torch.set_num_threads(1)
     [spec] = [run.spec for run in make_plan(load_sweep("quickstart_exact"), SMALL).runs]
     assert isinstance(spec, ExactRun), "the sweep is of the exact core"
-    verdicts: dict[str, list[Verdict]] = {"twins": [], "as good": [], "different": []}
+    verdicts: dict[str, list[Verdict]] = {"twins": [], "different": []}
     leads: dict[str, list[float]] = {truth: [] for truth in verdicts}
-    for study in range(given.studies):
-        first = trained(spec, 2 * study, RATE)
-        others = [
-            trained(spec, 2 * study + other_seeds, rate)
-            for other_seeds, rate in ((1, RATE), (0, 1.005 * RATE), (1, SLOW))
-        ]
-        for truth, second in zip(verdicts, others, strict=True):
-            board = board_of(first, second)
-            verdicts[truth].append(judge(CLAIM, board, run_values(board)))
-            leads[truth] += [a[2] - b[2] for a, b in zip(first, second, strict=True)]
-    rows = [summary(truth, of_truth, leads[truth]) for truth, of_truth in verdicts.items()]
-    table = pd.DataFrame(rows)
-    print(table.to_string(index=False, float_format=lambda value: f"{value:.2f}"))
-    if given.csv:
-        table.to_csv(given.csv, index=False, float_format="%.4g", lineterminator="\n")
+    for batch in range(0, given.studies, TOGETHER):
+        first, second = (FIRST + SEEDS * (2 * batch + TOGETHER * arm) for arm in range(2))
+        arms = trained(spec, first, RATE), trained(spec, second, RATE), trained(spec, second, SLOW)
+        for ours, *others in zip(*arms, strict=True):
+            for truth, theirs in zip(verdicts, others, strict=True):
+                board = board_of(ours, theirs)
+                verdicts[truth].append(judge(CLAIM, board, run_values(board)))
+                leads[truth] += [a[1] - b[1] for a, b in zip(ours, theirs, strict=True)]
+        if batch + TOGETHER < given.studies and (batch // TOGETHER) % 25 != 24:
+            continue
+        table = pd.DataFrame([summary(truth, of, leads[truth]) for truth, of in verdicts.items()])
+        print(table.T.to_string(header=False, float_format=lambda value: f"{value:.2f}"), flush=True)
+        if given.csv:
+            table.to_csv(given.csv, index=False, float_format="%.4g", lineterminator="\n")
 
 
-def trained(spec: ExactRun, block: int, rate: float) -> list[Curve]:
-    """The curves of an arm with the seeds of a block, at a learning rate."""
-    optim, start = spec.optim.model_copy(update={"learning_rate": rate}), FIRST + SEEDS * block
-    specs = [spec.model_copy(update={"optim": optim, "seed": start + i}) for i in range(SEEDS)]
-    return [{step: row[SCORE] for step, row in rows if SCORE in row} for _, rows in histories_together(specs)]
+def trained(spec: ExactRun, start: int, rate: float) -> list[list[Curve]]:
+    """The curves of one arm of TOGETHER studies, whose seeds begin with `start`, at a learning rate."""
+    optim = spec.optim.model_copy(update={"learning_rate": rate})
+    specs = [spec.model_copy(update={"optim": optim, "seed": start + i}) for i in range(SEEDS * TOGETHER)]
+    curves = [
+        {step: row[SCORE] for step, row in rows if SCORE in row} for _, rows in histories_together(specs)
+    ]
+    return [curves[i : i + SEEDS] for i in range(0, len(curves), SEEDS)]
 
 
 def board_of(*arms: Sequence[Curve]) -> Scoreboard:
@@ -96,7 +100,7 @@ def board_of(*arms: Sequence[Curve]) -> Scoreboard:
         for seed, curve in enumerate(curves):
             name = f"{arm} {seed}"
             rows.append(
-                (name, name, arm, "dppo", MODEL, "exact", seed, 2, schema.DONE, "", name, start, start, "")
+                (name, name, arm, "dppo", MODEL, "exact", seed, 1, schema.DONE, "", name, start, start, "")
             )
             columns = {SCORE: (list(curve), list(curve.values()), [0] * len(curve))}
             points.append((name, from_columns(columns)))
