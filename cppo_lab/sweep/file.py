@@ -663,7 +663,7 @@ class Sweep(Declared):
     @classmethod
     def _has_axes(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value and not info.data.get("axes", {"": ()}).keys() - {"seed"}:
-            raise ValueError(f"{value!r}: the sweep has no axis but seed: add the settings to vary to `axes`")
+            raise ValueError("the sweep has no axis but seed: add the settings to vary to `axes`")
         return value
 
     @field_validator("baseline")

@@ -240,6 +240,6 @@ def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
     without = text.replace("rule.w_min: [0.6, 0.8], ", "")
     Path("spans.yaml").write_text(without)
     assert (
-        "analysis='factorial': 'factorial': the sweep has no axis but seed"
+        "analysis='factorial': the sweep has no axis but seed"
         in cppo("plan spans.yaml", code=2).err
     )
