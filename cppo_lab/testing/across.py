@@ -67,7 +67,7 @@ class Batch(NamedTuple):
         """The micro-batches, with one part each."""
         rows = len(self.tokens) // self.parts
         for first in range(0, len(self.tokens), rows):
-            values = [None if value is None else value[first : first + rows] for value in self[:5]]
+            values: list[Any] = [part if part is None else part[first : first + rows] for part in self[:5]]
             yield self._replace(**dict(zip(self._fields, values, strict=False)), parts=1)
 
     def logp(self, temperature: float | None = None) -> Tensor:

@@ -82,15 +82,6 @@ def _verl(batch: Batch, *, loss_mode: str, **settings: Any) -> Iterator[Tensor]:
         yield _of("verl.workers.utils.losses:ppo_loss")(config, {"log_probs": outputs}, data)[0]
 
 
-class _Given(torch.nn.Module):
-    """A language model's body with given states: with an identity as head they are its logits."""
-
-    states: Tensor
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return _of("transformers.modeling_outputs:BaseModelOutputWithPast")(last_hidden_state=self.states)
-
-
 def _trl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     """`training_step` of a GRPOTrainer with a tiny Llama, whose body gives the logits. Generation is left out."""
     size, rows = batch.logits.shape[-1], len(batch.tokens) // batch.parts
@@ -123,9 +114,11 @@ def _trl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
         )
     trainer._prepare_inputs = lambda inputs: inputs
     trainer.current_gradient_accumulation_steps = batch.parts
-    trainer.model.model, trainer.model.lm_head.weight.data = _Given(), torch.eye(size)
+    trainer.model.lm_head.weight.data = torch.eye(size)  # so that the body's states are the logits
     for part in batch.micro():
-        trainer.model.model.states = torch.cat([part.logits, part.logits[:, :1] * 0], 1)
+        states = torch.cat([part.logits, part.logits[:, :1] * 0], 1)
+        output = _of("transformers.modeling_outputs:BaseModelOutputWithPast")(last_hidden_state=states)
+        trainer.model.model.forward = partial(lambda given, *_, **__: given, output)
         inputs = {
             "prompt_ids": torch.full_like(part.tokens[:, :1], 2),
             "prompt_mask": torch.ones_like(part.tokens[:, :1]),
