@@ -99,19 +99,20 @@ def test_the_words_for_a_difference() -> None:
 def test_a_table_keeps_the_rows_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.csv"
     rows = [
-        Row("b", "1", "dapo", "", "", ""),
+        Row("b", "1", "dapo", "", "scale=2.0", ""),
         Row("a", "1", "grpo", "x=1", "dual_clip=3.0", "near: no, yes; far: no"),
         Row("a", "1", "dapo", "", "", "near: all"),
     ]
     across.write_rows(path, rows)
     across.write_rows(path, [rows[2]._replace(differences="")])
     assert across.read_rows(path) == [rows[2]._replace(differences=""), rows[1], rows[0]]
+    assert rows[1].verdict == "equal if dual_clip=3.0 except near, far"
     assert across.main(["--matrix", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "| rule | a 1 | b 1 |",
+        "| rule | a-1 | b-1 |",
         "| --- | --- | --- |",
-        "| grpo | equal if dual_clip=3.0 except near, far | – |",
-        "| dapo | equal | equal |",
+        "| grpo | ≠ |  |",
+        "| dapo | = | if |",
     ]
 
 

@@ -236,7 +236,7 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Its cell in the matrix."""
+        """In words."""
         batches = ", ".join(part.partition(":")[0] for part in self.differences.split("; "))
         setting = f"equal if {self.equal_if}" if self.equal_if else "equal"
         return f"{setting} except {batches}" if batches else setting
@@ -275,12 +275,15 @@ def compare(
 
 
 def matrix(rows: Sequence[Row]) -> str:
-    """The Markdown table rule x suite."""
-    cells = {(row.rule, f"{row.suite} {row.version}"): row.verdict for row in rows}
+    """The Markdown table rule x suite: = equal, `if` equal under a setting, ≠ differs in some batch."""
+    cells = {
+        (row.rule, f"{row.suite}-{row.version}"): "≠" if row.differences else "if" if row.equal_if else "="
+        for row in rows
+    }
     suites = list(dict.fromkeys(suite for _, suite in cells))
     lines = [["rule", *suites], ["---"] * (len(suites) + 1)]
     rules = [rule for rule in CASES if any(rule == row.rule for row in rows)]
-    lines += [[rule, *(cells.get((rule, suite), "–") for suite in suites)] for rule in rules]
+    lines += [[rule, *(cells.get((rule, suite), "") for suite in suites)] for rule in rules]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
