@@ -237,8 +237,8 @@ def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tup
     for tags in results:
         if run := named.get(tags[schema.TAG_RUN_ID]):
             places.add((run.spec.model.name, run.variants[sweep.name], run.spec.seed))
-        elif variant := tags.get(schema.sweep_tag(sweep.name)):
-            places.add((tags[schema.TAG_MODEL], variant, int(tags[schema.TAG_SEED])))
+        elif (variant := tags.get(schema.sweep_tag(sweep.name))) and tags.get(schema.TAG_SEED, "").isdigit():
+            places.add((tags.get(schema.TAG_MODEL, ""), variant, int(tags[schema.TAG_SEED])))
     counts = [
         (len({*claim.seeds} - {seed for *_, seed in claim.tests - places}), len(claim.seeds))
         for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)

@@ -239,7 +239,4 @@ def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
     assert request.factorial and request.baseline == Baseline("own", matched)
     without = text.replace("rule.w_min: [0.6, 0.8], ", "")
     Path("spans.yaml").write_text(without)
-    assert (
-        "analysis='factorial': the sweep has no axis but seed"
-        in cppo("plan spans.yaml", code=2).err
-    )
+    assert "analysis='factorial': the sweep has no axis but seed" in cppo("plan spans.yaml", code=2).err
