@@ -86,7 +86,7 @@ def trained(spec: ExactRun, start: int, rate: float) -> list[list[Curve]]:
     """The curves of one arm of TOGETHER studies, whose seeds begin with `start`, at a learning rate."""
     optim = spec.optim.model_copy(update={"learning_rate": rate})
     specs = [spec.model_copy(update={"optim": optim, "seed": start + i}) for i in range(SEEDS * TOGETHER)]
-    curves = [
+    curves: list[Curve] = [
         {step: row[SCORE] for step, row in rows if SCORE in row} for _, rows in histories_together(specs)
     ]
     return [curves[i : i + SEEDS] for i in range(0, len(curves), SEEDS)]
