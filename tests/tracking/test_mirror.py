@@ -172,6 +172,7 @@ def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
         until("both steps", lambda: calls.exists() and calls.read_text() == "1 2 ")
         run.finish(Outcome("done", 2))
     until("the end", lambda: calls.read_text() == "1 2 end")
+    until("its progress is noted", lambda: not unsent(folder, failing))  # the last that it does
 
 
 def test_what_cannot_be_a_mirror_is_refused_before_anything_starts(
