@@ -36,6 +36,7 @@ class SelectionState(StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     PARTIAL = "partial"
+    STOPPED = "stopped"
     NO_VALIDATION = "no validation in the window"
     NO_COMPONENTS = "a benchmark is missing at every step"
 
@@ -176,6 +177,7 @@ def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
         schema.RUNNING: SelectionState.RUNNING,
         schema.FAILED: SelectionState.FAILED,
         schema.PARTIAL: SelectionState.PARTIAL,
+        schema.STOPPED: SelectionState.STOPPED,
         schema.COLLAPSED: SelectionState.COLLAPSE,
     }
     return by_status.get(status, choice.state)

@@ -300,14 +300,15 @@ DONE = "done"
 COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
 FAILED = "failed"  # failed with an error; MLflow: FAILED
 PARTIAL = "partial"  # interrupted before its last step: the next launch resumes it; MLflow: KILLED
-STATUSES = (RUNNING, DONE, COLLAPSED, FAILED, PARTIAL)
+STOPPED = "stopped"  # ended by `launch --stop-hopeless`, which then leaves it; no result; MLflow: KILLED
+STATUSES = (RUNNING, DONE, COLLAPSED, FAILED, PARTIAL, STOPPED)
 PRUNED = "pruned"  # of a trial only: the search gave it up early
 FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train
 
 # What a run of a sweep may be that no tag says.
 QUEUED = "queued"  # a living launcher has it on its list and has not started it
 MISSING = "missing"  # nobody has started it
-STATES = (DONE, COLLAPSED, RUNNING, QUEUED, FAILED, PARTIAL, MISSING)  # of a planned run
+STATES = (DONE, COLLAPSED, RUNNING, QUEUED, FAILED, PARTIAL, STOPPED, MISSING)  # of a planned run
 ALIVE = frozenset({RUNNING, QUEUED})  # it trains, or somebody is to start it
 
 

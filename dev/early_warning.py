@@ -61,6 +61,7 @@ FEATURES = list(dict.fromkeys(name.lstrip("-") for name in PLAIN))
 HORIZON = 3  # validations
 FIRST = 5  # step of the first validation that may warn
 PER_STEPS = 1000  # one false alarm, in training steps
+MARGIN = 0.05  # a score less than this below the best is no sign: the margin of a collapse
 RIDGE = 1.0
 RESAMPLES = 2000
 Array = NDArray[np.float64]
@@ -123,7 +124,8 @@ def read(file: Path = FILE) -> pd.DataFrame:
     """The validations that may warn, with FEATURES, and `soon`: whether a collapse follows within HORIZON of them."""
     rows = pd.read_csv(file).sort_values([*RUN, "step"])
     of_run = rows.groupby(RUN)
-    rows["share"] = rows["score"] / of_run["score"].cummax()
+    best = of_run["score"].cummax()
+    rows["share"] = np.where(best - rows["score"] < MARGIN, 1.0, rows["score"] / best)
     for name in ("ess", "k3_early", "k3_middle", "k3_late", "grad_norm", "entropy", "logprob_error"):
         rows[name] = np.log(rows[name].clip(lower=1e-12))
     rows["entropy"] -= of_run["entropy"].transform("first")  # step 0 has none, and is skipped

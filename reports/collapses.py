@@ -1,5 +1,10 @@
 """The section on collapses: a table of their frequency, their steps, and the figure."""
 
+from statistics import median
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.statistics.collapse import CellCollapse, LogRank, cell_collapses
 from cppo_lab.analysis.statistics.estimate import Share
 from cppo_lab.analysis.statistics.values import run_values
@@ -8,6 +13,7 @@ from cppo_lab.reports.figures.survival import draw, survival_info
 from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, points
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
+from cppo_lab.runs.spool import early_signs
 
 
 def collapse_section(scored: Scored) -> Section | None:
@@ -31,10 +37,43 @@ def collapse_section(scored: Scored) -> Section | None:
     return Section(
         "collapses",
         "Collapses",
-        {"summary": summary, "table": table, "steps": steps, "figure": figure, "anchors": scored.anchors},
+        {
+            "summary": f"{summary} {_early(board)}".strip(),
+            "table": table,
+            "steps": steps,
+            "figure": figure,
+            "anchors": scored.anchors,
+        },
         tables={f"collapses{scored.suffix}": table, f"collapse_steps{scored.suffix}": steps},
         pictures=(Picture("figure_survival", "", figure.title, "", figure, draw),) if figure else (),
     )
+
+
+def _early(board: Scoreboard) -> str:
+    """How early the warning came in the finished runs, and which other runs have early signs now, in words."""
+    leads, false, others, now = list[int](), 0, 0, list[str]()
+    for run in board.runs:
+        curve = board.curves.of(run.mlflow_id or "")[schema.MEAN].dropna()
+        signs = [
+            step for step, *pair in zip(curve.index, curve, curve.cummax(), strict=True) if early_signs(*pair)
+        ]
+        if run.state is SelectionState.COLLAPSE:
+            leads.append(int(curve.index[-1]) - signs[0] if signs else 0)
+        elif run.state is SelectionState.SCORED:
+            false, others = false + bool(signs), others + 1
+        elif signs and signs[-1] == curve.index[-1]:
+            now.append(describe_gap(run))
+    sentences = []
+    if leads:
+        ahead = f"{median(leads):g} steps ahead in the median"
+        sentences.append(
+            f"The early warning came before {sum(map(bool, leads))} of {len(leads)} collapses, {ahead}."
+        )
+    if false:
+        sentences.append(f"It also came in {false} of {others} runs without a collapse.")
+    if now:
+        sentences.append(f"Early signs of a collapse: {'; '.join(now)}.")
+    return " ".join(sentences)
 
 
 def _row(cell: CellCollapse, cells: tuple[str, ...], several: bool) -> TextRow:

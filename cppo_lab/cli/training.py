@@ -242,6 +242,10 @@ def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
         raise UserError(
             f"--max-seeds {most}: the first look is after {schema.FIRST_LOOK} seeds: give so many or more"
         )
+    if options.stop_hopeless:
+        raise UserError(
+            "--stop-hopeless with --until-decided: a stopped run counts in no test: remove one of them"
+        )
     while True:
         verdicts = judged(plan, uri, options.overrides)
         runs = runs_at(plan, {verdict.claim: next_look(verdict, most) for verdict in verdicts})
@@ -340,7 +344,10 @@ def train(
     replace, limits = getattr(options, "replace", False), _limits(options)
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
-    done = launch(plan, uri, replace, retry, finished, without_store, limits, options.keep_going)
+    stop_hopeless = getattr(options, "stop_hopeless", False)
+    done = launch(
+        plan, uri, replace, retry, finished, without_store, limits, options.keep_going, stop_hopeless
+    )
     if quiet and all(state.state in schema.FINISHED for state in done.states.values()):
         return Exit.DONE
     if options.json:
@@ -419,7 +426,8 @@ def _dry_run(
     queued = look(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, getattr(options, "replace", False), finished)
     without_store = getattr(options, "without_store", False)
-    todo, failed, held, not_started = choose(plan, ahead, uri, retry, without_store, _limits(options))
+    leave = getattr(options, "stop_hopeless", False)
+    todo, failed, held, not_started = choose(plan, ahead, uri, retry, without_store, _limits(options), leave)
     states = explained(ahead.states, queued)
     run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
@@ -564,6 +572,11 @@ def launch_arguments(command: CommandParser) -> None:
     )
     command.add_argument(
         "--max-seeds", type=int, metavar="N", help="with it: end after so many of the test seeds"
+    )
+    command.add_argument(
+        "--stop-hopeless",
+        action="store_true",
+        help="stop runs with early signs of a collapse: they have no result, and a launch without this resumes them",
     )
     add_keep_going(command)
 

@@ -13,7 +13,7 @@ from cppo_lab.runs.folder import queued as listed
 from cppo_lab.runs.spool import files
 from cppo_lab.runs.state import Queued, RunFolder, state_of
 
-_ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL)
+_ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL, schema.STOPPED)
 LEDGER = "slurm.db"  # of jobs submitted to Slurm; without it, no module of Slurm is imported
 
 

@@ -43,6 +43,7 @@ from cppo_lab.runs.folder import (
     note_held,
     read_status,
     set_aside,
+    why_stopped,
     write_status,
 )
 from cppo_lab.runs.machine import Environment, deadline, environment, sampling
@@ -241,7 +242,10 @@ class _OpenRun:
         elif not isinstance(how, Interrupted | KeyboardInterrupt):
             recorder.fail(describe(how), "".join(traceback.format_exception(how)))
         elif self.attempt.is_cancelled():
-            recorder.interrupt("cancelled", Cause.CANCELLED)
+            if why := why_stopped(folder):
+                recorder.stop(why)
+            else:
+                recorder.interrupt("cancelled", Cause.CANCELLED)
         else:
             recorder.interrupt(str(how) or f"terminated by {signal.SIGINT.name}")
         self.ended = True

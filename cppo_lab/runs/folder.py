@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,9 @@ STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
 LOCK = "lock"
-CANCELLED = "cancelled"  # holds the time of cancellation, in seconds since the epoch
+CANCELLED = (
+    "cancelled"  # the time of cancellation, in seconds since the epoch; on a second line, why it is stopped
+)
 ASIDE = "replaced"  # the files of results that were replaced, by their names
 # In the folder of all runs.
 IDENTITY = "identity"  # a name of that folder which is the same from every machine and mount point
@@ -213,18 +216,58 @@ def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 # Cancellation, replacement, identity
 
 
-def cancel(folder: Path) -> None:
-    """Mark the run as cancelled: it must not be started, or the process that trains it must end it."""
+def cancel(folder: Path, why: str = "") -> None:
+    """Mark the run as cancelled: it must not be started, or the process that trains it must end it.
+
+    `why`: it is to be recorded as stopped, for this reason.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / CANCELLED, f"{time.time()}\n")
+    replace_file(folder / CANCELLED, f"{time.time()}\n{why}")
 
 
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:
     """Whether the run was cancelled after the moment `since` (seconds since the epoch)."""
     try:
-        return float(read_plain(folder / CANCELLED, LARGEST) or b"") >= since
+        return float(_cancelled(folder)[0]) >= since
     except ValueError:
         return False
+
+
+def why_stopped(folder: Path) -> str:
+    """Why a cancelled run is to be recorded as stopped; empty if it is not."""
+    return one_line(_cancelled(folder)[1])
+
+
+def _cancelled(folder: Path) -> tuple[str, str]:
+    time, _, why = (read_plain(folder / CANCELLED, LARGEST) or b"").decode(errors="replace").partition("\n")
+    return time, why
+
+
+def end_process(folder: Path) -> str:
+    """Send SIGTERM to the process that trains a run; why that cannot be done, or an empty text.
+
+    A batch checks the mark in the run's folder, and ends only this run.
+    """
+    if in_living_batch(folder.parent, folder.name):
+        return ""
+    where = holder(folder)
+    if where is None:
+        return "the process that trains it is not known: wait for it to end" if is_held(folder) else ""
+    host, pid = where
+    if host != socket.gethostname():
+        return f"is trained on {host} (process {pid}): cancel it there"
+    try:
+        process = os.pidfd_open(pid)
+        try:
+            if holder(folder) == where:  # still the same: the pid has not been reused
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return f"process {pid} belongs to another user: ask them"
+    return ""
 
 
 def forget_cancelled(folder: Path) -> None:

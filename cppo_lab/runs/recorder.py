@@ -240,6 +240,10 @@ class Recorder:
         reached = "before its first step" if self.step is None else f"at step {self.step}"
         self._end(schema.PARTIAL, self.step, f"interrupted: {why} {reached}", cause)
 
+    def stop(self, why: str) -> None:
+        """Record that the launch stopped the run; `why` in words."""
+        self._end(schema.STOPPED, self.step, f"{why}; stopped at step {self.step}", Cause.CANCELLED)
+
     def fail(self, reason: str, traceback: str) -> None:
         """Record that the run failed; `reason` is one line, `traceback` becomes an artifact."""
         if self._ended:

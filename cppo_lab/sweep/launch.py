@@ -121,13 +121,21 @@ def launch(
     without_store: bool = False,
     limits: Limits = NO_LIMITS,
     keep_going: bool = False,
+    stop_hopeless: bool = False,
 ) -> Launched:
     """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
 
     `replace`: also retrain runs that were finished with different code. `finished`: ids of finished runs to train
     again, whatever their code. Old results are kept until the new ones exist. `retry`: ids of failed runs to train
     again. `without_store`, `limits`: see `choose`. `keep_going`: begin all runs even if the first three fail alike.
+    `stop_hopeless`: stop runs with early signs of a collapse, and leave those that were. Raises UserError for that with
+    a launcher that does not wait for its jobs.
     """
+    if stop_hopeless and (queue := launcher_of(plan.launcher.name)).queue:
+        raise UserError(
+            f"--stop-hopeless: nobody watches the runs of launcher={plan.launcher.name} (of {queue.title}): choose "
+            "launcher=local, or remove the option"
+        )
     runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
     mirror = mirror_name(plan.tracking.mirror)
     require_folder(runs)
@@ -136,7 +144,7 @@ def launch(
     queued = look(runs, warn=True)
     unheld = end_dead(runs, run_ids, queued)
     ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
-    todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits)
+    todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits, stop_hopeless)
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
@@ -146,7 +154,7 @@ def launch(
         parents = ensure_parents(plan, uri, parents)
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
-    progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo))
+    progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo), stop_hopeless)
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
@@ -359,15 +367,16 @@ def choose(
     retry: Collection[str] = (),
     without_store: bool = False,
     limits: Limits = NO_LIMITS,
+    stop_hopeless: bool = False,
 ) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """The runs to train, and the ids of those left out: that failed with an error, that are held, and, with the reason,
     that do not fit into the `limits` of the whole plan.
 
     If the store does not answer, runs without a record here are held, since they may have been finished elsewhere:
     unless the store is a file in the working folder, or `without_store`. Runs whose hypotheses it cannot register are
-    held in any case. This is said on standard error.
+    held in any case. This is said on standard error. With `stop_hopeless`, runs that were stopped are left.
     """
-    never = schema.FINISHED | {schema.RUNNING}
+    never = schema.FINISHED | {schema.RUNNING} | ({schema.STOPPED} if stop_hopeless else set())
     states = {run.run_id: ahead.states[run.run_id].state for run in plan.runs}
     again = {*retry, *ahead.replaces}
     left = tuple(i for i, state in states.items() if state == schema.FAILED and i not in again)

@@ -16,8 +16,8 @@ from cppo_lab.errors import counted
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.folder import Cause, is_held, read_status
-from cppo_lab.runs.spool import RunRows, score_of, score_text, summarise
+from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
+from cppo_lab.runs.spool import RunRows, early_signs, score_of, score_text, summarise
 from cppo_lab.runs.state import STARTING, WORDS, RunState
 from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
@@ -85,17 +85,20 @@ class Progress:
     validation and end is a line.
 
     `waiting`: the ids of the runs that the launcher is to train, later of those that have not been started. `pace` has
-    the seconds per step of past runs of the same kind, by run id.
+    the seconds per step of past runs of the same kind, by run id. `stop_hopeless`: stop runs with early signs of a
+    collapse.
     """
 
     plan: Plan
     states: Mapping[str, RunState]
     waiting: list[str]
     pace: Mapping[str, float] = field(default_factory=dict)
+    stop_hopeless: bool = False
     running: list[StartedJob] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)  # of the job that ended last, if it was measured
     ended: int = 0
     submitted: int = 0
+    warned: set[str] = field(default_factory=set)  # runs whose early signs have been told
     holds: bool = False
 
     def __post_init__(self) -> None:
@@ -204,6 +207,8 @@ class Progress:
                 for row in rows.news()
                 if score_of(row) is not None and row.time_ms / 1000 >= started.since
             ]
+            if news[run_id] and run_id not in self.warned:
+                self._warn(started, run_id)
         if sys.stderr.isatty():
             return
         if started.job.batch:
@@ -218,6 +223,21 @@ class Progress:
             started.activity, started.told = activity, time.monotonic()
             if activity != STARTING:
                 self.say(f"{self._name_of(started.job)}: {activity}")
+
+    def _warn(self, started: StartedJob, run_id: str) -> None:
+        """Tell the early signs that a run has at its last validation, and stop it if that is asked for."""
+        [attempt] = [attempt for attempt in started.job.attempts if attempt.run_id == run_id]
+        t_stop = self.t_stop[run_id]
+        scores = summarise(started.rows[run_id].scores, t_stop)
+        if scores is None or not (signs := early_signs(scores.last, scores.best)):
+            return
+        self.warned.add(run_id)
+        at = max(started.rows[run_id].scores)
+        self.say(f"{self.name(attempt)}: step {at}/{t_stop}, {signs}")
+        if self.stop_hopeless and at < t_stop:
+            cancel(attempt.folder, f"{signs} at step {at}")
+            if problem := end_process(attempt.folder):
+                self.say(f"{self.name(attempt)}: cannot be stopped: {problem}")
 
     def _tell(self, started: StartedJob, run_id: str, steps: list[int]) -> None:
         """A line for each new validation of a run."""
@@ -364,7 +384,7 @@ def _end_text(attempt: Attempt, held: bool, status: Mapping[str, object]) -> str
         return f"done{_scores(status)}"
     if state == schema.COLLAPSED:
         return f"collapsed: {reason}"
-    if state == schema.PARTIAL:
+    if state in (schema.PARTIAL, schema.STOPPED):
         return str(reason)
     if state == schema.RUNNING:  # killed: nobody has recorded its end yet
         return f"interrupted: {WORDS[Cause.DIED]}"

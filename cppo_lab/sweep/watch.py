@@ -17,7 +17,7 @@ from cppo_lab.tracking.notify import counts
 
 _URGENCY = (
     *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),
-    *(schema.COLLAPSED, schema.DONE, schema.MISSING),
+    *(schema.STOPPED, schema.COLLAPSED, schema.DONE, schema.MISSING),
 )
 _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 

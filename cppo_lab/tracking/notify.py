@@ -1,4 +1,4 @@
-"""Messages to a webhook: a run collapses or fails, or all runs of a launch have ended.
+"""Messages to a webhook: a run has early signs of a collapse, collapses, is stopped, fails; or a launch has ended.
 
 A process of its own beside the launcher, or beside a job that nobody waits for, reads the status of the runs and sends:
 no run waits for the webhook. A run sends a message once for each reason: the claim, an empty file in its folder, comes
@@ -25,6 +25,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import Cause, is_held
+from cppo_lab.runs.spool import early_signs
 from cppo_lab.runs.state import Queued, RunFolder, state_of
 from cppo_lab.spec import digest
 
@@ -33,6 +34,7 @@ EVERY_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 300.0
 ANSWER_SECONDS = 5.0  # for each part of an answer
 SEND_SECONDS = 10.0  # for the whole of it
 LAST_SECONDS = 15.0  # that the end of a launch waits for the last messages
+EARLY_SIGNS = "early signs"  # an event beside the states
 SLACK, SLACK_HOST = "slack", "hooks.slack.com"
 _KEYS = ("variants", "rule", "model", "seed", "step", "t_stop", "reason")  # of a status that a message has
 _COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.notify import main; main()"]
@@ -123,16 +125,24 @@ class _Messages:
         """Send what is new of the runs; False, at the first that could not be sent, if the webhook does not answer."""
         for folder in list(self.folders):
             status = RunFolder(folder).status
-            event, reason = status.get("status"), status.get("reason")
-            if event not in schema.FINISHED | {schema.FAILED} or status.get("updated", 0.0) < self.since:
+            event, signs = status.get("status"), ""
+            if status.get("updated", 0.0) < self.since:
                 continue
+            if event == schema.RUNNING and status.get("score") is not None:
+                signs = early_signs(status["score"], status["best"])
+            if event not in schema.FINISHED | {schema.FAILED, schema.STOPPED} and not signs:
+                continue
+            if signs:  # once a run, whatever its scores then are
+                event, status = EARLY_SIGNS, {**status, "reason": signs}
             values = {"event": event, "run_id": folder.name} | {key: status.get(key) for key in _KEYS}
             text = "run {run_id} ({variants}, {model}, seed {seed}) {event} at step {step}: {reason}".format(
                 **values
             )
-            if event != schema.DONE and not self.send(folder, f"{event} {reason}", values, text):
+            what = event if signs else f"{event} {status.get('reason')}"
+            if event != schema.DONE and not self.send(folder, what, values, text):
                 return False
-            self.folders.remove(folder)
+            if not signs:
+                self.folders.remove(folder)
         return True
 
     def send(self, folder: Path, what: str, values: dict[str, Any], text: str) -> bool:

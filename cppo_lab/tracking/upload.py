@@ -55,7 +55,11 @@ COMPARED = 100  # requests of points for which one comparison with the store is 
 PARAMS = 100  # and on parameters, and on tags
 # MLflow's error codes for a deleted run.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
-_MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all others: FINISHED
+_MLFLOW_STATUS = {
+    schema.FAILED: "FAILED",
+    schema.PARTIAL: "KILLED",
+    schema.STOPPED: "KILLED",
+}  # all others: FINISHED
 TABLE = (
     "answers.json"  # an artifact of the MLflow run: the kept responses, in the format of MLflow's `log_table`
 )

@@ -20,10 +20,9 @@ from cppo_lab.cores.exact.learner import Learner
 from cppo_lab.cores.exact.trainer import train
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.runs.attempt import Attempt, groups
-from cppo_lab.runs.folder import cancel, held, in_living_batch, read_status, write_run_list
+from cppo_lab.runs.folder import cancel, end_process, held, in_living_batch, read_status, write_run_list
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
-from cppo_lab.sweep.cancel import _end_process
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
@@ -193,7 +192,7 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(
         with held(batch):
             assert in_living_batch(Path("runs"), run.name)
             assert not in_living_batch(Path("runs"), "ba9876543210")
-            assert _end_process(run) == ""
+            assert end_process(run) == ""
     assert not in_living_batch(Path("runs"), run.name)
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
+from cppo_lab.runs import folder as run_folder
 from cppo_lab.sweep import cancel as cancel_module
 from cppo_lab.sweep.cancel import cancel
 from cppo_lab.sweep.status import Label, RunStatus
@@ -64,7 +65,7 @@ def test_what_is_said_of_a_process(
     monkeypatch.setattr(signal, "pidfd_send_signal", send)
     monkeypatch.setattr(cancel_module, "PATIENCE_SECONDS", 0.0)
     answers = iter(holders)
-    monkeypatch.setattr(cancel_module, "holder", lambda folder: next(answers))
+    monkeypatch.setattr(run_folder, "holder", lambda folder: next(answers))
     (tmp_path / RUN).mkdir()
     with (tmp_path / RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
