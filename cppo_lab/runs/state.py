@@ -221,5 +221,5 @@ def _stopped(
     """A recorded end. `cause`: None if it was not recorded, as in spools and by versions before 0.2.0."""
     if cause is None:
         cause = Cause.DIED if _SILENT in reason else ""
-    step, t_stop = at if state != schema.FAILED else (None, None)
+    step, t_stop = at if state in (schema.PARTIAL, schema.STOPPED) else (None, None)
     return RunState(state, reason, version, step, t_stop, cause)

@@ -35,6 +35,7 @@ ANSWER_SECONDS = 5.0  # for each part of an answer
 SEND_SECONDS = 10.0  # for the whole of it
 LAST_SECONDS = 15.0  # that the end of a launch waits for the last messages
 EARLY_SIGNS = "early signs"  # an event beside the states
+_TOLD = schema.FINISHED | {schema.FAILED, schema.STOPPED, EARLY_SIGNS}
 SLACK, SLACK_HOST = "slack", "hooks.slack.com"
 _KEYS = ("variants", "rule", "model", "seed", "step", "t_stop", "reason")  # of a status that a message has
 _COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.notify import main; main()"]
@@ -124,24 +125,22 @@ class _Messages:
     def of_runs(self) -> bool:
         """Send what is new of the runs; False, at the first that could not be sent, if the webhook does not answer."""
         for folder in list(self.folders):
-            status = RunFolder(folder).status
-            event, signs = status.get("status"), ""
-            if status.get("updated", 0.0) < self.since:
+            status = dict(RunFolder(folder).status)
+            if status.get("status") == schema.RUNNING and status.get("score") is not None:
+                status["reason"] = early_signs(status["score"], status["best"])
+                status["status"] = EARLY_SIGNS if status["reason"] else schema.RUNNING
+            event, reason = status.get("status"), status.get("reason")
+            if event not in _TOLD or status.get("updated", 0.0) < self.since:
                 continue
-            if event == schema.RUNNING and status.get("score") is not None:
-                signs = early_signs(status["score"], status["best"])
-            if event not in schema.FINISHED | {schema.FAILED, schema.STOPPED} and not signs:
-                continue
-            if signs:  # once a run, whatever its scores then are
-                event, status = EARLY_SIGNS, {**status, "reason": signs}
             values = {"event": event, "run_id": folder.name} | {key: status.get(key) for key in _KEYS}
             text = "run {run_id} ({variants}, {model}, seed {seed}) {event} at step {step}: {reason}".format(
                 **values
             )
-            what = event if signs else f"{event} {status.get('reason')}"
+            # Of early signs once a run, whatever its scores then are.
+            what = event if event == EARLY_SIGNS else f"{event} {reason}"
             if event != schema.DONE and not self.send(folder, what, values, text):
                 return False
-            if not signs:
+            if event != EARLY_SIGNS:
                 self.folders.remove(folder)
         return True
 

@@ -66,6 +66,7 @@ def test_what_is_said_of_a_process(
     monkeypatch.setattr(cancel_module, "PATIENCE_SECONDS", 0.0)
     answers = iter(holders)
     monkeypatch.setattr(run_folder, "holder", lambda folder: next(answers))
+    monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
     (tmp_path / RUN).mkdir()
     with (tmp_path / RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -154,6 +154,31 @@ def test_each_end_that_matters_is_one_message(workspace: Path, receive: Callable
     assert len(receiver.bodies) == 4
 
 
+def test_early_signs_are_told_once_a_run_and_then_its_end(
+    tmp_path: Path, receive: Callable[..., Receiver]
+) -> None:
+    folder, receiver = tmp_path / ("a" * 12), receive()
+    folder.mkdir()
+    status = {
+        "run_id": folder.name,
+        "status": "running",
+        "updated": 9.0,
+        "step": 5,
+        "best": 0.5,
+        "score": 0.5,
+    }
+    messages = notify._Messages(receiver.url, [folder], 1.0)
+    for score in (0.5, 0.05, 0.04, 0.5):
+        write_status(folder, {**status, "score": score})
+        assert messages.of_runs()
+    [signs] = receiver.bodies
+    assert (signs["event"], signs["step"]) == ("early signs", 5)
+    assert "early signs at step 5: early signs of a collapse: score 5.0 %" in signs["text"]
+    write_status(folder, {**status, "status": "collapsed", "reason": "fell"})
+    assert messages.of_runs() and messages.folders == []
+    assert [body["event"] for body in receiver.bodies] == ["early signs", "collapsed"]
+
+
 def test_slack_has_its_form_and_nobody_is_called(workspace: Path, receive: Callable[..., Receiver]) -> None:
     receiver = receive()
     assert main([*LAUNCH, f"notify.url='{receiver.url}#slack'"]) == 4
