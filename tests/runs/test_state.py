@@ -72,7 +72,7 @@ TABLE = [
     row("collapsed; score fell", "collapsed", reason="score fell"),
     row("failed; bad; error", "failed", reason="bad", cause="error"),
     row("partial; step 20/40; why", "partial", reason="why", cause=""),
-    row("stopped; step 20/40; signs; stopped; cancelled", "stopped", reason="signs; stopped at step 20", cause="cancelled"),
+    row("stopped; step 20/40; signs; cancelled", "stopped", reason="signs at step 20", cause="cancelled"),
     row("stopped; step 20/40; signs", "running", step=20, t_stop=40, end=("stopped", "signs")),
     row(f"partial; step 20/40; {DIED}", "partial", reason=DIED, cause=""),
     row(f"partial; step 20/40; {DIED}; died", "partial", reason=f"{DIED} at step 20"),  # before there were causes

@@ -174,9 +174,9 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(
     [signs] = receiver.bodies
     assert (signs["event"], signs["step"]) == ("early signs", 5)
     assert "early signs at step 5: early signs of a collapse: score 5.0 %" in signs["text"]
-    write_status(folder, {**status, "status": "collapsed", "reason": "fell"})
+    write_status(folder, {**status, "status": "stopped", "reason": "signs"})
     assert messages.of_runs() and messages.folders == []
-    assert [body["event"] for body in receiver.bodies] == ["early signs", "collapsed"]
+    assert [body["event"] for body in receiver.bodies] == ["early signs", "stopped"]
 
 
 def test_slack_has_its_form_and_nobody_is_called(workspace: Path, receive: Callable[..., Receiver]) -> None:
