@@ -408,19 +408,23 @@ WARNING_HORIZON = 3  # validations
 _INTERCEPT, _SLOPE = 0.0, 0.0
 
 
-def collapse_risk(last: float, best: float) -> float:
-    """The probability that a run with these scores collapses within WARNING_HORIZON validations."""
+def collapse_risk(last: float | None, best: float | None) -> float | None:
+    """The probability that a run with these scores collapses in WARNING_HORIZON validations; None without scores."""
+    if last is None or best is None:
+        return None
     share = last / best if best - last >= WARNING_MARGIN else 1.0
     return 1 / (1 + exp(-_INTERCEPT - _SLOPE * share))
 
 
-def early_signs(last: float, best: float) -> str:
+def early_signs(last: float | None, best: float | None) -> str:
     """What speaks for a collapse of a run with these scores, and the rule that says so; empty if nothing does."""
-    if best - last < WARNING_MARGIN or last > WARNING_SHARE * best:
+    if last is None or best is None or best - last < WARNING_MARGIN or last > WARNING_SHARE * best:
         return ""
-    risk = f"{100 * collapse_risk(last, best):.0f} % within {WARNING_HORIZON} validations"
-    scores = f"score {100 * last:.1f} % is at most {WARNING_SHARE:g} x its best {100 * best:.1f} %"
-    return f"early signs of a collapse: {scores}, risk {risk} ({WARNING})"
+    risk = collapse_risk(last, best) or 0.0
+    return (
+        f"early signs of a collapse: score {100 * last:.1f} % is at most {WARNING_SHARE:g} x its best {100 * best:.1f} "
+        f"%, risk {100 * risk:.0f} % within {WARNING_HORIZON} validations ({WARNING})"
+    )
 
 
 def score_text(

@@ -127,8 +127,8 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
     if state.step is not None:
         step, t_stop = state.step, state.t_stop
     if state.state == schema.RUNNING:
-        if (last := status.get("score")) is not None and (best := status.get("best")) is not None:
-            risk, signs = collapse_risk(last, best), early_signs(last, best)
+        scores = status.get("score"), status.get("best")
+        risk, signs = collapse_risk(*scores), early_signs(*scores)
         if not job and (process := holder(run.path)):
             job = f"{process[0]}:{process[1]}"
         if status.get("status") == schema.RUNNING and "updated" in status:

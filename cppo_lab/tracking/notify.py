@@ -126,9 +126,9 @@ class _Messages:
         """Send what is new of the runs; False, at the first that could not be sent, if the webhook does not answer."""
         for folder in list(self.folders):
             status = dict(RunFolder(folder).status)
-            if status.get("status") == schema.RUNNING and status.get("score") is not None:
-                status["reason"] = early_signs(status["score"], status["best"])
-                status["status"] = EARLY_SIGNS if status["reason"] else schema.RUNNING
+            signs = early_signs(status.get("score"), status.get("best"))
+            if signs and status.get("status") == schema.RUNNING:
+                status |= {"status": EARLY_SIGNS, "reason": signs}
             event, reason = status.get("status"), status.get("reason")
             if event not in _TOLD or status.get("updated", 0.0) < self.since:
                 continue

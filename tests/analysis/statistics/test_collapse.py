@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cppo_lab import schema
 from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.collapse import (
@@ -19,6 +20,9 @@ from cppo_lab.analysis.statistics.collapse import (
 )
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
+from cppo_lab.reports.collapses import collapse_section
+from cppo_lab.reports.sections import Scored
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
 
@@ -188,3 +192,19 @@ def test_a_claim_about_collapses() -> None:
     board = board_of([broken("a", 1, 0.4), *flat({"a": levels[:1], "b": levels[:2]})])
     verdict = judge(claim, board, run_values(board))
     assert (verdict.outcome, verdict.power.lead) == (VerdictOutcome.UNDECIDED, pytest.approx(0.2))
+
+
+def test_the_page_says_what_the_early_warning_was_worth() -> None:
+    """Of the broken runs one falls at step 40 and ends at 50, the other falls and ends at once."""
+    at_once = MadeRun("a", "m", 1, both({0: 0.1, 30: 0.8, 40: 0.0}), status=schema.COLLAPSED)
+    back = MadeRun("a", "m", 2, both({0: 0.5, 10: 0.1, 100: 0.6}))
+    steady = flat({"b": [0.5, 0.6, 0.7]})
+    falling = MadeRun("b", "m", 3, both({0: 0.5, 10: 0.6, 20: 0.1}), status=schema.RUNNING)
+    risen = MadeRun("b", "m", 4, both({0: 0.5, 10: 0.1, 20: 0.6}), status=schema.STOPPED)
+    board = scored([broken("a", 0, 0.8), at_once, back, *steady, falling, risen], "main")
+    section = collapse_section(Scored("main", "Main", board, ""))
+    assert section is not None
+    assert section.view["summary"] == (
+        "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 5 steps ahead in the median. "
+        "It also came in 1 of 4 runs without a collapse. Early signs of a collapse: b on m, seed 3 (running)."
+    )
