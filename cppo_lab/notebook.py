@@ -145,7 +145,7 @@ class Results:
             sweep, run_id, variant, rule, model, core: text. `run_id` joins with `history` and `outcomes`.
             one column for each axis of the sweep, named by its key (`rule.w_min`): the run's value; missing if it has
             none. seed: Int64; the paper gives none. t_stop: Int64, the training step that ends the window [0, t_stop]
-            in which a run is scored. state: done, collapsed, running, failed, partial or missing, according to the
+            in which a run is scored. state: done, collapsed, running, failed, partial, stopped or missing, by the
             store (`cppo status` also checks the queue and the locks); reason: why it failed, collapsed or was
             interrupted. best, best_step: the selected validation score and its training step: the highest mean over the
             benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:

@@ -221,7 +221,18 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
 
 def launch(options: argparse.Namespace) -> int:
     """Train the runs of a sweep that are not done."""
+    from cppo_lab.launch.launchers import launcher_of
+
     plan, uri = planned(options)
+    if options.stop_hopeless and options.until_decided:
+        raise UserError(
+            "--stop-hopeless with --until-decided: a stopped run counts in no test: remove one of them"
+        )
+    if options.stop_hopeless and launcher_of(plan.launcher.name).queue:
+        name = plan.launcher.name
+        raise UserError(
+            f"--stop-hopeless: nobody watches runs of launcher={name}: choose launcher=local, or remove it"
+        )
     if options.until_decided:
         return _until_decided(plan, uri, options)
     if options.max_seeds is not None:
@@ -241,10 +252,6 @@ def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
     if most < schema.FIRST_LOOK:
         raise UserError(
             f"--max-seeds {most}: the first look is after {schema.FIRST_LOOK} seeds: give so many or more"
-        )
-    if options.stop_hopeless:
-        raise UserError(
-            "--stop-hopeless with --until-decided: a stopped run counts in no test: remove one of them"
         )
     while True:
         verdicts = judged(plan, uri, options.overrides)

@@ -128,14 +128,8 @@ def launch(
     `replace`: also retrain runs that were finished with different code. `finished`: ids of finished runs to train
     again, whatever their code. Old results are kept until the new ones exist. `retry`: ids of failed runs to train
     again. `without_store`, `limits`: see `choose`. `keep_going`: begin all runs even if the first three fail alike.
-    `stop_hopeless`: stop runs with early signs of a collapse, and leave those that were. Raises UserError for that with
-    a launcher that does not wait for its jobs.
+    `stop_hopeless`: stop runs with early signs of a collapse, and leave those that were; its launcher waits for them.
     """
-    if stop_hopeless and (queue := launcher_of(plan.launcher.name)).queue:
-        raise UserError(
-            f"--stop-hopeless: nobody watches the runs of launcher={plan.launcher.name} (of {queue.title}): choose "
-            "launcher=local, or remove the option"
-        )
     runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
     mirror = mirror_name(plan.tracking.mirror)
     require_folder(runs)
