@@ -39,7 +39,7 @@ LINES = {
     "launch quickstart --max-seeds 5": "--max-seeds 5: only valid with --until-decided",
     "launch quickstart --until-decided --max-seeds 2": "--max-seeds 2: the first look is after 4 seeds: give so",
     "launch quickstart --until-decided --stop-hopeless": "--stop-hopeless with --until-decided: a stopped run counts",
-    "launch quickstart launcher=slurm --stop-hopeless": "--stop-hopeless: nobody watches runs of launcher=slurm: choose",
+    "launch quickstart launcher=slurm --stop-hopeless": "--stop-hopeless: nobody watches runs of launcher=slurm:",
     "launch main --until-decided": "--until-decided: main has no hypotheses: state them in its file",
     "launch quickstart --max-gpu-hours nan --dry-run": "argument --max-gpu-hours: invalid amount value: 'nan': see",
     "launch quickstart --max-disk -1 --dry-run": "argument --max-disk: invalid amount value: '-1': see",

@@ -1,0 +1,86 @@
+"""The early warning's judge, by hand and against SciPy; and the product's constants against the evidence."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize
+
+from cppo_lab.runs import spool
+from dev import early_warning
+from dev.early_warning import FILE, RUN, Regression, alarms, eager, plain, read
+
+# Of each run (score by step from 0, the step of its end, whether it collapsed): the features are constant.
+RUNS = {
+    ("fit_a", 0): ([0.5, 0.4, 0.1, 0.1], 15, 1),
+    ("fit_a", 1): ([0.5, 0.2, 0.6, 0.6, 0.3], 20, 0),
+    ("fit_a", 2): ([0.02, 0.001, 0.03, 0.03, 0.03], 20, 0),
+}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> pd.DataFrame:
+    lines = [",".join([*RUN, "step", "score", *early_warning.METRICS, "end", "collapsed"])]
+    for (variant, seed), (scores, end, collapsed) in RUNS.items():
+        for n, score in enumerate(scores):
+            features = ["0.5" if n else ""] * len(early_warning.METRICS)
+            lines.append(
+                ",".join([variant, *map(str, (seed, 5 * n, score)), *features, str(end), str(collapsed)])
+            )
+    path = tmp_path / "made.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return read(path)
+
+
+def test_shares_outcomes_and_alarms_by_hand(rows: pd.DataFrame) -> None:
+    assert rows["step"].tolist() == [
+        5,
+        10,
+        5,
+        10,
+        15,
+        20,
+        5,
+        10,
+        15,
+        20,
+    ]  # neither a start nor a collapse's own
+    assert rows["share"].round(3).tolist() == [0.8, 0.2, 0.4, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert rows["soon"].tolist() == [True, True, *[False] * 8]
+    low = plain("-share")
+    runs = alarms(rows, low(rows), -0.4)
+    assert runs["lead"].tolist()[:1] == [5] and runs["lead"].isna().tolist() == [False, True, True]
+    assert runs["false"].tolist() == [False, True, False]
+    assert runs["watched"].tolist() == [10, 5, 20]
+    # The first threshold that catches the second run has a false alarm in 35 steps.
+    assert eager(rows, low(rows)) == pytest.approx(-0.2)
+    assert math.isinf(eager(rows[rows["collapsed"] == 0], low(rows[rows["collapsed"] == 0]) + np.arange(8)))
+
+
+def test_the_regression_has_the_largest_penalised_likelihood() -> None:
+    generator = np.random.default_rng(3)
+    rows = pd.DataFrame({"a": generator.normal(2, 3, 80), "b": generator.normal(-1, 0.5, 80)})
+    rows["soon"] = generator.random(80) < 1 / (1 + np.exp(-(rows["a"] - 2) / 2))
+    found = Regression(rows, ["a", "b"])
+    z = (rows[["a", "b"]] - rows[["a", "b"]].mean()) / rows[["a", "b"]].std()
+
+    def loss(weights: np.ndarray) -> float:
+        at = weights[0] + z.to_numpy() @ weights[1:]
+        return float(np.sum(np.logaddexp(0, at) - at * rows["soon"]) + 0.5 * np.sum(weights[1:] ** 2))
+
+    assert found.weights == pytest.approx(minimize(loss, np.zeros(3), tol=1e-10).x, abs=1e-4)
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="not collected yet")
+def test_the_product_warns_by_what_the_evidence_gives() -> None:
+    rows = read()
+    fit = rows[rows["variant"].str.startswith("fit")]
+    assert -eager(fit, plain("-share")(fit)) == pytest.approx(spool.WARNING_SHARE, abs=0.005)
+    chance = Regression(fit, ["share"])
+    for best, last in ((0.5, 0.5), (0.5, 0.3), (0.6, 0.1)):
+        expected = chance(pd.DataFrame({"share": [last / best]}))[0]
+        assert spool.collapse_risk(last, best) == pytest.approx(expected, abs=0.005)
+        assert bool(spool.early_signs(last, best)) == (last / best <= spool.WARNING_SHARE)
+    assert not spool.early_signs(0.001, 0.04)
