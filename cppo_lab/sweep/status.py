@@ -17,13 +17,13 @@ from cppo_lab import schema
 from cppo_lab.errors import one_line
 from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
-from cppo_lab.runs.spool import collapse_risk, early_signs
+from cppo_lab.runs.spool import early_signs
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.sweep.columns import RUN_ID, aligned
 
 COLUMNS = (
     *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),
-    *("hours", "gpu_hours", "job", "reason", "last", "best", "best_step", "final_mean", "collapse_risk"),
+    *("hours", "gpu_hours", "job", "reason", "last", "best", "best_step", "final_mean"),
 )
 _RIGHT = frozenset({"seed", "step", "last", "best", "ETA", "hours", "GPU-hours"})
 _LIVE_LAST = (
@@ -53,10 +53,9 @@ class Label:
 class RunStatus:
     """One run and its state.
 
-    `score` (the last), `best` and `final_mean` are fractions, `collapse_risk` of a running run a probability
-    (runs/spool.py), `eta_seconds` the time to its last step at the pace of this attempt; `hours` and `gpu_hours` were
-    used by all attempts together. `job` is the newest Slurm job, or host:pid of the training process. Unknown values
-    are None or empty.
+    `score` (the last), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
+    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
+    Slurm job, or host:pid of the training process. Unknown values are None or empty.
     """
 
     run_id: str
@@ -73,7 +72,6 @@ class RunStatus:
     hours: float | None = None
     gpu_hours: float | None = None
     job: str = ""
-    collapse_risk: float | None = None
 
     @property
     def title(self) -> str:
@@ -122,13 +120,12 @@ def _own_label(run: RunFolder) -> Label:
 
 def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatus:
     """A run that is in this state, with the numbers of its status; older versions wrote fewer."""
-    status, eta, since, risk, signs = run.status, None, 0.0, None, ""
+    status, eta, since, signs = run.status, None, 0.0, ""
     step, t_stop = status.get("step"), status.get("t_stop")
     if state.step is not None:
         step, t_stop = state.step, state.t_stop
     if state.state == schema.RUNNING:
-        scores = status.get("score"), status.get("best")
-        risk, signs = collapse_risk(*scores), early_signs(*scores)
+        signs = early_signs(status.get("score"), status.get("best"))
         if not job and (process := holder(run.path)):
             job = f"{process[0]}:{process[1]}"
         if status.get("status") == schema.RUNNING and "updated" in status:
@@ -150,7 +147,6 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
         hours=hours,
         gpu_hours=hours * status["gpus"] if hours and status.get("gpus") else None,
         job=job,
-        collapse_risk=risk,
     )
 
 

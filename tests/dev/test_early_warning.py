@@ -1,4 +1,4 @@
-"""The early warning's judge, by hand and against SciPy; and the product's constants against the evidence."""
+"""The early warning's judge, by hand and against SciPy."""
 
 import math
 from pathlib import Path
@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from scipy.optimize import minimize
 
-from cppo_lab.runs import spool
 from dev import early_warning
-from dev.early_warning import FILE, RUN, Regression, alarms, eager, plain, read
+from dev.early_warning import RUN, Regression, alarms, eager, plain, read
 
 # Of each run (score by step from 0, the step of its end, whether it collapsed): the features are constant.
 RUNS = {
@@ -71,16 +70,3 @@ def test_the_regression_has_the_largest_penalised_likelihood() -> None:
         return float(np.sum(np.logaddexp(0, at) - at * rows["soon"]) + 0.5 * np.sum(weights[1:] ** 2))
 
     assert found.weights == pytest.approx(minimize(loss, np.zeros(3), tol=1e-10).x, abs=1e-4)
-
-
-@pytest.mark.skipif(not FILE.exists(), reason="not collected yet")
-def test_the_product_warns_by_what_the_evidence_gives() -> None:
-    rows = read()
-    fit = rows[rows["variant"].str.startswith("fit")]
-    assert -eager(fit, plain("-share")(fit)) == pytest.approx(spool.WARNING_SHARE, abs=0.005)
-    chance = Regression(fit, ["share"])
-    for best, last in ((0.5, 0.5), (0.5, 0.3), (0.6, 0.1)):
-        expected = chance(pd.DataFrame({"share": [last / best]}))[0]
-        assert spool.collapse_risk(last, best) == pytest.approx(expected, abs=0.005)
-        assert bool(spool.early_signs(last, best)) == (last / best <= spool.WARNING_SHARE)
-    assert not spool.early_signs(0.001, 0.04)

@@ -54,7 +54,7 @@ def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(
 ) -> None:
     assert main(["launch", *LAUNCH, "--stop-hopeless"]) == 1
     said = capsys.readouterr().err
-    signs = "early signs of a collapse: score 5.0 % is at most "
+    signs = "early signs of a collapse: score 5.0 % is below "
     assert said.count(signs) == 2  # when it is seen, and at the end
     assert "1 of 2 runs are not done (1 stopped)" in said
     [done, (state, reason)] = runs(capsys)
