@@ -335,12 +335,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for rule, native in facts["rules"].items():
             if options.rule in (None, rule):
                 changes, differences = compare(losses, facts["common"] | native, CASES[rule])
-                texts = [
+                settings, equal_if = (
                     ", ".join(f"{key}={value}" for key, value in values.items())
                     for values in (native, changes)
-                ]
+                )
                 what = [f"{name}: {text}" for name, text in differences.items()]
-                rows.append(Row(options.suite, version, rule, *texts, "; ".join(what)))
+                rows.append(Row(options.suite, version, rule, settings, equal_if, "; ".join(what)))
                 print("\n    ".join([f"{rule}: {rows[-1].verdict}", *what]), flush=True)
         if options.csv:
             write_rows(options.csv, rows)
