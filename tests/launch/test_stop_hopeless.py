@@ -27,14 +27,14 @@ def told() -> bool:
 
 @pytest.fixture(autouse=True)
 def core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of seed 1 falls to a tenth of its best score, and waits there; it recovers, also when it is resumed."""
+    """The run of seed 1 falls to a fiftieth of its best score, and waits there; it recovers, also when it is resumed."""
 
     def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
         began = recorder.step or 0
         recorder.begin(began or None)
         recorder.log(0, {SCORE: 0.5})
         if spec.seed and not began:
-            recorder.log(5, {SCORE: 0.05})
+            recorder.log(5, {SCORE: 0.01})
             until("it is stopped or told", told)
         recorder.log(LAST_STEP, {SCORE: 0.6})
         return Outcome(schema.DONE, LAST_STEP)
@@ -54,7 +54,7 @@ def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(
 ) -> None:
     assert main(["launch", *LAUNCH, "--stop-hopeless"]) == 1
     said = capsys.readouterr().err
-    signs = "early signs of a collapse: score 5.0 % is below "
+    signs = "early signs of a collapse: score 1.0 % is below "
     assert said.count(signs) == 2  # when it is seen, and at the end
     assert "1 of 2 runs are not done (1 stopped)" in said
     [done, (state, reason)] = runs(capsys)

@@ -168,12 +168,12 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(
         "score": 0.5,
     }
     messages = notify._Messages(receiver.url, [folder], 1.0)
-    for score in (0.5, 0.05, 0.04, 0.5):
+    for score in (0.5, 0.02, 0.01, 0.5):
         write_status(folder, {**status, "score": score})
         assert messages.of_runs()
     [signs] = receiver.bodies
     assert (signs["event"], signs["step"]) == ("early signs", 5)
-    assert "early signs at step 5: early signs of a collapse: score 5.0 %" in signs["text"]
+    assert "early signs at step 5: early signs of a collapse: score 2.0 %" in signs["text"]
     write_status(folder, {**status, "status": "stopped", "reason": "signs"})
     assert messages.of_runs() and messages.folders == []
     assert [body["event"] for body in receiver.bodies] == ["early signs", "stopped"]

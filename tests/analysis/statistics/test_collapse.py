@@ -197,10 +197,10 @@ def test_a_claim_about_collapses() -> None:
 def test_the_page_says_what_the_early_warning_was_worth() -> None:
     """Of the broken runs one falls at step 40 and ends at 50, the other falls and ends at once."""
     at_once = MadeRun("a", "m", 1, both({0: 0.1, 30: 0.8, 40: 0.0}), status=schema.COLLAPSED)
-    back = MadeRun("a", "m", 2, both({0: 0.5, 10: 0.1, 100: 0.6}))
+    back = MadeRun("a", "m", 2, both({0: 0.5, 10: 0.01, 100: 0.6}))
     steady = flat({"b": [0.5, 0.6, 0.7]})
-    falling = MadeRun("b", "m", 3, both({0: 0.5, 10: 0.6, 20: 0.1}), status=schema.RUNNING)
-    risen = MadeRun("b", "m", 4, both({0: 0.5, 10: 0.1, 20: 0.6}), status=schema.STOPPED)
+    falling = MadeRun("b", "m", 3, both({0: 0.5, 10: 0.6, 20: 0.01}), status=schema.RUNNING)
+    risen = MadeRun("b", "m", 4, both({0: 0.5, 10: 0.01, 20: 0.6}), status=schema.STOPPED)
     board = scored([broken("a", 0, 0.8), at_once, back, *steady, falling, risen], "main")
     section = collapse_section(Scored("main", "Main", board, ""))
     assert section is not None
