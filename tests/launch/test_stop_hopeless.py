@@ -27,7 +27,7 @@ def told() -> bool:
 
 @pytest.fixture(autouse=True)
 def core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of seed 1 falls to a fiftieth of its best score, and waits there; it recovers, also when it is resumed."""
+    """The run of seed 1 falls to a fiftieth of its best, and waits there; it recovers, also when it is resumed."""
 
     def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
         began = recorder.step or 0
