@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,8 @@ from scipy.stats import chi2
 
 from cppo_lab import schema
 from cppo_lab.cores.exact import trainer
-from cppo_lab.cores.exact.learner import GradedResponses, Learner, Recorded
+from cppo_lab.cores.exact.learner import GradedResponses, Learner
+from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.cores.trainer import Minibatch
 from cppo_lab.maths import mismatch
 from cppo_lab.spec import ExactRun
@@ -92,16 +94,17 @@ class Watched(Learner):
 def collect(variants: Sequence[str]) -> None:
     """Train the runs of `variants`, those with equal settings together, and add their validations to the file."""
     torch.set_num_threads(1)
-    trainer.Learner = Watched  # type: ignore[misc]
     for variant in variants:
         runs = [run.spec for run in make_plan(load_sweep("early_warning"), [f"variant={variant}"]).runs]
         specs = [spec for spec in runs if isinstance(spec, ExactRun)]
+        with mock.patch.object(trainer, "Learner", Watched):
+            histories = trainer.histories_together(specs)
         is_new = not FILE.exists()
         with FILE.open("a", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
             if is_new:
                 writer.writerow([*RUN, "step", "score", *METRICS, "end", "collapsed"])
-            for spec, (reason, rows) in zip(specs, trainer.histories_together(specs), strict=True):
+            for spec, (reason, rows) in zip(specs, histories, strict=True):
                 recent: list[dict[str, float]] = []
                 score = schema.validation_metric(schema.MEAN, spec.validation.samples)
                 for step, row in rows:
