@@ -33,6 +33,7 @@ from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import rule_of
+from cppo_lab.testing.suites import SUITES, suite
 
 TOLERANCE = 1e-4  # relative, of the loss and of each token's gradient: the suites compute in float32
 FLOOR = 1e-6  # of gradients, of which a batch's largest is about 0.1: less is rounding
@@ -306,8 +307,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare a suite, or print a table; 0 if no rule differs, 1 if one does."""
-    from cppo_lab.testing.suites import SUITES, suite
-
     parser = argparse.ArgumentParser(
         prog="python -m cppo_lab.testing.across",
         description="Compare the losses of another suite with ours, or print a table of comparisons.",

@@ -6,6 +6,8 @@ does outside of what is called is done here, and named. The temperature is divid
 slime and open-instruct.
 """
 
+from __future__ import annotations
+
 import importlib.abc
 import importlib.machinery
 import sys
