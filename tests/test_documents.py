@@ -158,7 +158,7 @@ def test_names_in_docstrings_and_comments_exist() -> None:
     homes: dict[str, set[str]] = {}
     for path in PRODUCT:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            targets = [node] if isinstance(node, ast.Assign | ast.AnnAssign) else []
+            targets = getattr(node, "targets", [node.target] if isinstance(node, ast.AnnAssign) else [])
             names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
             names += [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
             for name in names:

@@ -63,7 +63,7 @@ def _after_prompt(values: Tensor, prompt: float = 0) -> Tensor:
     return torch.cat([torch.full_like(values[:, :1], prompt), values], 1)
 
 
-def _verl(batch: "Batch", *, loss_mode: str, **settings: Any) -> Iterator[Tensor]:
+def _verl(batch: Batch, *, loss_mode: str, **settings: Any) -> Iterator[Tensor]:
     """`ppo_loss` of its engine workers, which also puts the responses without padding back into rows."""
     policy = _of("verl.workers.config:PolicyLossConfig")(loss_mode=loss_mode)
     config = _of("verl.workers.config:ActorConfig")(policy_loss=policy, **settings)
@@ -86,7 +86,7 @@ def _verl(batch: "Batch", *, loss_mode: str, **settings: Any) -> Iterator[Tensor
         yield _of("verl.workers.utils.losses:ppo_loss")(config, {"log_probs": outputs}, data)[0]
 
 
-def _trl(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
+def _trl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     """`training_step` of a GRPOTrainer with a tiny Llama, whose body gives the logits. Generation is left out."""
     size, rows = batch.logits.shape[-1], len(batch.tokens) // batch.parts
     config, shape = (
@@ -136,7 +136,7 @@ def _trl(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
         yield trainer.training_step(trainer.model, inputs, None)
 
 
-def _prime_rl(batch: "Batch", *, config: str, **settings: Any) -> Iterator[Tensor]:
+def _prime_rl(batch: Batch, *, config: str, **settings: Any) -> Iterator[Tensor]:
     """`compute_loss`, with the tokens of the whole step as its scale."""
     module = "prime_rl.trainer.rl.loss"
     loss = _of(f"{module}:setup_rl_loss_fn")(_of(f"prime_rl.configs.trainer:{config}")(**settings))
@@ -158,7 +158,7 @@ def _prime_rl(batch: "Batch", *, config: str, **settings: Any) -> Iterator[Tenso
         )[0]
 
 
-def _skyrl(batch: "Batch", *, loss: str, **settings: Any) -> Iterator[Tensor]:
+def _skyrl(batch: Batch, *, loss: str, **settings: Any) -> Iterator[Tensor]:
     """A registered policy loss, on advantages that carry the reduction, as in its trainer."""
     module, valid = "skyrl.backends.skyrl_train.utils", batch.valid.float()
     _of("ray:is_initialized").return_value = False  # an empty module: no actor registers the losses
@@ -177,7 +177,7 @@ def _skyrl(batch: "Batch", *, loss: str, **settings: Any) -> Iterator[Tensor]:
         )[0]
 
 
-def _openrlhf(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
+def _openrlhf(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     """`PolicyLoss`, with the counts of the whole step; DeepSpeed's division by the micro-batches cancels with it."""
     loss = _of("openrlhf.models.loss:PolicyLoss")(**settings)
     whole = {"batch_num_tokens": batch.valid.sum(), "global_batch_size": batch.valid.any(1).sum()}
@@ -187,7 +187,7 @@ def _openrlhf(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
         yield loss(logp, part.old_logp(logp), part.token_advantages, part.valid.float(), **whole)[0]
 
 
-def _nemo_rl(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
+def _nemo_rl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     """`ClippedPGLossFn`, with the counts of the whole step."""
     module = "nemo_rl.algorithms.loss.loss_functions"
     loss = _of(f"{module}:ClippedPGLossFn")(_of(f"{module}:ClippedPGLossConfig")(**settings))
@@ -204,7 +204,7 @@ def _nemo_rl(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
         yield loss(logp, data, batch.valid.any(1).sum(), batch.valid.sum())[0]
 
 
-def _slime(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
+def _slime(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     """`loss_function`; Megatron's division by the micro-batches, or by the tokens that slime counts, is done here."""
     module = "slime.backends.megatron_utils.loss"
     mpu = _of(f"{module}:mpu")  # an empty module: one rank
@@ -235,7 +235,7 @@ def _slime(batch: "Batch", **settings: Any) -> Iterator[Tensor]:
     yield from (loss / (sum(counts) if args.calculate_per_token_loss else batch.parts) for loss in losses)
 
 
-def _open_instruct(batch: "Batch", *, loss_fn: str, **settings: Any) -> Iterator[Tensor]:
+def _open_instruct(batch: Batch, *, loss_fn: str, **settings: Any) -> Iterator[Tensor]:
     """`compute_grpo_loss` between the functions that its trainer calls before and after it."""
     module = "open_instruct.grpo_utils"
     config = SimpleNamespace(loss_fn=_of(f"{module}:GRPOLossType")(loss_fn), **settings)
@@ -252,13 +252,5 @@ def _open_instruct(batch: "Batch", *, loss_fn: str, **settings: Any) -> Iterator
         yield _of("open_instruct.rl_utils:masked_mean")(loss, part.valid, None, batch.valid.sum().item())
 
 
-SUITES: Mapping[str, Losses] = {
-    "verl": _verl,
-    "trl": _trl,
-    "prime-rl": _prime_rl,
-    "skyrl": _skyrl,
-    "openrlhf": _openrlhf,
-    "nemo-rl": _nemo_rl,
-    "slime": _slime,
-    "open-instruct": _open_instruct,
-}
+_ADAPTERS = (_verl, _trl, _prime_rl, _skyrl, _openrlhf, _nemo_rl, _slime, _open_instruct)
+SUITES: Mapping[str, Losses] = {each.__name__[1:].replace("_", "-"): each for each in _ADAPTERS}

@@ -117,6 +117,7 @@ STATES = {
     schema.RUNNING: SelectionState.RUNNING,
     schema.FAILED: SelectionState.FAILED,
     schema.PARTIAL: SelectionState.PARTIAL,
+    schema.STOPPED: SelectionState.STOPPED,
     schema.COLLAPSED: COLLAPSE,
 }
 

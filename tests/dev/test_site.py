@@ -29,10 +29,11 @@ Licence: [LICENSE](LICENSE).
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree of five documents, a picture and a licence."""
+    """A tree of six documents, a picture and a licence."""
     root = tmp_path / "tree"
     (root / "docs" / "pictures").mkdir(parents=True)
     (root / "README.md").write_text(README)
+    (root / "AGENTS.md").write_text("# For agents\n")
     (root / "CONTRIBUTING.md").write_text("# Contributing\n\n[two](docs/two.md#a-part)\n")
     (root / "CHANGELOG.md").write_text("# Changes\n")
     (root / "LICENSE").write_text("MIT\n")
@@ -48,7 +49,7 @@ def test_the_navigation_is_the_readme_s_table(tree: Path) -> None:
     assert navigation(tree) == {
         "Users": ["docs/one.md"],
         "Contributors": ["docs/two.md", "CONTRIBUTING.md"],
-        "Further": ["CHANGELOG.md"],
+        "Further": ["AGENTS.md", "CHANGELOG.md"],
     }
     (tree / "README.md").write_text("# Title\n")
     with pytest.raises(DevError, match="no table under `## Documents`"):
@@ -66,7 +67,7 @@ def test_documents_and_what_they_link_to_are_laid_out_as_in_the_tree(tree: Path,
     source = tmp_path / "source"
     stage(tree, source)
     laid = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    documents = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/one.md", "docs/two.md"}
+    documents = {"README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/one.md", "docs/two.md"}
     assert laid == documents | {"LICENSE", "docs/pictures/a.png", "api.rst", "metrics.md", "conf.py"}
     assert (source / "docs" / "two.md").read_bytes() == (tree / "docs" / "two.md").read_bytes()
     assert ":caption: Contributors\n\ndocs/two\nCONTRIBUTING\n" in (source / "README.md").read_text()
