@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cores.verl.test_async import Runs, check_pieces
+from tests.cores.verl.test_async_runs import Runs, check_pieces
 from tests.requirement import VLLM, VLLM_PYTHON
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
