@@ -132,6 +132,15 @@ class Old:
         after = self.points()
         runs = {*done, *killed}
         expected = {name: value for name, value in self.expected["points"].items() if name.split()[0] in runs}
+        # Of a run of the exact core the store now gets the points of validated steps.
+        places = {name: (name.split()[0], name.split()[-1]) for name in expected}
+        thinned = {places[name][0] for name in expected if " exact/" in name}
+        validated = {places[name] for name in expected if " val/" in name}
+        expected = {
+            name: value
+            for name, value in expected.items()
+            if name in before or places[name][0] not in thinned or places[name] in validated
+        }
         assert before.items() <= after.items() and expected.keys() <= after.keys()
         assert all(expected[name] == before[name] for name in before.keys() & expected.keys())
         for run_id in killed:
