@@ -1,4 +1,4 @@
-"""Can a collapse be told early? Trains the runs of `sweeps/early_warning.yaml`, which has the design; judges warnings.
+"""Can a collapse be predicted? Trains the runs of `sweeps/early_warning.yaml`, which has the design; judges warnings.
 
     python -m dev.early_warning collect [VARIANT ...]     # adds to docs/evidence/early_warning.csv; ten seconds a run
     python -m dev.early_warning judge                     # fits on `fit_*`, judges on `rule_*` and `model_*`
@@ -249,10 +249,13 @@ def judge(file: Path = FILE) -> None:
             f"{((held_out['soon'] - fit['soon'].mean()) ** 2).mean():.3f}"
         )
         bins = pd.cut(model(held_out), [0, 0.1, 0.3, 0.6, 1.0], include_lowest=True)
-        told = held_out.assign(said=model(held_out)).groupby(bins, observed=True)
-        print(
-            told.agg(validations=("soon", "size"), said=("said", "mean"), collapsed=("soon", "mean")).round(2)
-        )
+        binned = held_out.assign(predicted=model(held_out)).groupby(bins, observed=True)
+        columns = {
+            "validations": ("soon", "size"),
+            "predicted": ("predicted", "mean"),
+            "collapsed": ("soon", "mean"),
+        }
+        print(binned.agg(**columns).round(2))
         print(
             "mean",
             model.mean.round(4).to_dict(),

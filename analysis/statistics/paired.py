@@ -271,11 +271,11 @@ def effects(
 
 def _changes(place: int, values: Sequence[Value]) -> list[Change]:
     """Of numbers from the lowest to the highest, else from the first value to each of the others."""
-    first, *others = dict.fromkeys(values)
-    numbers = [v for v in (first, *others) if isinstance(v, int | float) and not isinstance(v, bool)]
-    if others and len(numbers) > len(others):
+    first, *later = dict.fromkeys(values)
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if later and len(numbers) == len(values):
         return [(place, min(numbers), max(numbers))]
-    return [(place, first, other) for other in others]
+    return [(place, first, value) for value in later]
 
 
 def _contrasts(cells: Cells, changes: Sequence[Change]) -> list[float]:

@@ -1,6 +1,7 @@
 """`cppo export`: what a run has learned, as a folder that transformers loads; what a sweep has logged, as tables."""
 
 import argparse
+import re
 from pathlib import Path
 
 from cppo_lab import schema
@@ -106,13 +107,15 @@ def evaluate(options: argparse.Namespace) -> int:
     from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.compose import compose
     from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.overrides import quote
     from cppo_lab.sweep.plan import is_run_id
     from cppo_lab.tracking.upload import upload
 
     runs, rows = runs_folder(), []
     data, by_id = [f"data={options.benchmark}"], is_run_id(options.sweep)
     if (file := Path(options.benchmark)).suffix in (".jsonl", ".parquet"):
-        data = ["data=files", f"data.train='{file}'", f"data.validation.{file.stem}='{file}'"]
+        name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
+        data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     if by_id:
         run_ids, uri = [run_by_beginning(runs, options.sweep)], known_store(address.tracking_uri())
     else:

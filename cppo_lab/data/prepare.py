@@ -154,15 +154,15 @@ def distinct_problems(
         rows[problem.messages] += 1
         if read % REPORT_EVERY == 0:
             say(f"{path.name}: {read} rows read, {len(first)} prompts")
-        kept = first.setdefault(problem.messages, problem)
-        if canonical(kept.answer) == canonical(problem.answer):
+        earlier = first.setdefault(problem.messages, problem)
+        if canonical(earlier.answer) == canonical(problem.answer):
             continue
         if benchmark:
             raise UserError(
-                f"{where}: a prompt of {benchmark} has the answers {kept.answer!r} and {problem.answer!r}: "
+                f"{where}: a prompt of {benchmark} has the answers {earlier.answer!r} and {problem.answer!r}: "
                 "keep the right one"
             )
-        seen = answers.setdefault(problem.messages, [kept.answer])
+        seen = answers.setdefault(problem.messages, [earlier.answer])
         if canonical(problem.answer) not in map(canonical, seen):
             seen.append(problem.answer)
     problems = [problem for prompt, problem in first.items() if prompt not in answers]

@@ -29,9 +29,8 @@ STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
 LOCK = "lock"
-CANCELLED = (
-    "cancelled"  # the time of cancellation, in seconds since the epoch; on a second line, why it is stopped
-)
+# Holds the time of cancellation, in seconds since the epoch; on a second line, why the run is stopped.
+CANCELLED = "cancelled"
 ASIDE = "replaced"  # the files of results that were replaced, by their names
 # In the folder of all runs.
 IDENTITY = "identity"  # a name of that folder which is the same from every machine and mount point

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import NOWHERE, ignoring, open_plain, replace_file
 from cppo_lab.schema import (
@@ -401,13 +402,12 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
 
 # Early signs of a collapse. At 0.4, the share of a collapse, most runs recover (docs/evidence/drift.md).
 WARNING = "early warning 1"
-WARNING_SHARE = 0.1  # last / best score
-WARNING_MARGIN = 0.05  # best - last
+WARNING_SHARE = 0.1  # of the best score
 
 
 def early_signs(last: float | None, best: float | None) -> str:
     """What speaks for a collapse of a run with these scores, and the rule that says so; empty if nothing does."""
-    if last is None or best is None or last >= WARNING_SHARE * best or best - last < WARNING_MARGIN:
+    if last is None or best is None or not collapse_reason((best, last), WARNING_SHARE, patience=1):
         return ""
     scores = f"score {100 * last:.1f} % is below {WARNING_SHARE:g} x its best {100 * best:.1f} %"
     return f"early signs of a collapse: {scores} ({WARNING})"

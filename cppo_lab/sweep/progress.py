@@ -98,7 +98,7 @@ class Progress:
     paces: list[float] = field(default_factory=list)  # of the job that ended last, if it was measured
     ended: int = 0
     submitted: int = 0
-    warned: set[str] = field(default_factory=set)  # runs whose early signs have been told
+    warned: set[str] = field(default_factory=set)  # runs whose early signs have been reported
     holds: bool = False
 
     def __post_init__(self) -> None:
@@ -225,14 +225,13 @@ class Progress:
                 self.say(f"{self._name_of(started.job)}: {activity}")
 
     def _warn(self, started: StartedJob, run_id: str) -> None:
-        """Tell the early signs that a run has at its last validation, and stop it if that is asked for."""
-        [attempt] = [attempt for attempt in started.job.attempts if attempt.run_id == run_id]
-        t_stop = self.t_stop[run_id]
-        scores = summarise(started.rows[run_id].scores, t_stop)
-        if scores is None or not (signs := early_signs(scores.last, scores.best)):
+        """Report the early signs that a run has at its last validation, and stop it if that is asked for."""
+        scores, t_stop = started.rows[run_id].scores, self.t_stop[run_id]
+        at = max(scores)
+        if not (signs := early_signs(scores[at], max(scores.values()))):
             return
         self.warned.add(run_id)
-        at = max(started.rows[run_id].scores)
+        [attempt] = [attempt for attempt in started.job.attempts if attempt.run_id == run_id]
         self.say(f"{self.name(attempt)}: step {at}/{t_stop}, {signs}")
         if self.stop_hopeless and at < t_stop:
             cancel(attempt.folder, f"{signs} at step {at}")

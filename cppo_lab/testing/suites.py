@@ -36,7 +36,9 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = names
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        empty = any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in self.names)
+        empty = any(
+            f"{name}.".startswith(f"{absent}.") or absent.startswith(f"{name}.") for absent in self.names
+        )
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if empty else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

@@ -55,11 +55,8 @@ COMPARED = 100  # requests of points for which one comparison with the store is 
 PARAMS = 100  # and on parameters, and on tags
 # MLflow's error codes for a deleted run.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
-_MLFLOW_STATUS = {
-    schema.FAILED: "FAILED",
-    schema.PARTIAL: "KILLED",
-    schema.STOPPED: "KILLED",
-}  # all others: FINISHED
+# All others: FINISHED.
+_MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED", schema.STOPPED: "KILLED"}
 TABLE = (
     "answers.json"  # an artifact of the MLflow run: the kept responses, in the format of MLflow's `log_table`
 )
@@ -523,7 +520,9 @@ class _Shipment:
                 self._send_artifact(TABLE, table)
                 tag = json.dumps([{"path": TABLE, "type": "table"}])
                 self.client.set_tag(record.mlflow_id, TABLE_TAG, tag)
-            self._require_points(history.from_rows(row for row in rows if self._is_sent(row[-1])))
+            if self.validated_points:
+                whole = history.from_rows(row for row in rows if self._is_sent(row[-1]))
+            self._require_points(whole)
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = schema.TAG_REPLACES in tags and not retire(self.client, record.mlflow_id)

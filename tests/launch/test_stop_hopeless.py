@@ -20,7 +20,7 @@ SCORE = schema.validation_metric(schema.MEAN, 16)
 LAST_STEP = 40
 
 
-def told() -> bool:
+def warned() -> bool:
     """Replaced where nobody stops the run."""
     return False
 
@@ -35,7 +35,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
         recorder.log(0, {SCORE: 0.5})
         if spec.seed and not began:
             recorder.log(5, {SCORE: 0.01})
-            until("it is stopped or told", told)
+            until("it is stopped, or its signs are reported", warned)
         recorder.log(LAST_STEP, {SCORE: 0.6})
         return Outcome(schema.DONE, LAST_STEP)
 
@@ -71,16 +71,16 @@ def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(
     assert len(mlflow_runs()) == 2
 
 
-def test_without_the_option_it_is_told_alone(
+def test_without_the_option_its_signs_are_only_reported(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
 
-    def told() -> bool:
+    def warned() -> bool:
         said.append(capsys.readouterr().err)
         return "early signs" in "".join(said)
 
-    monkeypatch.setattr("tests.launch.test_stop_hopeless.told", told)
+    monkeypatch.setattr("tests.launch.test_stop_hopeless.warned", warned)
     assert main(["launch", *LAUNCH]) == 0
     assert "".join([*said, capsys.readouterr().err]).count("early signs of a collapse") == 1
     assert runs(capsys) == [("done", "")] * 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -21,15 +22,15 @@ from cppo_lab.tracking.mirror import mirroring
 from cppo_lab.tracking.sent import unsent
 from tests.conftest import TINY, Command
 from tests.tracking.conftest import LOSS, Attempt
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 FAILING = "def init(**_):\n    raise RuntimeError('no room in the mirror')\n"
 # In a process, with which W&B's own ends. Two mirrors of it send each point once.
 SEND = (
-    "import os, sys, time; from pathlib import Path; from cppo_lab.tracking.mirror import Mirror\n"
+    "import signal, sys; from pathlib import Path; from cppo_lab.tracking.mirror import Mirror\n"
     "mirrors = Mirror(sys.argv[1]), Mirror(sys.argv[1])\n"
     "for mirror in mirrors: mirror.update([Path(sys.argv[2])])\n"
-    "if sys.argv[3:]: time.sleep(3); os._exit(9)  # killed before it has ended a run\n"
+    "if sys.argv[3:]: signal.pause()  # it is killed before it has ended a run\n"
 )
 
 
@@ -86,19 +87,23 @@ def losses(name: str) -> list[tuple[int, float]]:
 def test_no_step_is_lost_or_sent_twice_when_run_and_mirror_are_killed(
     name: str, attempt: Attempt, folder: Path
 ) -> None:
-    def send(*killed: str) -> int:
-        return subprocess.run([sys.executable, "-c", SEND, name, folder, *killed], check=False).returncode
+    def send(*waits: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SEND, name, folder, *waits])
 
     attempt(1, 2, 3)
-    assert send("killed") == 9 and unsent(folder, name)
+    mirrored = send("waits")
+    written = "wandb/offline-run-*/run-*.wandb" if name == "wandb" else "trackio/*.db"
+    until("the package has written", lambda: any(path.stat().st_size for path in Path().glob(written)))
+    mirrored.kill()
+    assert mirrored.wait() == -signal.SIGKILL and unsent(folder, name)
     resumed = attempt(3, 4, after=2)
     resumed.log(5, {LOSS: -5})
     resumed.finish(Outcome("done", 5))
-    assert send() == 0 and not unsent(folder, name)
+    assert send().wait() == 0 and not unsent(folder, name)
     assert losses(name) == [(step, -step) for step in (1, 2, 3, 4, 5)]
-    written = len(list(wandb_losses()))
-    assert send() == 0
-    assert (len(list(wandb_losses())), len(losses(name))) == (written, 5)
+    copies = len(list(wandb_losses()))
+    assert send().wait() == 0
+    assert (len(list(wandb_losses())), len(losses(name))) == (copies, 5)
 
 
 def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:
@@ -168,7 +173,7 @@ def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
     monkeypatch.setenv(mirror.VARIABLE, failing)
     with held(folder):
         run = attempt(1, 2)
-        subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=60)
+        subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=CEILING_SECONDS)
         until("both steps", lambda: calls.exists() and calls.read_text() == "1 2 ")
         run.finish(Outcome("done", 2))
     until("the end", lambda: calls.read_text() == "1 2 end")

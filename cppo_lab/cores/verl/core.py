@@ -123,8 +123,11 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
 
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
     require_same_task(spec, other)
-    one = {"prompts": 1, "minibatch_prompts": 1}  # of which none is trained: the file may have few problems
-    asked = spec.model_copy(update={"data": other.data, "batch": spec.batch.model_copy(update=one)})
+    single_prompt = {
+        "prompts": 1,
+        "minibatch_prompts": 1,
+    }  # of which none is trained: the file may have few problems
+    asked = spec.model_copy(update={"data": other.data, "batch": spec.batch.model_copy(update=single_prompt)})
     if (longest := asked.longest_prompt) > spec.longest_prompt and not isinstance(spec.model, HubModel):
         raise UserError(
             f"benchmark {other.data.name!r} has prompts of {longest} tokens, and the model of run {spec.run_id} was "
