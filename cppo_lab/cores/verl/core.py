@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,14 +103,16 @@ def _train_on(
     assert paths is not None
     resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
     files = planned_files(spec, paths, resources.shared, folder, resume)
-    with _configured(spec, files, resources) as config, _following(folder, answers, sink):
-        try:
-            _run(config)
-        except Interrupted as warned:
-            if warned.number == signal.SIGUSR2:
-                resources.doing("saving the step that is under way")
-                checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
-            raise
+    with _ray_for(files, resources) as ray_init:
+        config = _configuration(spec, files, resources, ray_init)
+        with _following(folder, answers, sink):
+            try:
+                _run(config)
+            except Interrupted as warned:
+                if warned.number == signal.SIGUSR2:
+                    resources.doing("saving the step that is under way")
+                    checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
+                raise
     outcome = checkpoints.read_outcome(folder)
     if outcome is None:
         raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
@@ -119,14 +121,10 @@ def _train_on(
 
 def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, Mapping[str, float]]:
     """As `cores.base.Evaluator`: verl's own validation of the exported best checkpoint, which trains nothing."""
-    from cppo_lab.cores.verl.export import export
-
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
     require_same_task(spec, other)
-    single_prompt = {
-        "prompts": 1,
-        "minibatch_prompts": 1,
-    }  # of which none is trained: the file may have few problems
+    # None is trained, and the file may have few problems.
+    single_prompt = {"prompts": 1, "minibatch_prompts": 1}
     asked = spec.model_copy(update={"data": other.data, "batch": spec.batch.model_copy(update=single_prompt)})
     if (longest := asked.longest_prompt) > spec.longest_prompt and not isinstance(spec.model, HubModel):
         raise UserError(
@@ -135,10 +133,14 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
         )
     with TemporaryDirectory(prefix="cppo-") as place:
         folder = Path(place)
-        (folder / "model").mkdir()
-        step = export(spec, resources.shared, folder / "model", resources.doing).step
+        (model := folder / "model").mkdir()
         files = planned_files(asked, resources.paths, resources.shared, folder)
-        with _configured(asked, replace(files, model=str(folder / "model")), resources) as config:
+        files = replace(files, model=str(model))
+        with _ray_for(files, resources) as ray_init:
+            from cppo_lab.cores.verl.export import export  # which loads Ray, too
+
+            step = export(spec, resources.shared, model, resources.doing).step
+            config = _configuration(asked, files, resources, ray_init)
             config.trainer.val_only = True
             _run(config)
         [(_, (_, metrics))] = checkpoints.rows(folder)
@@ -147,24 +149,29 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
     return step, {name: metrics[schema.validation_metric(name, samples)] for name in names}
 
 
-@contextmanager
-def _configured(spec: VerlRun, files: Files, resources: Resources) -> Iterator[Any]:
-    """verl's configuration for a run, while its Ray is there."""
-    layout = resources.layout
-    assert layout is not None
+def _ray_for(files: Files, resources: Resources) -> AbstractContextManager[dict[str, Any]]:
+    """As `own_ray`, for a run with these files."""
+    assert resources.layout is not None
     resources.doing("starting Ray")
     offline = Path(files.model).is_absolute()
-    with own_ray(layout, resources.memory_gb, resources.allocation, offline) as ray_init:
-        resources.doing("importing verl")
-        # Imported here: Ray and verl read the environment when they are loaded.
-        from cppo_lab.cores.verl.config import check_config, verl_config
+    return own_ray(resources.layout, resources.memory_gb, resources.allocation, offline)
 
-        require_files(spec, files, resources.shared)
-        config = verl_config(spec, layout, files, resources.answers, resources.mismatch, resources.deadline)
-        config.ray_kwargs.ray_init = ray_init
-        check_config(spec, layout, config)
-        resources.doing("starting verl's trainer")
-        yield config
+
+def _configuration(spec: VerlRun, files: Files, resources: Resources, ray_init: dict[str, Any]) -> Any:
+    """verl's configuration for a run. Called while its Ray is there, since Ray and verl read the environment when they
+    are loaded.
+    """
+    resources.doing("importing verl")
+    from cppo_lab.cores.verl.config import check_config, verl_config
+
+    layout = resources.layout
+    assert layout is not None
+    require_files(spec, files, resources.shared)
+    config = verl_config(spec, layout, files, resources.answers, resources.mismatch, resources.deadline)
+    config.ray_kwargs.ray_init = ray_init
+    check_config(spec, layout, config)
+    resources.doing("starting verl's trainer")
+    return config
 
 
 # For vLLM's CPU build: 1 GiB of KV cache; threads are not bound to cores; nothing is compiled, which would take longer
