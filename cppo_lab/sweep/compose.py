@@ -219,11 +219,13 @@ def groups_set_by(rule: str) -> tuple[str, ...]:
 class _Combination:
     """Hydra's composition of group choices, to be read only.
 
-    `keys`: dotted names of the values. `alone`: top-level keys that no reference names.
+    `keys`: dotted names of the values. `scalars`: top-level keys of values. `alone`: top-level keys that no reference
+    names.
     """
 
     config: DictConfig
     keys: frozenset[str]
+    scalars: frozenset[str]
     alone: frozenset[str]
 
 
@@ -249,7 +251,8 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
     # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
-    return _Combination(config, frozenset(_dotted(values)), alone)
+    scalars = frozenset(name for name, value in values.items() if not isinstance(value, dict | list))
+    return _Combination(config, frozenset(_dotted(values)), scalars, alone)
 
 
 def _add_installed(choice: Override) -> None:
@@ -286,6 +289,10 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=100_000)
 def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> str:
+    if len(texts) == 1 and name in _combination(choices).scalars:
+        given = read(texts[0])
+        if given.key == name and given.kind == "value":  # no copy of everything for each of hundreds of seeds
+            return json.dumps(given.value)
     config = _config(choices, texts)
     try:
         value = "???" if OmegaConf.is_missing(config, name) else config[name]
