@@ -117,9 +117,11 @@ def fewest(chance: Chance) -> int | None:
     """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
     MOST.
     """
-    low, high = 1, MOST
-    if chance(high) < POWER:
-        return None
+    low, high = 1, 2
+    while chance(high) < POWER:  # upwards, since many runs take long to simulate
+        if high == MOST:
+            return None
+        low, high = high, min(2 * high, MOST)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= POWER else (middle, high)
@@ -258,11 +260,13 @@ def _simulated(
     for model, of_model in scores.items():
         shared = math.sqrt(design.correlation) * of_seeds.normal(0.0, deviation, (STUDIES, seeds))
         of_run = math.sqrt(1 - design.correlation) * deviation
+        compared = pairs(claim, tuple(of_model))
         runs = {
             variant: rng.normal(score, of_run, (STUDIES, seeds)) + shared
             for variant, score in of_model.items()
+            if any(variant in pair for pair in compared)
         }
-        for variant, against in pairs(claim, tuple(of_model)):
+        for variant, against in compared:
             if not {variant, against} <= runs.keys():
                 return 0.0, seeds  # like a verdict without runs on one side
             sides[variant, against][model] = runs[variant], runs[against]

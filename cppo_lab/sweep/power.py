@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from statistics import fmean, variance
 
 from cppo_lab import schema
@@ -115,6 +116,7 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         for name, models in cells.items()
     }
     hypotheses = [claim for sweep in plan.sweeps for claim in claims_of(sweep, plan.is_study)]
+    of_paper = cache(lambda sweep: _paper_means(plan, sweep, cells[sweep], question.best_steps))
     powers: list[PlannedPower] = []
     for claim in [*hypotheses, *claims_about(variants, plan.is_study)]:
         if claim.of_errors:
@@ -127,7 +129,7 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
             lead = claim.lead if question.effect is None else question.effect / 100
             means = _means_with(claim, planned, lead, lengths)
         elif question.effect is None:
-            means = _paper_means(plan, claim.sweep, question.best_steps)
+            means = of_paper(claim.sweep)
         elif claim.kind is Kind.TREND:
             continue  # one lead for all lengths implies no growth
         else:
@@ -235,7 +237,7 @@ def _means_with(
     }
 
 
-def _paper_means(plan: Plan, sweep: str, best_steps: bool) -> Means:
+def _paper_means(plan: Plan, sweep: str, cells: Mapping[str, Mapping[str, int]], best_steps: bool) -> Means:
     """The paper's final means, or best steps, for the models of the plan: each stands for the published model at its
     place.
     """
@@ -262,7 +264,7 @@ def _paper_means(plan: Plan, sweep: str, best_steps: bool) -> Means:
         slug = run.model.lower().replace("-", "_").replace(".", "_")
         for model, original in stands_for.items():
             if original == slug:
-                variants = tuple(planned_cells(plan, sweep).get(model, ()))
+                variants = tuple(cells.get(model, ()))
                 means.setdefault(model, {})[named(run.sweeps[sweep], variants)] = score
     return means
 
