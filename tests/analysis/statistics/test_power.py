@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.power import (
     reached_power,
     spread_power,
 )
-from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, run_values
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge
 from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import board_of, flat
@@ -38,6 +38,11 @@ def judged(claim: Claim, runs: list[MadeRun]) -> Verdict:
     return judge(claim, board, run_values(board))
 
 
+def at(run: RunValues, score: float) -> RunValues:
+    """The run with a flat curve at `score`."""
+    return replace(run, best=score, corrected=score, final=score, area=score)
+
+
 def t_power(lead: float, error: float, degrees: int) -> float:
     """Of a one-sided t test at 2.5 %."""
     return float(stats.nct.sf(stats.t.ppf(0.975, degrees), degrees, lead / error))
@@ -52,15 +57,14 @@ def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
     claim: Claim, scores: dict[str, dict[str, float]], deviation: float
 ) -> None:
     studies, seeds, rng, supported = 150, 4, np.random.default_rng(1), 0
+    board = board_of(
+        [run for model in scores for run in flat(dict.fromkeys(scores[model], [0.3] * seeds), model)]
+    )
     for _ in range(studies):
-        runs = [
-            run
-            for model, levels in scores.items()
-            for run in flat(
-                {name: rng.normal(level, deviation, seeds) for name, level in levels.items()}, model
-            )
-        ]
-        supported += judged(claim, runs).outcome is VerdictOutcome.SUPPORTED
+        runs = FinishedRuns(
+            at(run, rng.normal(scores[run.model][run.variant], deviation)) for run in run_values(board)
+        )
+        supported += judge(claim, board, runs).outcome is VerdictOutcome.SUPPORTED
     power = planned_power(claim, scores, deviation, seeds).power
     error = (power * (1 - power) * (1 / studies + 1 / STUDIES)) ** 0.5
     assert 0.1 < power < 0.995
@@ -91,8 +95,14 @@ def test_planned_power_is_that_of_a_paired_t_test(
 def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_verdicts(effect: float) -> None:
     seeds, studies, rng = 8, 80, np.random.default_rng(2)
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
+    board = board_of(flat({"a": [0.3] * seeds, "b": [0.3] * seeds}))
+    levels = {"a": 0.3 + effect, "b": 0.3}
     verdicts = [
-        judged(claim, flat({"a": rng.normal(0.3 + effect, 0.015, seeds), "b": rng.normal(0.3, 0.015, seeds)}))
+        judge(
+            claim,
+            board,
+            FinishedRuns(at(run, rng.normal(levels[run.variant], 0.015)) for run in run_values(board)),
+        )
         for _ in range(studies)
     ]
     planned = planned_power(claim, {"m": {"a": 0.3 + effect, "b": 0.3}}, 0.015, seeds)
