@@ -28,7 +28,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests import reaper
-from tests.tiers import CHOICES, tier
+from tests.tiers import CHOICES, tier, tiers_in
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -110,7 +110,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     chosen = config.option.tier
     if chosen is None or not collection_path.is_file():
         return None
-    return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
+    return None if tiers_in(collection_path.relative_to(ROOT)) & CHOICES[chosen] else True
 
 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all; and the files that take
@@ -156,8 +156,12 @@ def _group(nodeid: str) -> tuple[int, str]:
     return found
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups first, or one of them would be left to a single process at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Only the tests of the chosen tier; the longest groups first, or one of them would be left to a single process at
+    the end.
+    """
+    if (chosen := config.option.tier) is not None:
+        items[:] = [i for i in items if tier(i.path.relative_to(ROOT), i.name) in CHOICES[chosen]]
     items.sort(key=lambda item: _group(item.nodeid)[0])
 
 

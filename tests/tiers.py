@@ -1,6 +1,6 @@
 """Which tests run when. `make test` and plain `pytest`: fast. `make test-all`: fast and full. `make soak`: soak.
 
-Naming files or folders on the command line runs whatever is in them. A folder or file that is not listed is fast.
+Naming files or folders on the command line runs whatever is in them. What is not listed is fast.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ FAST: Final = "fast"  # on any machine, with nothing but Python: eight minutes o
 FULL: Final = "full"  # needs a server, an apt package, root, or minutes
 SOAK: Final = "soak"  # finds rare things by volume or chance; not in CI
 
-# Path below tests/ -> tier and why. The longest path that fits counts.
+# Path below tests/, or path::test -> tier and why. The longest that fits counts.
 TIERS: Final[dict[str, tuple[str, str]]] = {
     "analysis/test_histories_of_server.py": (FULL, "an MLflow server"),
     "benchmarks/test_gpu_kit.py": (FULL, "makes a bare environment, and runs the whole kit on the CPU"),
@@ -27,7 +27,13 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         "launches, kills and resumes in every way; test_main_job.py has one of each",
     ),
     "launch/slurm": (FULL, "Slurm and root"),
+    "launch/slurm/test_containers.py::test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it[pyxis]": (
+        SOAK,
+        "two minutes; with Apptainer it is in the full tier",
+    ),
     "launch/slurm/test_several_nodes.py": (FAST, "needs no Slurm"),
+    "launch/slurm/test_two_accounts.py::test_both_launch_a_new_folder_at_once": (SOAK, "two minutes"),
+    "launch/slurm/test_two_accounts.py::test_one_submits_and_the_other_sees_it": (SOAK, "two minutes"),
     "old_store": (FULL, "thirty commands, of which seven train: 40 s"),
     "reports/test_exact_report.py": (FULL, "trains sixteen short runs"),
     "reports/test_latex.py": (FULL, "LaTeX"),
@@ -35,6 +41,15 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "search/test_worker.py": (FULL, "searches that train"),
     "servers": (FULL, "an MLflow server, PostgreSQL"),
     "slurm": (FULL, "Slurm and root"),
+    "slurm/test_ray_nodes.py::test_a_preflight_starts_and_resumes_on_two_machines": (
+        SOAK,
+        "two starts of Ray: ten minutes of two cores; on one machine it is in the full tier",
+    ),
+    "slurm/test_ray_nodes.py::test_machines_join_from_containers[apptainer]": (SOAK, "a start of Ray"),
+    "slurm/test_ray_nodes.py::test_two_jobs_share_two_machines_and_each_ends_without_the_other": (
+        SOAK,
+        "two starts of Ray",
+    ),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
     "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores: 50 s"),
     "cli/test_ui_server.py": (FULL, "MLflow servers"),
@@ -50,10 +65,16 @@ CHOICES: Final[dict[str, frozenset[str]]] = {
 }
 
 
-def tier(path: Path) -> str:
-    """The tier of a file, by its path below tests/."""
-    parts = path.parts
-    for length in range(len(parts), 0, -1):
-        if found := TIERS.get("/".join(parts[:length])):
+def tier(path: Path, test: str = "") -> str:
+    """The tier of a file by its path below tests/, or of a test in it by its name, without parameters or with them."""
+    names = [f"{path.as_posix()}::{name}" for name in (test, test.partition("[")[0])]
+    for name in (*names, path.as_posix(), *(folder.as_posix() for folder in path.parents)):
+        if found := TIERS.get(name):
             return found[0]
     return FAST
+
+
+def tiers_in(path: Path) -> set[str]:
+    """The tiers of the tests of a file, by its path below tests/."""
+    named = {reason[0] for name, reason in TIERS.items() if name.startswith(f"{path.as_posix()}::")}
+    return {tier(path), *named}
