@@ -211,14 +211,19 @@ def environment() -> Environment:
     return Environment({key: redacted(value)[:_MOST] for key, value in tags.items() if value}, installed)
 
 
+_NAME_AND_VERSION = re.compile(r"^(Name|Version):\s*(\S+)", re.MULTILINE)
+
+
 def packages() -> list[str]:
     """`name==version` of everything that is installed, sorted: the text of a `requirements.txt`."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
-        # A folder that an interrupted installation left has no name; importlib_metadata, if loaded, raises for it.
-        with contextlib.suppress(FileNotFoundError):
-            if name := distribution.metadata["Name"]:
-                versions.setdefault(name, distribution.version)  # the first on the path is imported
+        # A folder that an interrupted installation left has no file. `distribution.metadata` parses whole descriptions,
+        # which takes half of the time of a short run's attempt.
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        fields = dict(_NAME_AND_VERSION.findall(text.partition("\n\n")[0]))
+        if fields.keys() == {"Name", "Version"}:
+            versions.setdefault(fields["Name"], fields["Version"])  # the first on the path is imported
     return [f"{name}=={versions[name]}" for name in sorted(versions, key=str.casefold)]
 
 

@@ -20,8 +20,8 @@ from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import TaskRunner, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 
-STALENESS = (0, 1, 2)
-STEPS, EVERY = 6, 3
+STALENESS = (0, 2)
+STEPS, EVERY = 4, 2
 RANKS = 2
 SETTINGS = [
     "model=tiny_qwen3", "rule=cppo", "seed=3", f"training.t_stop={STEPS}", f"validation.every={EVERY}",

@@ -75,7 +75,7 @@ class Machine:
         self.server, self.asleep = step, False
 
 
-@pytest.mark.parametrize("start", [0, 1, 4])
+@pytest.mark.parametrize("start", [0, 1, 3])
 @pytest.mark.parametrize("staleness", [0, 1, 2, 100])
 def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int, start: int) -> None:
     """In verl's order of calls, from the start or a checkpoint; training goes on from its own policy."""

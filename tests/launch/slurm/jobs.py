@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from cppo_lab.launch.slurm.queue import view
 from cppo_lab.launch.slurm.submit import SlurmSpec
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import ResourcesSpec
@@ -115,6 +116,12 @@ def most_at_once(runs: Path) -> int:
 def begun(runs: Path) -> Counter[str]:
     """How often each job has begun."""
     return Counter(name for name, what in notes(runs) if what == "begin")
+
+
+def nothing_queued(runs: Path) -> bool:
+    """Whether Slurm says that none of the jobs is in its queue; a machine under load may not answer in time."""
+    seen = view(runs)
+    return not seen.silent and not seen.here
 
 
 def ended(runs: Path, jobs: Sequence[Noted]) -> bool:

@@ -10,7 +10,7 @@ from cppo_lab.launch.slurm.queue import LEFT, ended_as, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.conftest import ROOT
-from tests.launch.slurm.jobs import Long, Noted, begun, slurm_spec
+from tests.launch.slurm.jobs import Long, Noted, begun, nothing_queued, slurm_spec
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -27,7 +27,7 @@ def test_why_a_job_is_gone_that_the_queue_has_forgotten(
     launch_slurm([Noted(tmp_path, "ends"), Long(tmp_path, "cancelled")], slurm_spec(), lambda event: None)
     until("one has ended", lambda: set(in_queue(tmp_path)) == {"cancelled"} and begun(tmp_path)["cancelled"])
     cluster.call("scancel", in_queue(tmp_path)["cancelled"].job)
-    until("both are gone", lambda: not in_queue(tmp_path))
+    until("both are gone", lambda: nothing_queued(tmp_path))
     with Ledger(tmp_path) as ledger:
         tasks = [ledger.newest_tasks()[name].job for name in expected]
         if accounts:  # which lag behind the queue

@@ -17,7 +17,16 @@ from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
 from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
-from tests.launch.slurm.jobs import Noted, begun, ended, most_at_once, notes, slurm_spec, takes
+from tests.launch.slurm.jobs import (
+    Noted,
+    begun,
+    ended,
+    most_at_once,
+    notes,
+    nothing_queued,
+    slurm_spec,
+    takes,
+)
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -78,7 +87,7 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     until("the late one has ended", lambda: ended(tmp_path, [late]))
     assert begun(tmp_path).total() == 4 + 1
     (tmp_path / "gate").touch()
-    until("the queue is empty", lambda: not in_queue(tmp_path))
+    until("the queue is empty", lambda: nothing_queued(tmp_path))
     assert begun(tmp_path) == Counter([job.name for job in [*jobs, late]])
     assert most_at_once(tmp_path) <= 4 + 1
     with Ledger(tmp_path) as ledger:

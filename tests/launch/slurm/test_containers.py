@@ -15,7 +15,7 @@ from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm import holding
 from tests.launch.slurm.containers import PROJECT, RUNTIMES, make_image, overrides, settings, stand_ins
-from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.launch.slurm.jobs import Noted, nothing_queued, slurm_spec
 from tests.launch.slurm.test_runs import LONG, Points, attempts, histories, run_id, states, strike
 from tests.waiting import until
 
@@ -79,7 +79,7 @@ def test_inside_is_what_the_run_needs_and_nothing_else(
     jobs = [Looks(elsewhere, "one"), Looks(elsewhere, "two nodes", nodes=2)]
     setup = ("set -e", "export OF_SETUP=1")
     launch_slurm(jobs, slurm_spec(container=container, setup=setup), lambda event: None)
-    until("the queue is empty", lambda: not in_queue(elsewhere))
+    until("the queue is empty", lambda: nothing_queued(elsewhere))
     for name in ("one-0", "two nodes-0", "two nodes-1"):
         seen = json.loads((elsewhere / f"{name}.json").read_text())
         environment = seen["environment"]
@@ -146,7 +146,7 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
         return not left
 
     until("each has met its fate", strike_those_that_train)
-    until("the queue is empty", lambda: not in_queue(tmp_path / "runs"))
+    until("the queue is empty", lambda: nothing_queued(tmp_path / "runs"))
     found = {fate: states(sweep)[ids[fate]] for fate, sweep in sweeps.items()}
     recorded = histories(tmp_path)
     for fate in ("warned", "requeued", "preempted"):

@@ -19,11 +19,10 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from cppo_lab.launch.slurm import queue, submit
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from dev.slurm.daemons import everything
-from tests.launch.slurm.jobs import Noted, begun, ended, slurm_spec
+from tests.launch.slurm.jobs import Noted, begun, ended, nothing_queued, slurm_spec
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -88,7 +87,7 @@ def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
     assert len(shown) == len(jobs)
     slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
     until("all have ended", lambda: ended(runs, jobs))
-    until("the queue is empty", lambda: not in_queue(runs))
+    until("the queue is empty", lambda: nothing_queued(runs))
     assert begun(runs) == Counter(job.name for job in jobs)
 
 

@@ -18,6 +18,7 @@ from cppo_lab.tracking.client import open_client
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
+from tests.launch.slurm.jobs import nothing_queued
 from tests.launch.test_launch import mlflow_runs
 from tests.waiting import until
 
@@ -125,7 +126,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         failed = ids["its node failed"]
         until("it waits", lambda: in_queue(folder / "runs")[failed].state == "PENDING")
         bare_slurm.call("scontrol", "update", f"JobId={jobs[failed].job}", "ReqNodeList=n4")
-        until("the queue is empty", lambda: not in_queue(folder / "runs"))
+        until("the queue is empty", lambda: nothing_queued(folder / "runs"))
         bare_slurm.resume_node("n2")
         # Nothing is left to do, and ends are recorded.
         assert main(["launch", *sweep_of("warned"), SLURM]) == 0
