@@ -14,6 +14,7 @@ The last line is JSON, see `common.py`.
 """
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     Estimate,
+    Share,
     bootstrap,
     holm,
     mean_estimate,
@@ -53,9 +55,16 @@ def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.gumbel(size=shape) - EULER) / GUMBEL_STD
 
 
-def holds(found: Estimate | None, truth: float) -> bool:
+def holds(found: Estimate | Share | None, truth: float) -> bool:
     """Whether the interval holds the truth; no interval does not."""
-    return found is not None and None not in (found.low, found.high) and found.low <= truth <= found.high
+    if found is None or found.low is None or found.high is None:
+        return False
+    return found.low <= truth <= found.high
+
+
+def share(studies: Iterable[bool]) -> float:
+    """Of the studies in which it is true."""
+    return float(np.mean([*studies]))
 
 
 def coverage(studies: int) -> Rows:
@@ -64,11 +73,11 @@ def coverage(studies: int) -> Rows:
         for n in SEEDS:
             rng = np.random.default_rng(n)
             values = 0.3 + 0.02 * draw(rng, (studies, n))
-            ours = np.mean([holds(mean_estimate(row.tolist()), 0.3) for row in values])
+            ours = share(holds(mean_estimate(row.tolist()), 0.3) for row in values)
             columns = {"ours": ours, "percentile": percentile(values[:, None], "mean", 0.3, rng)}
             yield f"one model, mean, {n} seeds, {draw.__name__}", columns
             pairs = 0.02 * draw(rng, (studies, n)) - 0.01 * draw(rng, (studies, n))
-            ours = np.mean([holds(mean_estimate(row.tolist()), 0.0) for row in pairs])
+            ours = share(holds(mean_estimate(row.tolist()), 0.0) for row in pairs)
             yield f"one model, paired difference, {n} seeds, {draw.__name__}", {"ours": ours}
         for name, statistic in AGGREGATES.items():
             many = LEVELS[:, None] + SPREADS[:, None] * draw(np.random.default_rng(0), (4, 400_000))
@@ -76,7 +85,7 @@ def coverage(studies: int) -> Rows:
             for n in SEEDS:
                 rng = np.random.default_rng(n)
                 drawn = LEVELS[:, None] + SPREADS[:, None] * draw(rng, (studies, 4, n))
-                ours = np.mean([holds(bootstrap(list(x), statistic, rng, RESAMPLES), truth) for x in drawn])
+                ours = share(holds(bootstrap(list(x), statistic, rng, RESAMPLES), truth) for x in drawn)
                 columns = {"ours": ours, "percentile": percentile(drawn, name, truth, rng)}
                 yield f"four models, {name}, {n} seeds, {draw.__name__}", columns
 
@@ -84,7 +93,7 @@ def coverage(studies: int) -> Rows:
 def percentile(drawn: np.ndarray, name: str, truth: float, rng: np.random.Generator) -> float:
     """The share of studies [studies, models, seeds] whose percentile bootstrap holds the truth."""
     plain = [percentile_interval(list(x), AGGREGATES[name], rng, RESAMPLES) for x in drawn]
-    return float(np.mean([low <= truth <= high for low, high in plain]))
+    return share(low <= truth <= high for low, high in plain)
 
 
 def improvement(studies: int) -> Rows:
@@ -98,7 +107,7 @@ def improvement(studies: int) -> Rows:
                 pairs = zip(ours, theirs, strict=True)
                 estimates = [probability_of_improvement(list(a), list(b)) for a, b in pairs]
                 bounded = [each for each in estimates if each.low is not None]
-                columns[f"P = {truth:.2f}"] = np.mean([holds(each, truth) for each in bounded])
+                columns[f"P = {truth:.2f}"] = share(holds(each, truth) for each in bounded)
             yield f"{models} {'model' if models == 1 else 'models'}, {n} seeds", columns
 
 

@@ -46,6 +46,8 @@ class Nothing:
     fresh_process: bool = False
     nodes: int = 1
     gpus: int = 0
+    cpus: None = None
+    places: tuple[Path, ...] = ()
     resources: None = None
 
     @property

@@ -45,6 +45,7 @@ from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
+from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 
 HUGGING_FACE = importlib.util.find_spec("transformers") is not None
@@ -131,6 +132,7 @@ class PlainTrainer:
     def loss(self, batch: GradedRollout, rows: Tensor) -> Tensor:
         """Minus the mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A)."""
         rollout, rule = batch.rollout.select(rows), self.spec.rule
+        assert rule.clip_low is not None and rule.clip_high is not None, "it is grpo"
         prompts, responses, valid = rollout.prompts[rollout.group], rollout.responses, rollout.valid()
         tokens = torch.cat([prompts, responses], dim=1)[:, :-1]
         present = torch.cat([prompts != self.pad, valid], dim=1)[:, :-1]
@@ -156,13 +158,16 @@ def speeds(folder: Path, rounds: int, warm_steps: int) -> dict[str, list[float]]
     resources = Resources(folder, folder, device="cpu")
     # Speed does not depend on how good the start is.
     start = [f"model.warm_start.steps={warm_steps}", "model.warm_start.target_accuracy=null"]
-    trainers = {rule: Trainer(compose([f"rule={rule}", *start]).run, resources) for rule in ("grpo", "cppo")}
+    runs = {rule: compose([f"rule={rule}", *start]).run for rule in ("grpo", "cppo")}
+    trainers = {rule: Trainer(run, resources) for rule, run in runs.items() if isinstance(run, MiniRun)}
     trainers[WITHOUT] = Trainer(trainers["cppo"].spec, replace(resources, mismatch=False))
     grpo = trainers["grpo"]
     batch = grpo.collect()
     prompts, sampled = batch.rollout.prompts, batch.rollout.responses.numel()
     sampling: dict[str, Callable[[], object]] = {"sampler": partial(ours, grpo, prompts)}
-    training = {name: trainer.update for name, trainer in trainers.items()}
+    training: dict[str, Callable[[GradedRollout], object]] = {
+        name: trainer.update for name, trainer in trainers.items()
+    }
     if HUGGING_FACE:
         from cppo_lab.cores.verl.export_hf import as_qwen3
 

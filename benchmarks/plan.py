@@ -51,10 +51,10 @@ def axes(kind: str, runs: int) -> dict[str, list[float]]:
     if kind == "seeds":
         deltas, weights = [0.001 * i for i in range(1, 6)], [round(0.1 * i, 1) for i in range(1, 6)]
         return {"rule.delta_b": deltas, "rule.w_min": weights, "seed": list(range(runs // 100))}
-    deltas, rates = FACTORS[runs]
+    number_of_deltas, number_of_rates = FACTORS[runs]
     return {
-        "rule.delta_b": [round(1e-5 * i, 7) for i in range(1, deltas + 1)],
-        "optim.learning_rate": [round(1e-6 * i, 8) for i in range(1, rates + 1)],
+        "rule.delta_b": [round(1e-5 * i, 7) for i in range(1, number_of_deltas + 1)],
+        "optim.learning_rate": [round(1e-6 * i, 8) for i in range(1, number_of_rates + 1)],
     }
 
 

@@ -111,12 +111,10 @@ def crossed(studies: int) -> Rows:
             rng, counted = np.random.default_rng(seeds), np.zeros(3)
             for _ in range(studies):
                 shares = rng.binomial(SAMPLES, methods(rng, seeds, spread)) / SAMPLES
-                ours, theirs = (
-                    {number: float(run.mean()) for number, run in enumerate(one)} for one in shares
-                )
-                over_seeds = difference_of(ours, theirs)
+                sides: list[dict[int | None, float]] = [dict(enumerate(side.mean(-1))) for side in shares]
+                over_seeds = difference_of(sides[0], sides[1])
                 assert over_seeds is not None
-                found = problem_difference(*shares, BENCHMARK_OF, over_seeds[0], over_seeds[1])
+                found = problem_difference(shares[0], shares[1], BENCHMARK_OF, over_seeds[0], over_seeds[1])
                 counted += [holds(each, truth) for each in (found.both, found.problems, found.seeds)]
             columns = dict(zip(("both", "problems alone", "seeds alone"), counted / studies, strict=True))
             yield f"{seeds} seeds, effects of {spread:g} in log-odds", columns
@@ -159,7 +157,8 @@ def separation(studies: int) -> Rows:
             p = chances(rng)
             common, fresh = rng.random((90, SAMPLES)), rng.random((2, runs, 90, SAMPLES))
             uniform = np.where(rng.random(fresh.shape) < math.sqrt(shared), common, fresh)
-            found = separations(*(uniform < p[:, None]).sum(axis=-1), SAMPLES)
+            ours, theirs = (uniform < p[:, None]).sum(axis=-1)
+            found = separations(ours, theirs, SAMPLES)
             counted += (any(one.separates for one in found), any(one.p <= 0.05 for one in found))
         kind = f"{runs} {'run' if runs == 1 else 'runs'} each, phi = {shared}"
         yield kind, dict(zip(("Holm (ours)", "no adjustment"), counted / studies, strict=True))

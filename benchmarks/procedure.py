@@ -132,7 +132,7 @@ def chain(studies: int) -> Rows:
         for _ in range(studies):
             cells = rng.standard_normal((2, 2, 4, n))  # quantity, method, model, seed
             parts = [
-                [compared(*cells[quantity, :, model], by_pairs=False) for model in range(4)]
+                [compared(cells[quantity, 0, model], cells[quantity, 1, model], False) for model in range(4)]
                 for quantity in range(2)
             ]
             first, widens = (claimed(combine(own, [0.25] * 4)) for own in parts)

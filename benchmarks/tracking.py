@@ -57,7 +57,7 @@ UNITS = {
 SPEC = compose([]).run
 NAMES = [metric.name for metric in schema.METRICS if not metric.name.startswith("search/")][:METRICS]
 NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
-Log = Callable[[int], None]
+Log = Callable[[int], object]
 
 
 def values(step: int) -> dict[str, float]:

@@ -109,9 +109,9 @@ def write(folder: Path, runs: int, histories: list[History], every_point: bool) 
                 ]
     with sqlite3.connect(database) as connection:
         connection.execute("pragma synchronous=off")
-        for table, rows_of in (("latest_metrics", last), ("metrics", sorted(points, key=_key))):
-            columns = "(key, value, timestamp, run_uuid, step, is_nan)"
-            connection.executemany(f"insert into {table} {columns} values (?, ?, ?, ?, ?, 0)", rows_of)  # noqa: S608  literal names
+        for table, written in (("latest_metrics", last), ("metrics", sorted(points, key=_key))):
+            names = "(key, value, timestamp, run_uuid, step, is_nan)"
+            connection.executemany(f"insert into {table} {names} values (?, ?, ?, ?, ?, 0)", written)  # noqa: S608  literal names
     connection.close()
     return f"sqlite:///{database}"
 

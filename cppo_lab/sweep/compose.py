@@ -251,7 +251,8 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
     # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
-    scalars = frozenset(name for name, value in values.items() if not isinstance(value, dict | list))
+    assert isinstance(values, dict)
+    scalars = frozenset(str(name) for name, value in values.items() if not isinstance(value, dict | list))
     return _Combination(config, frozenset(_dotted(values)), scalars, alone)
 
 
