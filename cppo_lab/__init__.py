@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cppo_lab.notebook import Results, load
+    from cppo_lab.sweep.results import Results, load
 
 __version__ = "0.2.0"
 __all__ = ["Results", "__version__", "load"]
@@ -26,5 +26,5 @@ if not all((PACKAGE_FOLDER / name).is_dir() for name in PARTS):
 def __getattr__(name: str) -> Any:
     """`load` and `Results`, imported when they are first asked for: every command imports this package."""
     if name in ("load", "Results"):
-        return getattr(importlib.import_module("cppo_lab.notebook"), name)  # noqa: TID251  a literal name
+        return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 API = {
     "Results": (
         "autofunction:: cppo_lab.load",
-        "autoclass:: cppo_lab.notebook.Results\n   :members:",
+        "autoclass:: cppo_lab.sweep.results.Results\n   :members:",
     ),
     "Rules": (
         "automodule:: cppo_lab.maths.rules\n   :members: get_rule",

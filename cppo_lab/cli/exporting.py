@@ -40,7 +40,7 @@ def model(options: argparse.Namespace) -> int:
 def metrics(options: argparse.Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV."""
     from cppo_lab.analysis.export import require_writable, write
-    from cppo_lab.notebook import load
+    from cppo_lab.sweep.results import load
 
     place = require_writable(options.format, options.out, options.force)
     results = load(options.sweep, *options.overrides, source=options.source)

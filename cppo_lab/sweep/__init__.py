@@ -1,4 +1,4 @@
-"""From a sweep file and a command line to runs: declaring, enumerating, planning, launching.
+"""From a sweep file and a command line to runs and their results: declaring, enumerating, planning, launching, loading.
 
 Guarantees of this package:
 
@@ -9,5 +9,5 @@ Guarantees of this package:
 - `launch.py` trains what is unfinished, and a second launch does not repeat it.
 
 Begin with `file.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose.py` makes the
-configuration of a run. docs/sweeps.md describes the files.
+configuration of a run, `results.py` reads results as frames (`cppo_lab.load`). docs/sweeps.md describes the files.
 """

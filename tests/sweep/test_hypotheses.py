@@ -13,7 +13,6 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.notebook import load
 from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
@@ -21,6 +20,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import parents
 from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.results import load
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.parents import Registration, find_registrations, parse_registrations

@@ -12,7 +12,7 @@ import pytest
 import cppo_lab
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.notebook import override_text
+from cppo_lab.sweep.results import override_text
 from tests.answers import made
 
 SCORE = schema.validation_metric("mean", 16)

@@ -12,7 +12,7 @@ import pytest
 import cppo_lab
 from dev.notebook import NOTEBOOK, outputs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
