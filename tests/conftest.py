@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
     from xdist.workermanage import WorkerController
 
+    from cppo_lab.reports.build import PageFigure
+    from cppo_lab.reports.figures.drawing import Picture, Style
+
 TINY = [
     "model=mini_base",
     "model.architecture.width=32",
@@ -287,6 +290,18 @@ def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
         return said
 
     return typed
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without their figures, which take most of the time: for tests of what reports say."""
+
+    def page_figure(picture: "Picture", command: str, style: "Style") -> "PageFigure":
+        return PageFigure(picture.heading, "", picture.absent or "not drawn")
+
+    from cppo_lab.reports.build import PageFigure
+
+    monkeypatch.setattr("cppo_lab.reports.build.page_figure", page_figure)
 
 
 @pytest.fixture

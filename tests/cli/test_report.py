@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import re
 import socket
 import sys
@@ -28,6 +29,8 @@ from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.parents import SweepText
 from tests.conftest import Command
 from tests.plausible import train
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 REPORT = "report quickstart variant=cppo"
 
@@ -122,8 +125,8 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
             raise KeyboardInterrupt
         with pytest.raises(HTTPError, match="403"):  # a name that another site gave this machine
             urlopen(Request(f"http://{address}/", headers={"Host": "evil.example:80"}))
-        with urlopen(f"http://{address}/figure_curves.csv") as answer:
-            assert answer.read().startswith(b"series,text,")
+        with urlopen(f"http://{address}/report.json") as answer:
+            assert json.load(answer)["name"] == "quickstart"
         launched("seed=1")
 
     monkeypatch.setattr(reporting, "pause", look)

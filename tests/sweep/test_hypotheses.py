@@ -27,6 +27,8 @@ from cppo_lab.tracking.parents import Registration, find_registrations, parse_re
 from tests.conftest import Command
 from tests.plausible import train
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 HEAD = """
 title: Two rules
 question: Which one?
