@@ -16,8 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILT = Path("build", "lint")
-TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")  # what mypy reads, besides:
-SCRIPTS = "benchmarks"  # whose files import each other as a script does, without a package
+# What mypy reads: packages, and the files of a folder that import each other as scripts do, by their names alone.
+TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")
+SCRIPTS = "benchmarks"
 
 
 def build() -> int:
@@ -41,7 +42,7 @@ def types() -> int:
     scripts = [path.stem for path in sorted((ROOT / SCRIPTS).glob("*.py")) if path.stem != "summary"]
     wrong = 0
     for words, path in (
-        ([word for name in TYPED for word in ("-p", name)], f"{BUILT}"),
+        ([word for name in TYPED for word in ("-p", name)], str(BUILT)),
         ([word for name in scripts for word in ("-m", name)], f"{BUILT}:{SCRIPTS}"),
     ):
         command, environment = [sys.executable, "-m", "mypy", *words], os.environ | {"MYPYPATH": path}

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
     from xdist.workermanage import WorkerController
 
-    from cppo_lab.reports.build import PageFigure
     from cppo_lab.reports.figures.drawing import Picture, Style
 
 TINY = [
@@ -296,10 +295,10 @@ def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take most of the time: for tests of what reports say."""
 
-    def page_figure(picture: "Picture", command: str, style: "Style") -> "PageFigure":
-        return PageFigure(picture.heading, "", picture.absent or "not drawn")
-
     from cppo_lab.reports.build import PageFigure
+
+    def page_figure(picture: "Picture", command: str, style: "Style") -> PageFigure:
+        return PageFigure(picture.heading, "", picture.absent or "not drawn")
 
     monkeypatch.setattr("cppo_lab.reports.build.page_figure", page_figure)
 

@@ -97,8 +97,8 @@ MATHS = (
     Fault(
         "the sign of the direction test is flipped",
         "cppo_lab/maths/tokens.py",
-        "return self.advantages * self.log_ratio.detach() > 0",
-        "return self.advantages * self.log_ratio.detach() < 0",
+        "return self.advantages * log_ratio.detach() > 0",
+        "return self.advantages * log_ratio.detach() < 0",
         "tests/maths/test_golden.py",
     ),
     Fault(
@@ -250,7 +250,7 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if not self.steps:\n                self._reached(path, offset)",
+        "            if not self.steps and not self.tags:\n                self._reached(path, offset)",
         "            self._reached(path, offset)",
         "tests/runs/test_offsets.py",
     ),

@@ -1,6 +1,7 @@
 """The documents: links lead somewhere, commands are such as `cppo` understands, the README is short."""
 
 import ast
+import csv
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from cppo_lab.cli.parser import parse
 from cppo_lab.rules import BUILT_IN
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from tests.mutations import ROOMS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -171,3 +173,16 @@ def test_names_in_docstrings_and_comments_exist() -> None:
     assert gone_names("`exit_codes.Exit`, `answer.Exit`, `data.metrics` of data", homes) == [
         "exit_codes.Exit"
     ]
+
+
+def test_every_injected_fault_fits_the_code_and_is_in_the_table() -> None:
+    """`make mutations` takes minutes, and a fault whose line has changed ends it."""
+    faults = [fault for _, faults in ROOMS.values() for fault in faults]
+    for fault in faults:
+        assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1, fault.what
+        assert (ROOT / fault.test.partition("::")[0]).exists(), fault.what
+    with (ROOT / "docs" / "evidence" / "mutations.csv").open(encoding="utf-8") as file:
+        assert [row["fault"] for row in csv.DictReader(file)] == [fault.what for fault in faults]
+    assert f"{len(faults)} of {len(faults)} are caught" in (ROOT / "docs" / "tests.md").read_text(
+        encoding="utf-8"
+    )

@@ -220,8 +220,10 @@ def packages() -> list[str]:
     for distribution in metadata.distributions():
         # A folder that an interrupted installation left has no file. `distribution.metadata` parses whole descriptions,
         # which takes half of the time of a short run's attempt.
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        fields = dict(_NAME_AND_VERSION.findall(text.partition("\n\n")[0]))
+        texts = (
+            distribution.read_text(name) for name in ("METADATA", "PKG-INFO", "")
+        )  # "": an egg-info that is a file
+        fields = dict(_NAME_AND_VERSION.findall(next(filter(None, texts), "").partition("\n\n")[0]))
         if fields.keys() == {"Name", "Version"}:
             versions.setdefault(fields["Name"], fields["Version"])  # the first on the path is imported
     return [f"{name}=={versions[name]}" for name in sorted(versions, key=str.casefold)]

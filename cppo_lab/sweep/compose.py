@@ -219,8 +219,8 @@ def groups_set_by(rule: str) -> tuple[str, ...]:
 class _Combination:
     """Hydra's composition of group choices, to be read only.
 
-    `keys`: dotted names of the values. `scalars`: top-level keys of values. `alone`: top-level keys that no reference
-    names.
+    `keys`: dotted names of the values. `scalars`: top-level keys whose values are neither mappings nor lists. `alone`:
+    top-level keys that no reference names.
     """
 
     config: DictConfig
