@@ -59,6 +59,8 @@ PLAIN = (
     ),
     *("masked", "equal_rewards"),
 )
+# The arms of other rules and processes whose runs were known when the product's share of the best score was chosen.
+SEEN = ["rule_cppo", "rule_grpo", "rule_cispo", "model_narrow_free", "model_late_free"]
 FEATURES = list(dict.fromkeys(name.lstrip("-") for name in PLAIN))
 HORIZON = 3  # validations
 FIRST = 5  # step of the first validation that may warn
@@ -171,7 +173,7 @@ def plain(name: str) -> Value:
     return lambda rows: (sign * rows[name.lstrip("-")]).fillna(-np.inf).to_numpy(float)
 
 
-def alarms(rows: pd.DataFrame, values: Array, threshold: float) -> pd.DataFrame:
+def alarms(rows: pd.DataFrame, values: Any, threshold: float) -> pd.DataFrame:
     """One row a run: `lead`, the steps from its alarm to its end (0: none), `watched` steps, `false` alarm."""
     at = rows["step"].where(values >= threshold)
     runs = (
@@ -208,6 +210,8 @@ def summary(runs: pd.DataFrame) -> dict[str, Any]:
     )
     return {
         "collapsed": f"{len(fell)} of {len(runs)}",
+        "alarms": int(false + (fell["lead"] > 0).sum()),
+        "true": int((fell["lead"] > 0).sum()),
         "foretold": f"{(fell['lead'] > 0).mean():.2f}",
         "mean lead": f"{fell['lead'].mean():.1f}",
         "median": f"{fell['lead'].median():.0f}",
@@ -232,6 +236,14 @@ def judge(file: Path = FILE) -> None:
         ideal = summary(alarms(held_out, value(held_out), eager(held_out, value(held_out))))
         table.append({"warning": name, "runs of": "held out, threshold set there", **ideal})
     print(pd.DataFrame(table).to_string(index=False))
+    # Runs that were trained after the share had been chosen.
+    later = held_out[~held_out["variant"].isin(SEEN)]
+    table = [
+        {"warning": f"below {share} of the best", "runs of": kind, **summary(alarms(some, -some["share"], -share))}
+        for share in (0.4, 0.2, 0.1)
+        for kind, some in {**kinds, "held out": held_out, "trained later": later, "all": rows}.items()
+    ]
+    print(f"\n{pd.DataFrame(table).to_string(index=False)}")
     best = max(PLAIN, key=lead.__getitem__)
     leads = [
         alarms(held_out, warnings[name](held_out), thresholds[name])["lead"].dropna()

@@ -403,6 +403,7 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
 # Early signs of a collapse. At 0.4, the share of a collapse, most runs recover (docs/evidence/drift.md).
 WARNING = "early warning 1"
 WARNING_SHARE = 0.1  # of the best score
+WARNED, COLLAPSED = 48, 42  # runs of `python -m dev.early_warning judge`: warned of, and of these collapsed
 
 
 def early_signs(last: float | None, best: float | None) -> str:
@@ -410,7 +411,8 @@ def early_signs(last: float | None, best: float | None) -> str:
     if last is None or best is None or not collapse_reason((best, last), WARNING_SHARE, patience=1):
         return ""
     scores = f"score {100 * last:.1f} % is below {WARNING_SHARE:g} x its best {100 * best:.1f} %"
-    return f"early signs of a collapse: {scores} ({WARNING})"
+    chance = f"{COLLAPSED} of {WARNED} such runs of the exact core collapsed"
+    return f"early signs of a collapse: {scores}; {chance} ({WARNING})"
 
 
 def score_text(

@@ -44,13 +44,25 @@ SETTINGS = [
 ]
 
 
-# One run through verl each: aggregation, ranks, without padding.
+# With three policies: mu of one batch ago, pi_old as the engine computes it, pi.
+DECOUPLED = [
+    "rollout.correction=decoupled", "rollout.rollout_is=token", "rollout.rollout_is_threshold=1.01",
+    "rollout.rollout_rs=token_k1", "rollout.rollout_rs_threshold=1.02",
+]  # fmt: skip
+# The embedded core's runs: name -> overrides.
+RUNS = {
+    "by token": ["training.aggregation=token-mean"],
+    "by response": ["training.aggregation=seq-mean-token-sum-norm"],
+    "decoupled": ["training.aggregation=token-mean", *DECOUPLED],
+}
+# One run through verl each: the embedded core's run, ranks, without padding.
 CASES = {
-    "one rank": ("token-mean", 1, False),
-    "two ranks": ("token-mean", 2, False),
-    "packed": ("token-mean", 1, True),
-    "one rank, by response": ("seq-mean-token-sum-norm", 1, False),
-    "two ranks, by response": ("seq-mean-token-sum-norm", 2, False),
+    "one rank": ("by token", 1, False),
+    "two ranks": ("by token", 2, False),
+    "packed": ("by token", 1, True),
+    "one rank, by response": ("by response", 1, False),
+    "two ranks, by response": ("by response", 2, False),
+    "two ranks, decoupled": ("decoupled", 2, False),
 }
 # What else a run may declare, on two ranks: settings of the worker, by name.
 DECLARED: dict[str, dict[str, Any]] = {
@@ -58,11 +70,10 @@ DECLARED: dict[str, dict[str, Any]] = {
     "experts": {"model": "experts"},
     "bfloat16": {"master_dtype": "bfloat16"},
 }
-AGGREGATIONS = sorted({aggregation for aggregation, *_ in CASES.values()})
 
 
-def spec_of(aggregation: str) -> RunSpec:
-    return compose([*TINY, *SETTINGS, f"training.aggregation={aggregation}"]).run
+def spec_of(run: str) -> RunSpec:
+    return compose([*TINY, *SETTINGS, *RUNS[run]]).run
 
 
 class Recorded(NamedTuple):
@@ -74,9 +85,9 @@ class Recorded(NamedTuple):
     after: dict[str, Tensor]
 
 
-def record(aggregation: str, folder: Path) -> Recorded:
+def record(run: str, folder: Path) -> Recorded:
     """Trains the embedded core, and saves its first model for verl in `folder`/model."""
-    spec = spec_of(aggregation)
+    spec = spec_of(run)
     trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
     first = as_qwen3(trainer.model, trainer.tokenizer.eos)
     first.save_pretrained(folder / "model")
@@ -103,7 +114,7 @@ def columns(batch: GradedRollout) -> dict[str, Tensor]:
     rollout = batch.rollout
     return {
         "prompts": rollout.prompts[rollout.group], "responses": rollout.responses, "lengths": rollout.lengths,
-        "old_log_probs": rollout.logp, "rollout_topk_ids": rollout.topk_ids.int(),
+        "old_log_probs": rollout.logp, "rollout_log_probs": rollout.logp, "rollout_topk_ids": rollout.topk_ids.int(),
         "rollout_topk_logp": rollout.topk_logp, "advantages": batch.advantages, "keep": batch.keep,
     }  # fmt: skip
 
@@ -125,6 +136,7 @@ def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -
                 "prompts": row["prompts"], "responses": row["responses"][:length],
                 "input_ids": torch.cat([row["prompts"], row["responses"][:length]]),
                 "response_mask": mask, "loss_mask": mask, "old_log_probs": row["old_log_probs"][:length],
+                "rollout_log_probs": row["rollout_log_probs"][:length],
                 "rollout_topk_ids": row["rollout_topk_ids"][:length],
                 "rollout_topk_logp": row["rollout_topk_logp"][:length],
                 "advantages": row["advantages"].expand(length),
@@ -161,8 +173,8 @@ def through_verl(
     from cppo_lab.cores.verl.loss import trust_region_loss
     from tests.cores.verl.cpu_engine import make_worker, sent, weights
 
-    aggregation, ranks, packed = case
-    spec = spec_of(aggregation)
+    run, ranks, packed = case
+    spec = spec_of(run)
     optim = spec.optim
     worker = make_worker(
         folder / model, micro_batch=MICRO_BATCH, remove_padding=packed, **declared,
@@ -171,17 +183,30 @@ def through_verl(
     )  # fmt: skip
     kind = spec.divergence
     config = actor(
-        "cppo", spec.rule.parameters(), aggregation, estimator="topk", measure=kind.measure, k=kind.k,
-        convention=kind.convention, horizon=spec.rollout.max_response_length,
+        "cppo", spec.rule.parameters(), spec.training.aggregation, estimator="topk", measure=kind.measure, k=kind.k,
+        convention=kind.convention, horizon=spec.rollout.max_response_length, weights=spec.rollout.weights,
     )  # fmt: skip
     worker.set_loss_fn(partial(trust_region_loss, config=config))
     metrics, before = [], weights(worker)
     for batch in batches:
-        reported = tu.get(worker.train_mini_batch(verl_batch(spec, batch, rank, ranks)), "metrics")
+        data = verl_batch(spec, batch, rank, ranks)
+        if spec.rollout.correction:
+            data["old_log_probs"] = recomputed(worker, data)
+        reported = tu.get(worker.train_mini_batch(data), "metrics")
         summarise_mismatch(reported)  # as our worker does
         metrics.append(rule_metrics(reduce_metrics(rename_dict(reported, "actor/"))))
     served = sent(worker)  # which merges adapters, and takes them out again
     return {"metrics": metrics, "before": before, "after": weights(worker), "sent": served}
+
+
+def recomputed(worker: Any, data: Any) -> Tensor:
+    """Log pi_old of the response tokens, from the engine before the batch's updates, as verl's trainer asks for it."""
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    asked = data.clone()
+    tu.assign_non_tensor(asked, compute_loss=False, distillation_use_topk=False, distillation_only=False)
+    logp = no_padding_2_padding(tu.get(worker.infer_batch(asked), "log_probs"), asked)
+    return nested([row[: len(tokens)] for row, tokens in zip(logp, data["responses"].unbind(), strict=True)])
 
 
 def work(rank: int, ranks: int, folder: str) -> None:
@@ -198,7 +223,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
             if rank == 0:
                 torch.save(result, place / f"{name}.pt")
     for name, declared in DECLARED.items() if ranks == 2 else ():
-        case = ("token-mean", 2, False)
+        case = ("by token", 2, False)
         result = through_verl(case, rank, place / case[0], batches[case[0]][:2], **declared)
         if rank == 0:
             torch.save(result, place / f"{name}.pt")
@@ -216,12 +241,12 @@ def groups(_: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded], dict[str, dict[str, Any]]]:
-    """The embedded core's run of each aggregation, and verl's of each case."""
+    """The embedded core's runs, and verl's of each case."""
     folder = tmp_path_factory.mktemp("engine")
     minis = {}
-    for aggregation in AGGREGATIONS:
-        (folder / aggregation).mkdir()
-        minis[aggregation] = record(aggregation, folder / aggregation)
+    for run in RUNS:
+        (folder / run).mkdir()
+        minis[run] = record(run, folder / run)
     torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
     mp.spawn(groups, (str(folder),))
     names = (*CASES, *DECLARED)
@@ -242,10 +267,13 @@ def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> No
         assert any(key.startswith(schema.MISMATCH) for key in theirs)
     masked = [metrics["rule/masked_fraction"] for metrics in mini.metrics]
     assert max(masked) > 0.05  # the trust region is at work
+    if CASES[name][0] == "decoupled":
+        assert max(metrics["rule/rejected_fraction"] for metrics in mini.metrics) > 0.05
+        assert any(metrics["rule/importance_weight_mean"] != 1 for metrics in mini.metrics)
     moved = max(float((mini.after[key] - mini.before[key]).abs().max()) for key in mini.after)
     difference = max(float((mini.after[key] - verl["after"][key]).abs().max()) for key in mini.after)
     assert moved > 20 * 1e-4
-    assert difference < 1e-5  # asked for: 1e-4
+    assert difference < 3e-5  # asked for: 1e-4
 
 
 def test_what_a_run_declares_trains_as_it_says(runs: Any) -> None:
@@ -258,7 +286,7 @@ def test_what_a_run_declares_trains_as_it_says(runs: Any) -> None:
         assert all(0 < row["train/grad_norm"] < 1000 for row in verls[name]["metrics"]), name
     adapters = verls["adapters"]["after"]
     assert moved["adapters"] == {key for key in adapters if ".lora_" in key}
-    hub = minis["token-mean"].before
+    hub = minis["by token"].before
     assert verls["adapters"]["sent"].keys() == hub.keys()
     for key, value in verls["adapters"]["sent"].items():
         at = f"base_model.model.{key.removesuffix('weight')}lora_"
