@@ -239,7 +239,11 @@ def judge(file: Path = FILE) -> None:
     # Runs that were trained after the share had been chosen.
     later = held_out[~held_out["variant"].isin(SEEN)]
     table = [
-        {"warning": f"below {share} of the best", "runs of": kind, **summary(alarms(some, -some["share"], -share))}
+        {
+            "warning": f"below {share} of the best",
+            "runs of": kind,
+            **summary(alarms(some, -some["share"], -share)),
+        }
         for share in (0.4, 0.2, 0.1)
         for kind, some in {**kinds, "held out": held_out, "trained later": later, "all": rows}.items()
     ]

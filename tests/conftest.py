@@ -133,7 +133,10 @@ _WITHOUT_RAY = (
 _TOGETHER = (
     ("ray", ("tests/cores/verl/",)),
     ("ray on two machines", ("tests/slurm/test_ray_nodes.py",)),
-    ("more of ray", tuple(f"tests/cores/verl/test_{name}.py" for name in ("check_api", "config", "preflight_run"))),
+    (
+        "more of ray",
+        tuple(f"tests/cores/verl/test_{name}.py" for name in ("check_api", "config", "preflight_run")),
+    ),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
     ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),

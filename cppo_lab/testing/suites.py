@@ -49,7 +49,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def suite(name: str, absent: Iterable[str]) -> Losses:
-    """The function of a suite, once what it calls can be imported; `absent`: the empty modules, also the suite's own."""
+    """The function of a suite, once what it calls can be imported; `absent`: empty modules, also parts of the suite."""
     sys.meta_path.append(_Absent(absent))
     own = f"{name.replace('-', '_')}."
     sys.modules.update({part: mock.MagicMock(name=part) for part in absent if part.startswith(own)})
