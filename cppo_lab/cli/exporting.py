@@ -13,6 +13,7 @@ from cppo_lab.files import runs_folder
 from cppo_lab.tracking import address
 
 FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
+FILES = (".jsonl", ".parquet")  # of a benchmark of one's own
 
 
 def model(options: argparse.Namespace) -> int:
@@ -105,6 +106,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from cppo_lab.runs.export import evaluate as scored
     from cppo_lab.runs.export import read_subject
     from cppo_lab.runs.folder import read_status
+    from cppo_lab.spec import MathData
     from cppo_lab.sweep.compose import compose
     from cppo_lab.sweep.logs import run_by_beginning
     from cppo_lab.sweep.overrides import quote
@@ -113,7 +115,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     runs, rows = runs_folder(), []
     data, by_id = [f"data={options.benchmark}"], is_run_id(options.sweep)
-    if (file := Path(options.benchmark)).suffix in (".jsonl", ".parquet"):
+    if (file := Path(options.benchmark)).suffix in FILES:
         name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     if by_id:
@@ -135,6 +137,11 @@ def evaluate(options: argparse.Namespace) -> int:
                 f"core={subject.spec.core} evaluates one run in each process: name one (`cppo status`)"
             )
         spec = subject.spec
+        if file.suffix in FILES and not isinstance(spec.data, MathData):
+            raise UserError(
+                f"--benchmark {file}: run {run_id} was trained on {spec.data.name!r}, whose problems core={spec.core} "
+                "makes itself: name an option of the group `data`, with overrides such as data.benchmarks=[other27]"
+            )
         load_part(spec.core, "evaluator")
         # For its data alone: a divergence over the vocabulary of the training need not fit it.
         asked = (f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv")
