@@ -104,9 +104,8 @@ def evaluate(options: argparse.Namespace) -> int:
     from cppo_lab.core_records import core_of
     from cppo_lab.cores.base import Resources, load_part
     from cppo_lab.runs.export import evaluate as scored
-    from cppo_lab.runs.export import read_subject
+    from cppo_lab.runs.export import read_subject, require_text
     from cppo_lab.runs.folder import read_status
-    from cppo_lab.spec import MathData
     from cppo_lab.sweep.compose import compose
     from cppo_lab.sweep.logs import run_by_beginning
     from cppo_lab.sweep.overrides import quote
@@ -137,11 +136,8 @@ def evaluate(options: argparse.Namespace) -> int:
                 f"core={subject.spec.core} evaluates one run in each process: name one (`cppo status`)"
             )
         spec = subject.spec
-        if file.suffix in FILES and not isinstance(spec.data, MathData):
-            raise UserError(
-                f"--benchmark {file}: run {run_id} was trained on {spec.data.name!r}, whose problems core={spec.core} "
-                "makes itself: name an option of the group `data`, with overrides such as data.benchmarks=[other27]"
-            )
+        if file.suffix in FILES:
+            require_text(spec, file)
         load_part(spec.core, "evaluator")
         # For its data alone: a divergence over the vocabulary of the training need not fit it.
         asked = (f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv")
