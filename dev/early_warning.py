@@ -173,7 +173,7 @@ def plain(name: str) -> Value:
     return lambda rows: (sign * rows[name.lstrip("-")]).fillna(-np.inf).to_numpy(float)
 
 
-def alarms(rows: pd.DataFrame, values: Any, threshold: float) -> pd.DataFrame:
+def alarms(rows: pd.DataFrame, values: Array, threshold: float) -> pd.DataFrame:
     """One row a run: `lead`, the steps from its alarm to its end (0: none), `watched` steps, `false` alarm."""
     at = rows["step"].where(values >= threshold)
     runs = (
@@ -242,7 +242,7 @@ def judge(file: Path = FILE) -> None:
         {
             "warning": f"below {share} of the best",
             "runs of": kind,
-            **summary(alarms(some, -some["share"], -share)),
+            **summary(alarms(some, plain("-share")(some), -share)),
         }
         for share in (0.4, 0.2, 0.1)
         for kind, some in {**kinds, "held out": held_out, "trained later": later, "all": rows}.items()

@@ -13,7 +13,6 @@ from cppo_lab.files import runs_folder
 from cppo_lab.tracking import address
 
 FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
-FILES = (".jsonl", ".parquet")  # of a benchmark of one's own
 
 
 def model(options: argparse.Namespace) -> int:
@@ -104,7 +103,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from cppo_lab.core_records import core_of
     from cppo_lab.cores.base import Resources, load_part
     from cppo_lab.runs.export import evaluate as scored
-    from cppo_lab.runs.export import read_subject, require_text
+    from cppo_lab.runs.export import read_subject
     from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.compose import compose
     from cppo_lab.sweep.logs import run_by_beginning
@@ -114,7 +113,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     runs, rows = runs_folder(), []
     data, by_id = [f"data={options.benchmark}"], is_run_id(options.sweep)
-    if (file := Path(options.benchmark)).suffix in FILES:
+    if (file := Path(options.benchmark)).suffix in (".jsonl", ".parquet"):
         name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     if by_id:
@@ -136,8 +135,6 @@ def evaluate(options: argparse.Namespace) -> int:
                 f"core={subject.spec.core} evaluates one run in each process: name one (`cppo status`)"
             )
         spec = subject.spec
-        if file.suffix in FILES:
-            require_text(spec, file)
         load_part(spec.core, "evaluator")
         # For its data alone: a divergence over the vocabulary of the training need not fit it.
         asked = (f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv")

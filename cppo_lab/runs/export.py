@@ -125,15 +125,6 @@ def read_subject(runs: Path, run_id: str) -> Subject:
     return Subject(spec, record.begin.tags, metrics, end.status, end.time_ms)
 
 
-def require_text(spec: RunSpec, file: Path) -> None:
-    """Raises UserError if the run's core makes its problems, so that no file can be a benchmark of it."""
-    if not isinstance(spec.data, MathData):
-        raise UserError(
-            f"--benchmark {file}: run {spec.run_id} was trained on {spec.data.name!r}, whose problems core={spec.core} "
-            "makes itself: name an option of the group `data`, with overrides such as data.benchmarks=[other27]"
-        )
-
-
 def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[int, dict[str, float]]:
     """The step of a finished run's best model, and its Avg@k on the benchmarks of `other`, see `cores.base.Evaluator`.
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -57,13 +58,30 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
 
 def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
     """A line for each fault. A misspelt key is also a missing key: its name says more, and comes first."""
-    lines = []
+    foreign = _foreign(faults)
+    lines = [
+        f"{where}: {section}={option!r} has the keys of other cores: choose another option of the group `{section}`, "
+        "or another core"
+        for section, option in foreign.items()
+    ]
+    faults = [fault for fault in faults if fault["loc"][:1] not in [(section,) for section in foreign]]
     for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
         if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
             lines.append(_of_no_kind(fault, faults, where))
         else:
             lines.append(_explain(kind, fault, where))
     return lines
+
+
+def _foreign(faults: list[Any]) -> dict[str, str]:
+    """Section -> its option, where that is made for other cores: several keys are unknown, and several are missing."""
+    counts = Counter((fault["loc"][0], fault["type"]) for fault in faults if len(fault["loc"]) == 2)
+    return {
+        fault["loc"][0]: fault["input"]["name"]
+        for fault in faults
+        if fault["type"] == "missing" and len(fault["loc"]) == 2 and "name" in fault["input"]
+        if min(counts[fault["loc"][0], name] for name in ("missing", "extra_forbidden")) > 2
+    }
 
 
 @cache

@@ -156,13 +156,17 @@ def test_a_command_answers_with_its_keys(
 
 
 def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(trained)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run = make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs[0].run_id
-    code, answer = answered(f"evaluate {run} --benchmark mine.jsonl", capfd)
-    assert code == Exit.USAGE and "whose problems core=mini makes itself: name an option" in answer["error"]
+    (file := tmp_path / "mine.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    code, answer = answered(f"evaluate {run} --benchmark {file}", capfd)
+    assert (
+        code == Exit.USAGE
+        and "data='files' has the keys of other cores: choose another option" in answer["error"]
+    )
 
 
 @pytest.mark.parametrize(

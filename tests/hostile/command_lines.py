@@ -40,6 +40,8 @@ LINES = {
     "launch quickstart --until-decided --max-seeds 2": "--max-seeds 2: the first look is after 4 seeds: give so",
     "launch quickstart --until-decided --stop-hopeless": "--stop-hopeless with --until-decided: a stopped run counts",
     "launch quickstart launcher=slurm --stop-hopeless": "--stop-hopeless: nobody watches runs of launcher=slurm:",
+    "plan quickstart data=dapo_math": "configuration: data='dapo_math' has the keys of other cores: choose",
+    "plan quickstart core=exact data=chain": "configuration: data='chain' has the keys of other cores: choose",
     "launch main --until-decided": "--until-decided: main has no hypotheses: state them in its file",
     "launch quickstart --max-gpu-hours nan --dry-run": "argument --max-gpu-hours: invalid amount value: 'nan': see",
     "launch quickstart --max-disk -1 --dry-run": "argument --max-disk: invalid amount value: '-1': see",

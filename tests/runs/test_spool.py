@@ -1,6 +1,7 @@
 """What a run records is on file when it says so, outlives its attempts, and is read while it is written."""
 
 import contextlib
+import csv
 import json
 import math
 import resource
@@ -11,7 +12,9 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import (
+    COLLAPSED,
     FOLDER,
+    WARNED,
     Artifact,
     Begin,
     End,
@@ -31,6 +34,7 @@ from cppo_lab.runs.spool import (
     summarise,
 )
 
+ROOT = Path(__file__).parents[2]
 SCORE = schema.validation_metric(schema.MEAN, 4)
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"}, [])
@@ -215,3 +219,20 @@ def test_scores_in_words() -> None:
 )
 def test_early_signs_by_hand(last: float | None, best: float | None, warns: bool) -> None:
     assert bool(early_signs(last, best)) == warns
+
+
+def test_the_chance_of_a_warning_is_that_of_the_recorded_runs() -> None:
+    """Counted with the product's own rule, from the validations of step 5 on, without that by which a run collapsed."""
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with (ROOT / "docs" / "evidence" / "early_warning.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            runs.setdefault((row["variant"], row["seed"]), []).append(row)
+    warned = collapsed = 0
+    for rows in runs.values():
+        best, warns, fell = 0.0, False, rows[0]["collapsed"] == "1"
+        for row in sorted(rows, key=lambda row: int(row["step"])):
+            best = max(best, score := float(row["score"]))
+            if int(row["step"]) >= 5 and not (fell and row["step"] == row["end"]):
+                warns |= bool(early_signs(score, best))
+        warned, collapsed = warned + warns, collapsed + (warns and fell)
+    assert (len(runs), warned, collapsed) == (136, WARNED, COLLAPSED)

@@ -267,13 +267,15 @@ def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> No
         assert any(key.startswith(schema.MISMATCH) for key in theirs)
     masked = [metrics["rule/masked_fraction"] for metrics in mini.metrics]
     assert max(masked) > 0.05  # the trust region is at work
+    limit = 1e-5  # asked for: 1e-4
     if CASES[name][0] == "decoupled":
+        limit = 3e-5
         assert max(metrics["rule/rejected_fraction"] for metrics in mini.metrics) > 0.05
         assert any(metrics["rule/importance_weight_mean"] != 1 for metrics in mini.metrics)
     moved = max(float((mini.after[key] - mini.before[key]).abs().max()) for key in mini.after)
     difference = max(float((mini.after[key] - verl["after"][key]).abs().max()) for key in mini.after)
     assert moved > 20 * 1e-4
-    assert difference < 3e-5  # asked for: 1e-4
+    assert difference < limit
 
 
 def test_what_a_run_declares_trains_as_it_says(runs: Any) -> None:
