@@ -100,7 +100,7 @@ def percent(fraction: float) -> Decimal:
 
 
 def round_half_up(value: Decimal) -> Decimal:
-    """Two decimals, half rounded up (Python's own rounding would turn 30.625 into 30.62)."""
+    """Two decimals, half rounded up (Python's rounding would turn 30.625 into 30.62)."""
     return value.quantize(CENT, ROUND_HALF_UP)
 
 

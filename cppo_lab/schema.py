@@ -44,7 +44,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
     MetricInfo("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
     MetricInfo("rule/divergence_max", "nats or TV", "largest divergence D_t"),
-    # The sampler's own distance: noise between the engines, stale rollouts.
+    # The sampler's distance: noise between the engines, stale rollouts.
     MetricInfo("rule/divergence_before_update_mean", "nats or TV", "mean D_t before the step's first update"),
     MetricInfo("rule/divergence_before_update_p90", "nats or TV", "90th percentile of it, within 9.1 %"),
     MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
@@ -186,7 +186,7 @@ def is_evaluation(name: str) -> bool:
 
 
 def reward_metric(part: str, benchmark: str = "") -> str:
-    """`reward/[<benchmark>/]<part>`: the mean of a part of the user's own reward, in training or a validation."""
+    """`reward/[<benchmark>/]<part>`: the mean of a part of the user's reward, in training or a validation."""
     return f"reward/{benchmark and benchmark + '/'}{part}"
 
 
@@ -337,7 +337,7 @@ class Dataset:
     profile: Mapping[str, int | str]  # what else is known, such as how many problems there are
 
 
-# MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
+# MLflow experiments: one per core, and the paper's curves, so that they never mix by accident.
 PAPER = "paper"
 
 

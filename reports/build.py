@@ -81,7 +81,7 @@ MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete i
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure of a page with its heading and caption. `svg` is our own markup, `values` JSON with the numbers of its
+    """A figure of a page with its heading and caption. `svg` is our markup, `values` JSON with the numbers of its
     curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
     is the name of the one with its numbers.
     """

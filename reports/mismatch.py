@@ -17,7 +17,7 @@ from cppo_lab.reports.names import display_name, in_order
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextTable, cell_row, completed
 
-# NeMo-RL's own test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
+# NeMo-RL's test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
 SUSPICIOUS = 1.05
 ERROR = "token_mult_prob_error"
 TRUNCATED = "train/truncated_share"

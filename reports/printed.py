@@ -129,6 +129,6 @@ def comparison_table(title: str, used: Collection[str]) -> TextTable:
 
 
 def _properties(name: str) -> tuple[str, ...]:
-    """The cells of a rule's own record."""
+    """The cells of a rule's record."""
     rule = known(name)
     return rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (UNKNOWN,) * 5

@@ -73,7 +73,7 @@ class Scored:
 
     @cached_property
     def own(self) -> dict[Claim, Standing]:
-        """The sweep's own hypotheses, each with its standing."""
+        """The sweep's hypotheses, each with its standing."""
         return {claim: standing(self.stated, claim, self.board) for claim in self.stated.claims}
 
     @cached_property

@@ -194,7 +194,7 @@ class StudyRequest(GridRequest):
 
 
 def paper_study_request(uri: str, out: Path, **about: Any) -> StudyRequest:
-    """The study of the paper's own curves, imported into the store by `cppo reference import`."""
+    """The study of the paper's curves, imported into the store by `cppo reference import`."""
     ablations: dict[str, dict[ExpectedRun, None]] = {}
     for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
         ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None

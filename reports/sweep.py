@@ -46,7 +46,7 @@ FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 class ReportRequest(GridRequest):
     """The report of the runs `expected` of a sweep.
 
-    `stated`: the sweep's own hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
+    `stated`: the sweep's hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
     `summary.baseline_of`. `beside`: sweeps whose pages are linked. `pairing`: whether its file requests
     comparison seed by seed; `factorial`: effects of its axes.
     """
@@ -67,7 +67,7 @@ class ReportRequest(GridRequest):
 
 
 def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
-    """The report of the paper's own main grid, from the curves imported into the store by `cppo reference import`."""
+    """The report of the paper's main grid, from the curves imported into the store by `cppo reference import`."""
     return ReportRequest(
         name=MAIN,
         uri=uri,

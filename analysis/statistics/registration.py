@@ -31,7 +31,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """A sweep file's own claims, the digest of their statement (empty for
+    """A sweep file's claims, the digest of their statement (empty for
     a file without hypotheses), and the sweep's registrations in the store, the oldest first. `deleted`: run id -> when
     the first of its deleted or replaced results began (milliseconds since the epoch). `code`: the version that analyses
     the results.
@@ -91,7 +91,7 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
 def is_exploratory(verdict: Verdict, standing: Standing | None) -> bool:
     """Whether a verdict confirms nothing.
 
-    Either by the `standing` of a sweep's own hypothesis (None: a claim of the paper), or because it is decided although
+    Either by the `standing` of a sweep's hypothesis (None: a claim of the paper), or because it is decided although
     the claim before it is not supported.
     """
     decided = verdict.outcome is not VerdictOutcome.UNDECIDED

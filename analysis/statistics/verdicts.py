@@ -293,7 +293,7 @@ def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdi
 
 
 def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -> Verdict:
-    """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's own score
+    """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's score
     or quantity, or else by the mean over the last part of the window.
     """
     score = claim.score or Score.FINAL

@@ -8,5 +8,5 @@ Guarantees of this package:
 - A grade takes a bounded time: math-verify runs in child processes that can be killed (`grading.py`, `grader_pool.py`).
 
 Begin with `prepare.py` and `sources.py` for data, `grading.py` for grades. `reward.py` is what verl calls;
-`grading.py` also grades by DAPO's own rule, for comparison.
+`grading.py` also grades by DAPO's rule, for comparison.
 """

@@ -1,6 +1,6 @@
 """The part of a response that is its answer, and the comparison of whole numbers.
 
-Everything here runs in the trainer's own process on text that a policy wrote: it takes time linear in the length of
+Everything here runs in the trainer's process on text that a policy wrote: it takes time linear in the length of
 the last `WINDOW` characters, with possessive quantifiers where a pattern could otherwise backtrack.
 """
 

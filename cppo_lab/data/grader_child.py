@@ -134,7 +134,7 @@ def load_grader() -> Callable[[str, bool, str], bool]:
 
     of_truth, of_answer = (LatexExtractionConfig(),), (ExprExtractionConfig(), LatexExtractionConfig())
 
-    # math-verify's own timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
+    # math-verify's timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
     @lru_cache(maxsize=1024)
     def parsed_truth(truth: str) -> list[Any]:
         found: list[Any] = parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)

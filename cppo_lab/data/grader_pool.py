@@ -1,6 +1,6 @@
 """A pool of child processes that run math-verify and can be killed.
 
-math-verify's own timeout is a signal, which works in the main thread alone and can't stop C code such as the power of
+math-verify's timeout is a signal, which works in the main thread alone and can't stop C code such as the power of
 two big integers. verl grades in threads. So each grade is made in a child, and a child that does not answer within
 the limit is killed and replaced: one bad grade, no worker lost, no thread stuck.
 """

@@ -1,6 +1,6 @@
 """Grades of responses: math-verify's verdict, and DAPO's rule for comparison.
 
-DAPO's own reward rule: the text after the last "Answer:", normalised, equals the normalised truth.
+DAPO's reward rule: the text after the last "Answer:", normalised, equals the normalised truth.
 
 Follows `is_correct_minerva` of verl's `verl/utils/reward_score/math_dapo.py`, with which the tests compare it. The
 normalisation is that of Lewkowycz et al. 2022 (Minerva, appendix D.1) as lm-evaluation-harness has it; its order

@@ -10,7 +10,7 @@ from cppo_lab.data.sources import BENCHMARKS
 from cppo_lab.errors import UserError
 
 # Taken letter by letter from the rows of BytedTsinghua-SIA/DAPO-Math-17k; a test compares it with such rows.
-# PAPER: the validation prompt is not given. DAPO's own AIME-2024 file wraps its problems in this text, so
+# PAPER: the validation prompt is not given. DAPO's AIME-2024 file wraps its problems in this text, so
 # all three benchmarks get it: a policy is validated on the form that it is trained on.
 BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form "

@@ -124,7 +124,7 @@ def _folder_files(folder: Path) -> dict[str, Path]:
 
 
 def _fetched(wanted: HubFile, say: Callable[[str], None]) -> Source:
-    """Fetch a file of the hub into the hub's own cache, or take it from there."""
+    """Fetch a file of the hub into the hub's cache, or take it from there."""
     from huggingface_hub import hf_hub_download
 
     say(f"hub: {wanted.repository}, {wanted.file} at {wanted.revision[:8]}")

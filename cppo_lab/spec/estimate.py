@@ -191,7 +191,7 @@ class MemoryEstimate:
 
     `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
     the room for keys and values of an engine besides its weights, on all its GPUs (negative: not even the weights
-    fit); `kv_needed` is the size of a sequence of maximum length. `host`: of each node's own memory, earlier policies.
+    fit); `kv_needed` is the size of a sequence of maximum length. `host`: of each node's memory, earlier policies.
     """
 
     state: float

@@ -5,7 +5,7 @@ hyper-parameters and key lists per case are in the manifest, shapes are [B, T] r
 says which tokens count. Nothing in it is trusted: pickled objects are refused, and an unreadable file is one
 `UserError`.
 
-Every array is recomputed from the file's own inputs, in one dtype. Constants come from the manifest where it gives
+Every array is recomputed from the file's inputs, in one dtype. Constants come from the manifest where it gives
 them; the names of some methods carry their own:
 
     grpo_dual<c>            dual clip c
@@ -434,7 +434,7 @@ def _used_budget(ours: Recomputation, case: str, name: str) -> Tensor | None:
 
 
 def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Tensor]:
-    """CPPO's tests and score x_t with our own weights and budgets."""
+    """CPPO's tests and score x_t with our weights and budgets."""
     [divergence], valid = ours.given(case, "D"), ours.vectors.valid(case)
     weights, rate = _weights(ours, case, "linear"), _used_budget(ours, case, "used")
     assert weights is not None and rate is not None
@@ -454,7 +454,7 @@ def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | N
     """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of one of these in logp."""
     if (
         name == "cppo_soft_sapo" and part == "mask"
-    ):  # SAPO's own gate is not admissible, hence no gate of the rule
+    ):  # SAPO's gate is not admissible, hence no gate of the rule
         [advantage, ratio] = ours.given(case, "advantage", "ratio")
         gate = sapo_gate(_threshold_tests(ours, case)[1])
         return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * ours.vectors.valid(case)

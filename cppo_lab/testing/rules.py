@@ -60,7 +60,7 @@ def random_batch(seed: int, rows: int = 5, width: int = 12, dtype: torch.dtype =
 
 
 def random_permutation(valid: Tensor, seed: int) -> Tensor:
-    """[B, T]: a fresh permutation of each response's own positions; padding stays in place."""
+    """[B, T]: a fresh permutation of each response's positions; padding stays in place."""
     generator = torch.Generator().manual_seed(seed)
     permutation = torch.arange(valid.shape[1]).repeat(len(valid), 1)
     for row, length in enumerate(valid.sum(1).tolist()):

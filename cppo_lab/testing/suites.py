@@ -1,4 +1,4 @@
-"""The other suites as black boxes for `across.py`: each function only calls a suite's own code.
+"""The other suites as black boxes for `across.py`: each function only calls a suite's code.
 
 A function takes a `Batch` and the suite's settings from `suites.json`, and yields the loss of each micro-batch, scaled
 as the suite's trainer sums them before it steps; a loss without a gradient has gone backward already. What the trainer

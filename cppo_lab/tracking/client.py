@@ -57,7 +57,7 @@ _APPENDED = re.compile(r"\s\[SQL: |\(Background on this error at: ")
 
 class StoreClient(MlflowClient):
     """MLflow's client. A server has a deadline for each answer but files, and an answer that the client cannot read
-    is a fault of MLflow's, so that the same errors of our own code are none of the store.
+    is a fault of MLflow's, so that the same errors of our code are none of the store.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ def open_client(uri: str) -> MlflowClient:
             client = StoreClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
+        # An incomplete store may be detected only now, after SQLite's recovery and MLflow's checks.
         address.require_mlflow_database(uri)
         if database is not None and re.search("already exists|duplicate column", str(error)):
             raise address.half_made(database) from None
@@ -285,7 +285,7 @@ def _guard_artifacts() -> None:
 def _repository(
     make: Callable[..., Any], artifact_uri: str, tracking_uri: str | None = None, **named: Any
 ) -> Any:
-    """MLflow's repository; without `tracking_uri`, in a call by the user's own code, for any address."""
+    """MLflow's repository; without `tracking_uri`, in a call by the user's code, for any address."""
     if tracking_uri is not None and artifact_uri.lower().startswith(_SENDS_PASSWORD):
         require_tracking_host(artifact_uri, tracking_uri)
     elif tracking_uri is not None:

@@ -178,7 +178,7 @@ class StoredRun:
 def recorded_status(tags: Mapping[str, str]) -> str:
     """How a run of ours has ended, one of schema.STATUSES; RUNNING if no end is recorded.
 
-    MLflow's own status says nothing about training: `mlflow.start_run(run_id=...)` sets it to FINISHED when somebody
+    MLflow's status says nothing about training: `mlflow.start_run(run_id=...)` sets it to FINISHED when somebody
     adds a note to a run.
     """
     tag = tags.get(schema.TAG_STATUS, "")

@@ -43,7 +43,7 @@ _LARGEST_STATEMENT = 5_000_000  # bytes
 
 @dataclass(frozen=True)
 class SweepText:
-    """A sweep's own description: its `feeds` are tables and figures of the paper."""
+    """A sweep's description: its `feeds` are tables and figures of the paper."""
 
     name: str
     title: str

@@ -1,5 +1,5 @@
-"""The paper's own curves (`reference_curves.py`) as MLflow runs, so that one report serves the paper and our own
-sweeps: each becomes a run of the experiment `paper`, under one parent for each sweep as our own runs are.
+"""The paper's curves (`reference_curves.py`) as MLflow runs, so that one report serves the paper and our own
+sweeps: each becomes a run of the experiment `paper`, under one parent for each sweep as our runs are.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""MLflow's page: the saved view that our links open, and MLflow's own server for a store.
+"""MLflow's page: the saved view that our links open, and MLflow's server for a store.
 
 MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
-`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's own page; it is not documented, so tests/browser opens
+`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's page; it is not documented, so tests/browser opens
 it in a real one.
 """
 
@@ -39,7 +39,7 @@ from cppo_lab.tracking.read import newest_runs
 
 VIEW = "cppo-runs"
 TAG_VIEW = "mlflow.sharedViewState." + VIEW
-# MLflow's own tag: which of its pages an experiment opens on.
+# MLflow's tag: which of its pages an experiment opens on.
 _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 _NEWEST = 500  # the view is built from these runs
 _CHARTS = 7  # of the mean and single benchmarks. The value of an experiment's tag has at most 5,000 bytes
@@ -137,7 +137,7 @@ def _state(validation: Sequence[str]) -> dict[str, Any]:
 
 
 def _line_chart(metric: str) -> dict[str, Any]:
-    """A chart of one metric by training step, with every key that the page's own charts have."""
+    """A chart of one metric by training step, with every key that the page's charts have."""
     return {
         "uuid": f"{VIEW}-{metric}",
         "type": "LINE",

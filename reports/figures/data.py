@@ -58,7 +58,7 @@ def figure_csv(info: Any) -> str:
     """
     lines = list(_series(info, {}, ()))
     names = list(dict.fromkeys(name for line in lines for name in line.names))
-    # A line's own tuple may share its field name with a name elsewhere in the tree.
+    # A line's tuple may share its field name with a name elsewhere in the tree.
     columns = list(dict.fromkeys(name for line in lines for name in line.values if name not in names))
     rows = (row for line in lines for row in _rows(line, names, columns))
     return csv_text(["series", *names, "place", *columns], rows)

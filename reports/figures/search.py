@@ -1,4 +1,4 @@
-"""The figures of a search: Optuna's own drawings of its study, in the style of all our figures."""
+"""The figures of a search: Optuna's drawings of its study, in the style of all our figures."""
 
 import warnings
 from collections.abc import Callable, Sequence

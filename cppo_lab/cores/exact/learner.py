@@ -265,7 +265,7 @@ Snapshot = tuple[Tensor, dict[str, Any]]
 
 class UpdateAlong(Learner):
     """Trains by the rule and learning rate of `along`. From the state before each step, with its parameters, optimiser
-    state and batch, the run's own rule and learning rate update once; this update is brought to the movement of the
+    state and batch, the run's rule and learning rate update once; this update is brought to the movement of the
     training's own and is what the step is measured at.
 
     An update's movement is the mean over positions and mu's visits of the total variation between the policy after it

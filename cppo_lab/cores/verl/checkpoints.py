@@ -37,7 +37,7 @@ def validation_metrics(
 ) -> dict[str, float]:
     """Avg@`samples` on every benchmark and their unweighted mean; and, where graded, the share by the `Answer:` rule.
 
-    `parts`: also the means of all else that the user's own reward returns.
+    `parts`: also the means of all else that the user's reward returns.
 
     Raises ValueError if verl reports no score for a benchmark: an incomplete validation does not count.
     """

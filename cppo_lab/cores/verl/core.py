@@ -120,7 +120,7 @@ def _train_on(
 
 
 def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, Mapping[str, float]]:
-    """As `cores.base.Evaluator`: verl's own validation of the exported best checkpoint, which trains nothing."""
+    """As `cores.base.Evaluator`: verl's validation of the exported best checkpoint, which trains nothing."""
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
     require_same_task(spec, other)
     # None is trained, and the file may have few problems.

@@ -84,7 +84,7 @@ class LabMerger(FSDPModelMerger):
         return self._without_adapters(whole)
 
     def _without_adapters(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights under the model's own names, with each adapter added to the matrix that it adapts."""
+        """The weights under the model's names, with each adapter added to the matrix that it adapts."""
         merged = {}
         for name, value in weights.items():
             layer, is_adapted, _ = name.partition("base_layer.weight")

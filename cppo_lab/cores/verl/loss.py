@@ -333,7 +333,7 @@ def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, response
     """This micro-batch's part of the loss of a minibatch of that many tokens and responses."""
     mode = config.loss_agg_mode
     denominator = tokens if mode == "token-mean" else responses
-    assert denominator is not None  # verl's own count of rows has those that pad
+    assert denominator is not None  # verl's count of rows has those that pad
     if not denominator:  # a minibatch of padding only
         return 0.0 * objective.sum()
     horizon = config.policy_loss.horizon if mode == "seq-mean-token-sum-norm" else None

@@ -300,7 +300,7 @@ class LabTrainer(PPOTrainerSync):
             self._answers.validation(self.global_steps, batch)
 
     def _reward_parts(self, batch: KVBatchMeta) -> dict[str, float]:
-        """The parts of the user's own reward over a batch; empty without one.
+        """The parts of the user's reward over a batch; empty without one.
 
         Raises UserError for what it did wrong.
         """
@@ -626,7 +626,7 @@ def ages_of(steps: Tensor, step: int, most: int) -> dict[str, float]:
 
 
 class AsyncLabTrainer(LabTrainer, PPOTrainerColocateAsync):
-    """One run with `rollout.mode` async: the engine is the trainer's own GPUs, and goes on where it was interrupted."""
+    """One run with `rollout.mode` async: the engine is the trainer's GPUs, and goes on where it was interrupted."""
 
     def __init__(self, config: Any) -> None:
         self._in_flight: dict[str, int] = {}  # in the order of submission
