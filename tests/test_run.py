@@ -35,11 +35,12 @@ def test_a_run_sees_the_devices_it_was_given(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")  # of the user's shell: every run would be on the same core
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit's local executor sets
     monkeypatch.setattr("signal.signal", lambda *_: None)
     prepare_process(3, given)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_PROC_BIND"]) == ("3", "false")
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,11 @@ def sync(options: argparse.Namespace) -> int:
                 print(folder.name)
             say(f"{len(unsent_folders)} runs have metrics to upload to {redacted(uri)}")
             return Exit.DONE
-        if first:
-            tell_of_lost(forget_lost(folders, uri))
-        first = False
-        open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
         try:
+            if first:
+                tell_of_lost(forget_lost(folders, uri))
+            first = False
+            open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
             sent = upload(folders, uri, counter("runs sent"))
         except UserError as error:
             if not options.watch:
@@ -175,9 +175,11 @@ def note(options: argparse.Namespace) -> int:
     folder, uri = runs_folder() / run_id, known_store(address.tracking_uri())
     added = dict(tag.partition("=")[::2] for tag in options.tag)
     for key in added:
-        if not re.fullmatch(r"[\w. /-]{1,100}", key) or key.startswith(schema.OUR_TAGS):
+        # MLflow refuses keys that are no plain paths, and with them the run's upload for ever.
+        if not re.fullmatch(r"(?=.{1,100}$)\w[\w. -]*(/\w[\w. -]*)*", key) or key.startswith(schema.OUR_TAGS):
             raise UserError(
-                f"--tag {key}: a key has letters, digits, `.-_/`, and is none of `cppo.` and `mlflow.`"
+                f"--tag {key}: a key has letters, digits and `.-_`, also as a path (a/b), and is none of `cppo.` and "
+                "`mlflow.`"
             )
     if newest_record(folder) is None:
         raise UserError(f"run {run_id} has no record here: note on it where it was trained")
@@ -190,7 +192,8 @@ def note(options: argparse.Namespace) -> int:
             f"run {run_id}: its note, or a tag, has more than {LONGEST_NOTE} characters: shorten it"
         )
     if added:
-        add_notes(folder, added)
+        # What a terminal of another encoding has sent is no text for a store.
+        add_notes(folder, {k: v.encode(errors="backslashreplace").decode() for k, v in added.items()})
         upload([folder], uri)
     given = notes(folder)
     text = given.pop(schema.TAG_NOTE, "")
@@ -315,7 +318,7 @@ def retry(options: argparse.Namespace) -> int:
 
 def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     """The runs of a sweep and their store; without a sweep None, and the store of the environment."""
-    if not options.sweep:
+    if options.sweep is None:  # an empty name, as of a shell's unset variable, is not every run
         return None, known_store(address.tracking_uri())
     from cppo_lab.cli.training import planned
 

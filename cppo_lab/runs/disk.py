@@ -79,14 +79,20 @@ def archive(roots: Mapping[str, Path], about: Mapping[str, Any], out: BinaryIO) 
 
     Raises UserError for a link among the files.
     """
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo(ABOUT), json.dumps(about, indent=1))
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(_member(ABOUT), json.dumps(about, indent=1))
         for name, root in roots.items():
             for path in sorted(_archived(root)):
                 parts = path.relative_to(root).parts
                 if (source := open_below(root, *parts)) is not None:
-                    with source, archive.open(zipfile.ZipInfo("/".join((name, *parts))), "w") as target:
+                    with source, archive.open(_member("/".join((name, *parts))), "w") as target:
                         shutil.copyfileobj(source, target)
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name)
+    member.compress_type = zipfile.ZIP_DEFLATED  # which it does not take from its archive
+    return member
 
 
 def unpack(path: Path, into: Path) -> dict[str, Any]:

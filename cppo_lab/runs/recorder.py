@@ -90,6 +90,7 @@ class Recorder:
         # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
         self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
+        self._began = time.monotonic()  # whatever becomes of the clock
         # This attempt's first new step, and its time.
         self._first: tuple[int | None, float | None] = (None, None)
         ensure_folder_tag(folder)
@@ -304,7 +305,7 @@ class Recorder:
                 "gpus": self._gpus,
                 "started": self._started,
                 "updated": now,
-                "seconds": self._before + now - self._started,
+                "seconds": self._before + time.monotonic() - self._began,
                 "first_step": first_step,
                 "first_time": first_time,
                 "replaces": bool(self._tags.get(schema.TAG_REPLACES)),

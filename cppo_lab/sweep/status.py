@@ -111,11 +111,14 @@ def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[
 def _own_label(run: RunFolder) -> Label:
     """The label from the run's status, or from its configuration if an older version wrote the status."""
     values = run.status
-    if "rule" not in values and (config := read_config(run.path / CONFIG)):
-        values = {**config, **{key: config[key]["name"] for key in ("rule", "model")}}
-    core, rule, model = (values.get(key) for key in ("core", "rule", "model"))
+    if "rule" not in values:  # a folder called like a run may hold another program's configuration
+        config = read_config(run.path / CONFIG) or {}
+        values = {
+            key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
+        }
+    core, rule, model = (str(values.get(key) or "") for key in ("core", "rule", "model"))
     variants = parse_variants(run.status.get("variants"))
-    return Label(core or "", rule or "?", model or "?", values.get("seed"), variants)
+    return Label(core, rule or "?", model or "?", values.get("seed"), variants)
 
 
 def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatus:

@@ -118,7 +118,7 @@ def in_the_environment(uri: str, variable: str = VARIABLE) -> Iterator[None]:
 
 def sqlite_file(uri: str) -> Path | None:
     """The database file of a SQLite URI; None for every other store."""
-    return Path(_path(uri)) if uri.startswith("sqlite:") else None
+    return Path(_path(uri)).absolute() if uri.startswith("sqlite:") else None
 
 
 def _path(uri: str) -> str:

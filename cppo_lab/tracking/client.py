@@ -45,8 +45,10 @@ _PATIENCE = {
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "PGCONNECT_TIMEOUT": "10",  # seconds; libpq has no timeout by default
 }
-# Overrides the environment: at the end of a run MLflow would print its URL with the user's name and password.
-_NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+_OURS = {  # whatever the user's shell has
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # at the end of a run, with the user's name and password
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # points would count as sent before the store has taken them
+}
 _NO_ANSWER = re.compile(
     "Max retries exceeded|Failed to establish a new connection|Connection aborted|Read timed out"
 )
@@ -107,7 +109,7 @@ def prepare() -> None:
     """Settings for every client of MLflow in this process and its children: what it waits for, prints and refuses."""
     for name, value in {**_PATIENCE, **QUIET}.items():
         os.environ.setdefault(name, value)
-    os.environ.update(_NO_ADDRESS)
+    os.environ.update(_OURS)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # A traceback for each failed attempt, with all parameters of the statement; we report the result.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

@@ -287,7 +287,6 @@ class _Shipment:
         for path in files(self.folder):
             if _owner(path) == self.token:
                 self.state.offsets.pop(path.name, None)
-        self.state.offsets.pop(NOTES, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
 
@@ -409,6 +408,8 @@ class _Shipment:
             run = self.client.create_run(experiment_id, line.time_ms, tags, line.name)
         self.runs[self.token] = run
         before, mlflow_id = run.data.tags, run.info.run_id
+        if self.record.mlflow_id != mlflow_id:
+            self.state.offsets.pop(NOTES, None)  # its newest record has them all
         self.record.mlflow_id = mlflow_id
         self.record.ended = False
         self._remove_others(run)

@@ -161,7 +161,8 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
         add_evaluation(folder, 28, {schema.evaluation_metric("chain_far", 16): 0.4525})
         cppo(f"note --tag looked=yes {folder.name[:6]}", "Node 3 was <b>slow</b>")
     assert cppo(f"note {folder.name}", "again").out == "Node 3 was <b>slow</b>\n\nagain\nlooked=yes\n"
-    assert "is none of `cppo.`" in cppo(f"note {folder.name} --tag cppo.status=done", code=2).err
+    for key in ("cppo.status", "mlflow.user", "a//b", "../a", "/a", "a/", ".", ""):
+        assert "is none of `cppo.`" in cppo(f"note {folder.name} --tag {key}=done", code=2).err
     assert "more than 5000 characters" in cppo(f"note {folder.name}", "x" * 4990, code=2).err
     client = MlflowClient(tracking_uri())
     experiment = client.get_experiment_by_name("cppo-mini")

@@ -88,12 +88,13 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     run_folder.cancel(made(runs, 6, **going))
     old = made(runs, 7, status="partial", step=1, t_stop=4, reason="interrupted: by SIGTERM", pid=1)
     (old / "config.json").write_text(spec.model_dump_json())
+    (made(runs, 9) / "config.json").write_text('{"model": 5, "a": {}}')  # another program's
     (runs / "warm_starts").mkdir()
     with held(running), queueing(runs, [run_id(8)]):
         seen = rows(cppo)
         text = cppo("status --state running,failed").out
     states = {
-        number: (seen[run_id(number)]["state"], seen[run_id(number)]["reason"]) for number in range(1, 9)
+        number: (seen[run_id(number)]["state"], seen[run_id(number)]["reason"]) for number in range(1, 10)
     }
     assert states == {
         1: ("done", ""),
@@ -104,8 +105,9 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
         6: ("partial", "interrupted: cancelled"),
         7: ("partial", "interrupted: by SIGTERM"),
         8: ("queued", ""),
+        9: ("missing", ""),
     }
-    assert len(seen) == 8
+    assert len(seen) == 9
     lives = seen[run_id(4)]
     # 10 steps in the 100 s up to the last word, 20 to go, 10 s since.
     assert lives["eta_seconds"] == pytest.approx(190)
@@ -117,7 +119,8 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     assert [line.split()[0] for line in lines[:2]] == [run_id(3), run_id(4)]
     assert " ".join(head.split()[3:]) == "model seed state step last best ETA GPU-hours job reason"
     assert lines[0].split()[4:7] == ["failed", "20/40", "25.0"]
-    assert lines[-1].startswith("8 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial; 24.0")
+    counts = "9 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial, 1 missing"
+    assert lines[-1].startswith(f"{counts}; 24.0")
     # 190 s, then the 40 steps of the queued run at 9.5 s.
     assert lines[-1].endswith("; the last of the queued ones ends in about 10 min")
     [row] = csv.DictReader(io.StringIO(cppo("status --csv --state failed").out))

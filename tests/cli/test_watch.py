@@ -86,14 +86,16 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     away = UserError("the tracking store does not answer")
-    looks: Iterator[BaseException | Sent] = iter([away, away, Sent(2, 30), Sent(), KeyboardInterrupt()])
+    looks: Iterator[BaseException | Sent] = iter([away, Sent(2, 30), Sent(), KeyboardInterrupt()])
+    asked: Iterator[BaseException | list[Path]] = iter([away, list[Path]()])  # once it answers
 
-    def send(*_: object) -> Sent:
-        if isinstance(look := next(looks), BaseException):
-            raise look
-        return look
+    def next_of(answers: Iterator[object]) -> object:
+        if isinstance(answer := next(answers), BaseException):
+            raise answer
+        return answer
 
-    monkeypatch.setattr("cppo_lab.tracking.upload.upload", send)
+    monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", lambda *_: next_of(asked))
+    monkeypatch.setattr("cppo_lab.tracking.upload.upload", lambda *_: next_of(looks))
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert main(["sync", "--watch"]) == 130
     said = capsys.readouterr()

@@ -82,7 +82,7 @@ LINES = {
     "plan quikstart": "unknown sweep 'quikstart': did you mean 'quickstart'?",
     "report maine": "unknown sweep 'maine': did you mean 'main'?",
     "show maine": "unknown sweep 'maine': did you mean 'main'?",
-    "plan ''": f"unknown sweep '': {NO_SWEEP}",
+    **{f"{words}''": f"unknown sweep '': {NO_SWEEP}" for words in ("plan ", "status ", "clean --yes --code ")},
     "plan .": f"unknown sweep '.': {NO_SWEEP}",
     "plan QUICKSTART": f"unknown sweep 'QUICKSTART': did you mean 'quickstart'? {NO_SWEEP}",
     "plan 'a\nb'": f"unknown sweep 'a\\nb': {NO_SWEEP}",

@@ -89,6 +89,7 @@ def test_an_archive_has_the_records_and_is_the_same_twice(tmp_path: Path) -> Non
     with zipfile.ZipFile(tmp_path / "1.zip") as archive:
         assert archive.namelist() == ["archive.json", "runs/a/spool/0001.jsonl", "runs/a/status.json"]
         assert json.loads(archive.read("archive.json")) == {"sweep": "x"}
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_DEFLATED}
     (folder / "note").symlink_to("/etc/passwd")
     with pytest.raises(UserError, match="is a link"):
         packed(folder, tmp_path / "3.zip")

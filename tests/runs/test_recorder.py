@@ -49,6 +49,7 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     recorder: Recorder, end: Callable[[Recorder], object], mlflow: str, status: str, reason: str, cause: str
 ) -> None:
     folder = recorder.folder
+    recorder._started += 36_000  # since then the clock has been set back
     recorder.log(3, {"train/reward": 0.5})
     end(recorder)
     if cause != Cause.DIED:  # nothing after its end changes it: a signal or a fault before its process ends
@@ -59,6 +60,7 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     assert record is not None and record.end is not None
     assert (record.end.status, record.end.reason, record.end.step) == (status, reason, 3)
     assert (written["status"], written["reason"], written["cause"]) == (status, reason, cause)
+    assert 0 <= written["seconds"] < 3600
     assert [path.read_text() for path in folder.glob(TRACEBACK)] == ["Traceback"] * (status == "failed")
     assert status not in schema.FINISHED or not record_end(
         folder, schema.PARTIAL, "a result is never interrupted"

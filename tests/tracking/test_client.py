@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.store.db import utils as db_utils
 from mlflow.store.db.utils import InitialBase, _upgrade_db
@@ -250,6 +251,17 @@ def test_a_fault_of_our_own_code_is_none_of_the_store(
     monkeypatch.setattr(MlflowClient, "search_experiments", ours)  # reading an answer
     with pytest.raises(UserError, match=r"its answer is not MLflow's \('?ours'?\): check"):
         open_client(server.uri)
+
+
+def test_a_relative_address_and_the_shell_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    for _ in range(2):
+        client = open_client("sqlite:///relative.db")
+    with pytest.raises(MlflowException, match="nowhere"):  # not later, in a thread
+        client.log_batch("nowhere", metrics=[Metric("a", 1.0, 0, 0)])
 
 
 def test_a_server_that_forgets_a_parent_gets_one(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

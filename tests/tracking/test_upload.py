@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import FOLDER, add_evaluation, evaluations, newest_record
+from cppo_lab.runs.spool import FOLDER, add_evaluation, add_notes, evaluations, newest_record
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -111,12 +111,14 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
     attempt()
     sent(folder)
     attempt(0, 1)  # one that recorded nothing is gone on with
+    add_notes(folder, {"looked": "yes"})
     old_id = mlflow_run(folder).info.run_id
     attempt(0).finish(FINISHED)  # the one before was killed: it could not say so itself
     assert steps(folder) == [0]
     client = open_client(tracking_uri())
     newest, old = attempts_at(client, "cppo-mini", tiny_spec.run_id)
     assert (newest.status, old.mlflow_id) == (schema.DONE, old_id)
+    assert newest.tags["looked"] == old.tags["looked"] == "yes"
     assert (client.get_run(old_id).info.status, old.status) == ("KILLED", schema.PARTIAL)
     assert "there was no checkpoint to resume from" in old.tags[schema.TAG_REASON]
     assert [point.step for point in client.get_metric_history(old_id, REWARD)] == [
