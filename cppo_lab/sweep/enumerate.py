@@ -323,8 +323,9 @@ def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
 
 
 def _hypothesis_faults(grid: Grid) -> Iterator[str]:
-    """What is wrong with hypotheses about scores that do not name variants with the axis values in their labels, since
-    no run tests them. An error is averaged over the horizons, so those hypotheses name the variant alone.
+    """What is wrong with a baseline that no run has, and with hypotheses about scores that do not name variants with
+    the axis values in their labels, since no run tests them. An error is averaged over the horizons, so those
+    hypotheses name the variant alone.
     """
     sweep = grid.sweep
     if not (sweep.hypotheses or sweep.baseline):
