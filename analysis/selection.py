@@ -259,6 +259,7 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     benchmark_of = {name: benchmark for name, (benchmark, size) in validations.items() if size == samples}
     rows = metrics[names.isin(benchmark_of)].astype({"mlflow_id": object, "metric": object})
     rows["benchmark"] = rows["metric"].map(benchmark_of)
+    rows["value"] = rows["value"].where(rows["value"].abs() < schema.LARGEST)
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))

@@ -118,6 +118,7 @@ METRICS: tuple[MetricInfo, ...] = (
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 BEST, BEST_STEP, FINAL_MEAN = "val/best", "val/best_step", "val/final_mean"
+LARGEST = 1e100  # MLflow returns infinity as the largest number there is; a report takes neither for a value
 LATE_SHARE = 0.3  # of [0, T_stop], its end: the validations of `val/final_mean`
 HORIZON = (
     "rollout.max_response_length"  # the key of the horizon of the exact core, also a parameter of its runs

@@ -79,7 +79,7 @@ _ACCENTS = {
 }
 _MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \(-?[\d.]+ to -?[\d.]+\))?( [↑↓])?†?")
-_FORMULA = ("=", "+", "-", "@", "\t", "\n")
+_FORMULA = tuple("=+-@\t\n＝＋－＠")  # the wide ones, too
 
 
 def escape_latex(text: str) -> str:

@@ -13,6 +13,7 @@ its function and its arguments: `training.py` for `plan`, `show` and `launch`. d
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a name that the terminal's encoding lacks must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "_ARGCOMPLETE" in os.environ:
         from cppo_lab.cli.names import complete

@@ -138,17 +138,16 @@ def _chosen(
     for given in map(read, overrides):
         if given.right is None or given.sets(""):
             faults[given.text] = f"override {given.text!r} is not of the form key=value"
-        elif given.sets("model"):
+        elif given.sets("model") and re.fullmatch("[^,]+", given.right):
             model = given.right
+        elif given.sets("model"):
+            faults["model"] = f"override {given.text!r}: a search tunes for one model; name one of them"
         elif given.sets("seed") and re.fullmatch(r"\d+(,\d+)*", given.right):
             seeds = tuple(dict.fromkeys(map(int, given.names)))
         elif given.sets("seed"):
             faults[given.text] = f"override {given.text!r}: seeds are whole numbers: seed=0,1"
         else:
             others.append(given.text)
-    if "," in model:
-        faults["model"] = f"override model={model!r}: a search tunes for one model; name one of them"
-        model = ""
     try:
         return model or search.model_of(core), seeds, others
     except UserError as error:

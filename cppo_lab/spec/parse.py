@@ -64,7 +64,13 @@ def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
         "or another core"
         for section, option in foreign.items()
     ]
-    faults = [fault for fault in faults if fault["loc"][:1] not in [(section,) for section in foreign]]
+    faults = [
+        fault
+        for fault in faults
+        if fault["loc"][:1] not in [(section,) for section in foreign]
+        # pydantic counts the valid items; the others have faults of their own
+        and not (fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"])
+    ]
     for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
         if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
             lines.append(_of_no_kind(fault, faults, where))
@@ -140,7 +146,7 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> str:
         # On the command line; a shell takes away the quotes around it.
         if fault["type"] in ("tuple_type", "list_type") and " " not in where and re.fullmatch(_PLAIN, value):
             text = f"must be a list: \"{section}{key}=['{value}']\""
-    elif fault["type"] == "too_short":
+    elif fault["type"] in ("too_short", "string_too_short"):
         least = fault["ctx"]["min_length"]
         text = f"must have {least} items or more" if least > 1 else "must not be empty"
     elif valid := _interval(kind, path):
@@ -184,6 +190,7 @@ def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
 
 def _interval(kind: type[Spec], path: list[str]) -> str:
     """The valid interval of a number, such as `(0, 1]`; empty if the field is not bounded."""
+    path = [name for name in path if not name.isdigit()]  # of a list: what its items may be
     field = _spec_at(kind, path[:-1]).model_fields.get(path[-1])
     bounds: dict[str, Any] = {}
     if field is not None:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together
+from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.run import digest
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.file import ANY_CORE, ERRORS, Scalar, Sweep
+from cppo_lab.sweep.file import ANY_CORE, ERRORS, Scalar, Sweep, is_of
 from cppo_lab.sweep.grid import (
     Fit,
     Fitting,
@@ -323,14 +323,18 @@ def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
 
 
 def _hypothesis_faults(grid: Grid) -> Iterator[str]:
-    """What is wrong with hypotheses about scores that do not name variants with the axis values in their labels, since
-    no run tests them. An error is averaged over the horizons, so those hypotheses name the variant alone.
+    """What is wrong with a baseline that no run has, and with hypotheses about scores that do not name variants with
+    the axis values in their labels, since no run tests them. An error is averaged over the horizons, so those
+    hypotheses name the variant alone.
     """
     sweep = grid.sweep
-    if not sweep.hypotheses:
+    if not (sweep.hypotheses or sweep.baseline):
         return
     labels = _labels(whole(sweep, grid.core))
     own_core = set(sweep.models) <= {grid.core, ANY_CORE}
+    names = {*labels, *(variant for variant, _ in labels.values())}
+    if sweep.baseline and own_core and sweep.baseline not in names:
+        yield f"sweep {sweep.source}: {unknown('baseline', sweep.baseline, names)}"
     for key, hypothesis in sweep.hypotheses.items():
         where = f"sweep {sweep.source}: hypotheses.{key}"
         if hypothesis.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(schema.HORIZON, ())) < 2:
@@ -346,7 +350,7 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                     f"{where}: the file's axes are part of the names of variants: {name!r} is "
                     f"{' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
                 )
-            elif own_core and {name, name.split(" ")[0]} & sweep.variants.keys():
+            elif own_core and is_of(name, sweep.variants):
                 yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
 
 

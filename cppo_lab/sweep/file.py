@@ -8,7 +8,7 @@ package, CPPO_RULES, or the command line (`rule.path`).
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -183,6 +183,13 @@ def _parts(text: str) -> dict[str, str]:
     return flat
 
 
+def is_of(label: str, variants: Iterable[str]) -> bool:
+    """Whether a label begins with the name of one of the file's variants: with axes, their values come after it, as in
+    `cppo delta=0.1`, and are all of it where the variant has no name.
+    """
+    return any(f"{label} ".startswith(f"{name} ".lstrip()) for name in variants)
+
+
 def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]:
     """Variants, models or test seeds that the sweep does not have, an outcome that its core does not compute, or a
     trend over fewer than three models. What is wrong in the sweep itself is not looked at.
@@ -202,9 +209,8 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]
         for name in hypothesis.only or ():
             if name not in models[EXACT]:
                 yield f"model {name!r} is not in models (valid: {', '.join(models[EXACT])})"
-    # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
     for name in hypothesis.variants:
-        if variants is not None and name not in variants and name.split(" ")[0] not in variants:
+        if variants is not None and not is_of(name, variants):
             yield f"variant {name!r} is not in variants (valid: {', '.join(variants)})"
     axes = info.data.get("axes")
     if axes is not None and variants:
@@ -391,8 +397,8 @@ class Interval(Spec):
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
-        """The values at which the bounds are checked."""
-        return (self.low, self.high)
+        """The values at which the bounds, and a step between them, are checked."""
+        return tuple(dict.fromkeys((self.low, self.low + (self.step or 0), self.high)))
 
 
 class Choices(Spec):
@@ -473,19 +479,17 @@ class Search(Declared):
 
     models: dict[str, str]
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] = (0,)
+    seeds: Seeds = (0,)
     search: SearchSpec
 
     @field_validator("models", mode="before")
     @classmethod
     def _one_for_each_core(cls, value: Any) -> Any:
-        lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
-        for names in lists.values() if lists else [None]:
-            if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-                raise ValueError(
-                    f"models={value!r} must be a list of exactly one name, or such a list for each core: a search "
-                    "tunes for one model"
-                )
+        lists = _names(value)
+        if any(len(names) > 1 for names in lists.values()):
+            raise ValueError(
+                "must be a list of exactly one name, or such a list for each core: a search tunes for one model"
+            )
         return {core: names[0] for core, names in lists.items()}
 
     @model_validator(mode="after")
@@ -669,9 +673,8 @@ class Sweep(Declared):
     @field_validator("baseline")
     @classmethod
     def _check_baseline(cls, value: str, info: ValidationInfo) -> str:
-        # Its label may have axis values after the variant's name: `cppo w_min=0.8`.
         variants = info.data.get("variants")
-        if value and variants and not any(f"{value} ".startswith(f"{name} ".lstrip()) for name in variants):
+        if value and variants and not is_of(value, variants):
             raise ValueError(str(unknown("baseline", value, list(variants))))
         return value
 

@@ -117,7 +117,7 @@ def _trace(
     board: Scoreboard, pair: tuple[str, str], metric: str, stroke: Stroke, points: int
 ) -> Trace | None:
     rows = board.logged(*pair, metric)
-    rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
+    rows = rows[rows["value"].abs() < schema.LARGEST]
     if rows.empty:
         return None
     steps = int(rows["step"].max()) + 1

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 
 import pytest
 
@@ -96,9 +97,12 @@ def test_the_last_score_of_a_collapse_is_the_last_whole_one() -> None:
         ({}, 100, SelectionState.NO_VALIDATION),
         (both({50: 0.3}), 40, SelectionState.NO_VALIDATION),
         ({"a": {10: 0.3}, "b": {20: 0.3}}, 100, SelectionState.NO_COMPONENTS),
-        ({"a": {10: math.nan}, "b": {10: 0.3}}, 100, SelectionState.NO_COMPONENTS),
+        *(
+            ({"a": {10: value}, "b": {10: 0.3}}, 100, SelectionState.NO_COMPONENTS)
+            for value in (math.nan, -math.inf, sys.float_info.max)  # MLflow's infinity
+        ),
     ],
-    ids=["nothing logged", "only after the window", "never both at one step", "NaN"],
+    ids=["nothing logged", "only after the window", "never both at one step", "NaN", "infinity", "largest"],
 )
 def test_gaps_have_names(scores: Curves, t_stop: int, state: SelectionState) -> None:
     choice = chosen(scores, t_stop)

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help at once, a report of what was launched, hints that can be typed."""
 
 import csv
+import io
 import json
 import re
 import shlex
@@ -291,3 +292,16 @@ def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_sec
     assert mine == theirs.replace("theirs", "mine")
     said = cppo("plan theirs.yaml").out
     assert "theirs: What? Why?" in said and "1 run: 1 missing" in said
+
+
+def test_a_title_that_the_terminal_cannot_show_is_printed_all_the_same(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.yaml").write_text(
+        "title: λ é\nmodels: {exact: [exact_early]}\nvariants: {λ=1: {rule: cppo}}\n", encoding="utf-8"
+    )
+    for form in ([], ["--csv"], ["--json"]):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+        assert main(["plan", "mine.yaml", *form]) == 0
+        sys.stdout.seek(0)
+        assert "\\u03bb=1" in sys.stdout.read()

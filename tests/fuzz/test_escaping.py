@@ -241,12 +241,12 @@ def test_latex_is_ascii_without_commands(text: str) -> None:
 @fuzz(150)
 @given(
     text=st.text(max_size=12)
-    | st.sampled_from(["=1", "+1+1", "-1-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "-5", "\n=1"])
+    | st.sampled_from(["=1", "+1+1", "-1-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "-5", "\n=1", "＝1"])
 )
 def test_cells_of_csv(text: str) -> None:
     cell = csv_cell(text)
     assert isinstance(cell, str)
-    if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+    if cell.startswith(tuple("=+-@\t\r\n＝＋－＠")):
         assert NUMBER.fullmatch(cell)
 
 

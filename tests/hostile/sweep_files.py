@@ -357,6 +357,19 @@ SEVERAL = {
     "  g: {claim: C, better: [a w_min=0.6], than: [b w_min=0.6], test_seeds: [0], after: h}\n":
         "hypotheses.h: the file's axes are part of the names of variants: 'a' is 'a w_min=0.6' or 'a w_min=0.8': name "
         "that…; also: hypotheses.g: no run is of variant 'b w_min=0.6'",
+    # names of variants that no run has: with a blank of their own, and where axes alone define the runs
+    "variants: {my a: {rule: cppo}, b: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8]}\nbaseline: my a w_min=0.9\n"
+    "hypotheses: {h: {claim: C, better: [my a w_min=0.7], than: [my a w_min=0.6], test_seeds: [0]}}\n":
+        "unknown baseline 'my a w_min=0.9': did you mean …valid: b, my a, my a w_min=0.6, …; also: hypotheses.h: no "
+        "run is of variant 'my a w_min=0.7' (variants: 'my a w_min=0.6', 'my a w_min=0.8', 'b')",
+    "axes: {rule: [cppo, dppo], seed: [0, 1]}\nbaseline: grpo\n"
+    "hypotheses: {h: {claim: C, better: [cppo], than: [grpo], test_seeds: [1]}}\n":
+        "unknown baseline 'grpo'…; also: hypotheses.h: no run is of variant 'grpo' (variants: 'cppo', 'dppo')",
+    # seeds: what each may be, once
+    "variants: {a: {rule: cppo}, b: {rule: dppo}}\n"
+    "hypotheses: {h: {claim: '', better: [a], than: [b], test_seeds: [-1], selection_seeds: [x]}}\n":
+        "hypotheses.h.claim='': must not be empty; also: hypotheses.h.test_seeds.0=-1: must be in [0, 2147483648); "
+        "also: hypotheses.h.selection_seeds.0='x': must be a whole number in [0, 2147483648)",
     # of a hypothesis its form, what it contradicts, what the sweep does not have, and its order; and of the runs
     "variants: {a: {rule: cppo, rule.wmin: 1}, b: {rule: dppo, foo: 2}}\nexclude: [{variant: c}]\n"
     "axes: {seed: [0, 1]}\nhypotheses:\n"
@@ -497,6 +510,16 @@ IN_A_SEARCH = [
     ("[mini_small_base]", "[mini_base, mini_small_base]", "must be a list of exactly one name, …one model"),
     ("[mini_small_base]", "[nope]", "unknown model 'nope': valid: exact_early"),
     (
+        "[mini_small_base]",
+        "{Mini: [x]}",
+        "search ./mine.yaml: models: unknown core 'Mini': did you mean 'mini'?",
+    ),
+    (
+        PARAMETER,
+        "batch.prompts: {low: 32, high: 48, step: 3.2}",
+        "batch.prompts at 35.2: …must be a whole number",
+    ),
+    (
         "{rule: cppo}",
         "{rule: cppo, seed: 0}",
         "settings.seed=0: use models and seeds, or seed= on the command",
@@ -517,7 +540,7 @@ AFTER_A_SEARCH = {
         "search.pruner.name='percentile': must be 'median', 'hyperband' or 'none'",
     "seeds: []\n": "seeds=[]: must not be empty",
     "seeds: [0, 0]\n": "seeds=[0, 0]: one appears twice; remove it",
-    "seeds: [-1]\n": "seeds.0=-1: must be greater than or equal to 0",
+    "seeds: [-1]\n": "seeds.0=-1: must be in [0, 2147483648)",
     "seeds: 0\n": "seeds=0: must be a list: [...]",
 }  # fmt: skip
 

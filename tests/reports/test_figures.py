@@ -118,7 +118,11 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
         )
         for seed, value in enumerate((0.2, 0.4))
     ]
-    runs.append(MadeRun("dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01}}))
+    runs.append(
+        MadeRun(
+            "dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01, 2: sys.float_info.max}}
+        )
+    )
     info = training.diagnostics_info(board_of(*runs), "Demo")
     assert info is not None
     assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
