@@ -22,7 +22,8 @@ from cppo_lab.data.answers import answer_of, canonical, value
         ("Answer: $10\\,000\\,000$", "$10000000$", True),
         ("Answer: $2\\,00$", "$2\\,00$", True),  # no thousands: left to math-verify
         ("Answer：42", "42", True),
-        ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("\\boxed{41}, no: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "41  and \\frac{1}{2}", True),
         ("\\boxed{41}\nAnswer: 42", "42", True),
         ("Answer: 41\n\\boxed{42}", "41", True),  # the prompt asks for the line
         ("It is \\boxed{4", "It is \\boxed{4", False),
@@ -68,7 +69,10 @@ ALIKE = (
     ("(3,125)", "(3, 125)", "(3,\\,125)", "\\left(3,\\;125\\right)"),
     ("3, 125", "3,\\,125"),
     ("x+1", "$x + 1$", "x+1\\,", "\\,x+1"),
-    ("Monday", "\\text{Monday}"),
+    ("Monday", "\\text{Monday}", "MONDAY"),
+    ("A", "(A)", "A)", "Option A", "选A"),
+    ("AB", "$AB$"),
+    ("ab",),
     ("34",),
     ("3 4", "$3$ $4$"),
     ("3",),
