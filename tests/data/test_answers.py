@@ -110,7 +110,7 @@ def test_equal_answers_have_one_spelling(same: tuple[str, ...]) -> None:
         ("12 or 13", "12or13"),
         ("x=1,y=2", "x=1, y=2"),
         ("0 4 1", "0 4 1"),
-        ("I do not know", "I do not know"),
+        ("I do not know", "i do not know"),
     ],
 )
 def test_the_value_of_an_answer_in_words(text: str, number: str) -> None:
