@@ -137,10 +137,10 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}"
 _LIST = re.compile(r",|\b(?:and|or)\b")
 # A choice: "A", "(A)", "A)", "Option A", "the answer is A"
 _CHOICE = re.compile(
-    r"(?:(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice|letter)(?:\s+is)?)\s*:?\s*|(?:选项?)\s*)*"
-    r"[(\[]?\s*([A-Ja-j])\s*[)\].:]*\s*(?:选项)?"
+    r"(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|选项?+\s*+)*+"
+    r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
 )
-_WORDS = re.compile(r"(?i)\s*(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]+)\s*")  # not "AB", which is no "ab"
+_WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|[$`]")
 
 

@@ -144,6 +144,9 @@ def test_only_the_end_is_looked_at() -> None:
         "Answer: 1" + " 000" * 900,
         "Answer: " + "1e" * 1_900,
         "Answer: " + "(" * 1_900 + "1" * 1_900,
+        "x" * 3_900 + "\\boxed{1}",
+        "\\boxed{1}" * 400,
+        "Answer: " + "option " * 500,
     ],
     ids=lambda text: f"{text[:12]}... {len(text)}",
 )
