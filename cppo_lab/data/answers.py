@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cppo_lab.data.grader_child import in_digits, pieces
+from cppo_lab.data.grader_child import NOT, SIGN, WRONG, in_digits, pieces
 
 WINDOW = 4_000  # characters at the end of a response in which an answer is looked for
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
@@ -28,6 +28,17 @@ _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
 _SENTENCE_END = re.compile(r"\.\s|\n|。")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
+# What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2"
+_BEFORE_BOX = re.compile(
+    r"(?:\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*+\}[$ ]*(?:,|;|、|和|and|\\text\{ *and *\})?[$ ]*)+$"
+    rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$ ]*$|(?i:{NOT}|{SIGN})[^\d.\n]{{0,20}}$"
+    r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln) *\{?)[$({\\]*$"
+)
+_AFTER_BOX = re.compile(
+    r"^(?:(?:\^(?!\{?\s*\\circ)|_(?=\{?\d)|\.?\d|/|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    rf"|[$)\\]*\s{WRONG}| *(?:or|或).*)"
+)
+_REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
 _ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
 _FENCES = (
@@ -43,10 +54,8 @@ _FENCES = (
     ("“", "”"),
     ("‘", "’"),
     ("「", "」"),
-    *(
-        (f"\\{box}{{", "}")
-        for box in ("boxed", "fbox", "framebox", "underline", "text", "textbf", "mathbf", "mathrm", "bm")
-    ),
+    *((f"\\{box}{{", "}") for box in ("underline", "text", "textbf", "mathbf", "mathrm", "bm")),
+    ("{", "}"),
 )
 _CODE = re.compile(r"```[a-z]*+\s++(.*)```", re.DOTALL)
 _ALIGNED = re.compile(
@@ -79,14 +88,15 @@ _REMARK = re.compile(
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
+_LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
 _POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
 _MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
 _MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
 _DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
-_SI = r"(?:[kcdmnµμMG]?(?:[mgsLlNJWVAKCFT]|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\^\{?-?\d\}?)?"
+_SI = r"(?:[kcdmnµμMG]?(?:[mgsLlNJWVAKCFT]|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\$?\^\{?-?\d\}?)?"
 _UNITS = re.compile(
-    rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
+    rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\[dt]?frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
     rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"
 )
 _SMALL = re.compile("([⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++)|[₀₁₂₃₄₅₆₇₈₉₍₎]++")
@@ -125,6 +135,12 @@ _SCIENTIFIC = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
 _LIST = re.compile(r",|\b(?:and|or)\b")
+# A choice: "A", "(A)", "A)", "Option A", "the answer is A"
+_CHOICE = re.compile(
+    r"(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|选项?+\s*+)*+"
+    r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
+)
+_WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|[$`]")
 
 
@@ -198,6 +214,10 @@ def canonical(text: str) -> str:
         return str(number)
     text = _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
     text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text)
+    if match := _CHOICE.fullmatch(text.strip()):
+        return match[1].upper()
+    if _WORDS.fullmatch(text):
+        text = text.lower()
     # Spaces count between letters and digits only ("3 4" is not 34), and behind commas ("3, 125" is not 3,125).
     return re.sub(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])", "", re.sub(" +", " ", text)).replace(",", ", ")
 
@@ -252,13 +272,13 @@ def tidy(text: str) -> str:
         text = match[1]
     if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
         text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
-    text = _PERCENT.sub("", _END_TAG.sub("", text)).replace("`", " ")
+    text = _PERCENT.sub("", _BOX.sub(r" \1", _END_TAG.sub("", text))).replace("`", " ")
     if not re.search("[0-9]", text):
         text = in_digits(text)
     text = _POWER.sub(
         lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
     )
-    text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", text).replace("^{+", "^{")
+    text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", _LETTER_TIMES.sub(r"\\times ", text)).replace("^{+", "^{")
     if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
         text = text.replace("$", "")
     text = _SPACE_IN_LIST.sub(", ", _SEPARATOR.sub("", _trimmed(text)))
@@ -332,15 +352,22 @@ def _depth(text: str) -> int:
 
 
 def _last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{}, or None if there is none or its braces do not close."""
+    """The content of the last \\boxed{} with what changes it from outside, or None if there is none or its braces do
+    not close.
+    """
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return None
     box = boxes[-1]
     if box[1] != "{":
         return box[1]
-    content = text[box.end() :]
-    return next((content[: end - 1] for end, depth in _braces(content) if depth < 0), None)
+    content, before = text[box.end() :], "".join(_BEFORE_BOX.findall(text[: box.start()][-_REACH:]))
+    before = re.sub(r"\\(?:boxed|fbox)|[{}$]", " ", before)
+    ends = (end for end, depth in _braces(content) if depth < 0)
+    return next(
+        (before + content[: end - 1] + "".join(_AFTER_BOX.findall(content[end:][:_REACH])) for end in ends),
+        None,
+    )
 
 
 def _bare(text: str) -> str:

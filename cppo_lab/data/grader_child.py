@@ -21,7 +21,7 @@ from typing import Any
 PARENT_CHECK_MS = 5_000
 RETIRE_BYTES = 512 << 20  # a child that holds more than this after a grade is replaced
 CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
-_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+_DELIMITERS = ("$", "\\(", "\\[")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
@@ -54,7 +54,9 @@ _DIGITS = "one|two|three|four|five|six|seven|eight|nine"
 _TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
 _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 _NUMBERS = dict(
-    zip(f"{_DIGITS}|{_TEENS}|{_TENS}".split("|"), (*range(1, 20), *range(20, 100, 10)), strict=True)
+    zip(
+        f"a|an|{_DIGITS}|{_TEENS}|{_TENS}".split("|"), (1, 1, *range(1, 20), *range(20, 100, 10)), strict=True
+    )
 )
 _PART = "half|halve|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _PARTS = dict(zip(_PART.split("|"), (2, *range(2, 5), *range(4, 11)), strict=True))
@@ -63,22 +65,28 @@ _SCALED = re.compile(rf"(?i)(?<=\d)\s*(?:\\text\s*\{{\s*)?({'|'.join(_SCALES)})(
 _SMALL = rf"(?:(?:{_TENS})(?:[-\s](?:{_DIGITS}))?|{_TEENS}|{_DIGITS}|zero)"
 _GROUP = rf"(?:(?:{_SMALL}|an?)\s+)?(?:{'|'.join(_SCALES)})"
 _COUNT = rf"{_GROUP}(?:\s+(?:and\s+)?{_GROUP})*(?:\s+(?:and\s+)?{_SMALL})?|{_SMALL}"
-# "forty-two", "one hundred and five", "three quarters", "7 eighths", "half"
+# "forty-two", "one hundred and five", "three quarters", "7 eighths", "half", "two and a half"
 _NAME = re.compile(
-    rf"(?i)(?<![\\A-Za-z])(?!one\s+of\b)(?:(?:({_COUNT}|an?|[0-9]+)[-\s]+)?({_PART})s?|({_COUNT}))(?![A-Za-z])"
+    rf"(?i)(?<![\\A-Za-z])(?!one\s+of\b)(?:(?:(?:({_COUNT}|[0-9]+)[-\s]+and[-\s]+)?({_COUNT}|an?|[0-9]+)[-\s]+)?"
+    rf"({_PART})s?|({_COUNT}))(?![A-Za-z])"
 )
 _NOUN = re.compile(r"(?i)\s+(?!and\b|or\b)[a-z]")
 # What an answer says that it is not: "not 42", "42 is wrong", "5 (not 6)", "x \\neq 5", "> 5".
 _CHUNK = r"(?:[^\s,;().$]|[.,](?=\d))+"
 _TERM = rf"(?:\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)|(?=\S*[\d\\]|(?-i:[A-Zb-z])\b){_CHUNK})"
 _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
-_NOT = (
-    rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
-    r"greater|larger|smaller)\s+than|(?:^|any(?:thing)?\s+)(?:but|except|other\s+than))\b|[不非][是等于为]*)"
+NOT = (
+    rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
+    r"greater|larger|smaller|bigger|higher|lower|different|distinct|far)\s+(?:than|from)|none\s+of|no\s+longer|by\s+no\s+"
+    r"means|nothing\s+like|no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
+    r"(?:^|(?:any|every|all)(?:thing)?\s+)(?:but|other\s+than))\b|(?:[不非未]|没有|除[了非]?(?!以)|[小大低高]于|超过)[可能会必是等于为]*)"
 )
-_WRONG = rf"(?:{_VERB}\s+(?:{_NOT}|(?:wrong|incorrect|false)\b)|(?:cannot|nor|(?:{_VERB}|ca|wo)n['´]?t)\b)"
-_SIGN = (
-    r"(?:\\neq?(?![A-Za-z])|\\not\s*=|=/=|<>|\\(?:neg|lnot)(?![A-Za-z])|(?<!\S)!=|¬|[≮≯]|"
+WRONG = (
+    rf"(?:{_VERB}\s+{NOT}|(?:{_VERB}\s+(?:be\s+)?(?:an?\s+|the\s+)?)?[-–(]?\s*(?:wrong|incorrect|false|impossible|invalid|"
+    rf"rejected|excluded|ruled\s+out)\b|(?:cannot|nor|fails|(?<=\?\s)no\W*$|(?:{_VERB}|ca|wo)n['´]?t)\b)"
+)
+SIGN = (
+    r"(?:\\neq?(?![A-Za-z])|\\not(?![A-Za-z])\s*=?|=/=|<>|\\(?:neg|lnot)(?![A-Za-z])|(?<!\S)!=|¬|[≮≯]|"
     r"^[\s$]*(?:[<>]=?|\\[lg]eq?(?![A-Za-z])))"
 )
 _OBJECT = (
@@ -86,9 +94,17 @@ _OBJECT = (
     rf"(?:(?:\s*[-+*/=]\s*|,?\s*(?:or|nor|and)\s+){_TERM})*"
 )
 _DENIAL = re.compile(
-    rf"(?i){_TERM}\s+{_WRONG}(?:{_OBJECT})?|{_NOT}{_OBJECT}|(?:{_CHUNK})?\s*{_SIGN}\s*{_TERM}"
+    rf"(?i){_TERM}\s+{WRONG}(?:{_OBJECT})?|{_TERM}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}|(?:{_CHUNK})?\s*{SIGN}\s*{_TERM}"
 )
-_UNEQUAL = re.compile(rf"(?i){_NOT}|{_SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+_UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+# What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +"
+_PART_OF = re.compile(
+    r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
+    r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
+    r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled)\b|[-+/^]\s*\$?$)"
+)
+_SYMBOL = re.compile(r"(?<![\\A-Za-z])[A-Za-z]'*+(?![A-Za-z])")
 # The base in which a number is written: 42_8
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
 
@@ -146,7 +162,9 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         )
 
     def grade(answer: str, marked: bool, truth: str) -> bool:
-        if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)):
+        if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)) or _conflict(answer, truth):
+            return False
+        if marked and _PART_OF.search(answer) and not _PART_OF.search(truth):
             return False
         if not marked:
             return right(_asserted(answer, truth), truth)
@@ -158,6 +176,15 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     for example in ("$\\frac{1}{2}$", "Answer: 0.5"):
         grade(example, True, "1/2")
     return grade
+
+
+def _conflict(answer: str, truth: str) -> bool:
+    """Whether the answer has a symbol of the truth in another case or with other primes (math-verify reads X and x' as
+    x).
+    """
+    symbols, true_symbols = (set(_SYMBOL.findall(text)) for text in (answer, truth))
+    both = symbols | true_symbols
+    return symbols != true_symbols and len({symbol[0].lower() for symbol in both}) < len(both)
 
 
 def alternatives(answer: str, truth: str) -> list[str]:
@@ -242,18 +269,23 @@ def in_digits(text: str) -> str:
 
 
 def _digits(match: "re.Match[str]") -> str:
-    above, part, count = match.groups()
+    whole, above, part, count = match.groups()
+    if part is None:
+        return str(_count(count))
+    above, below = _count(above or "a"), _PARTS[part.lower()]
+    return f"{_count(whole)}\\frac{{{above}}}{{{below}}}" if whole else f"{above}/{below}"
+
+
+def _count(words: str) -> int:
     total = current = 0
-    for word in re.findall("[a-z]+", (above or count or "").lower()):
+    for word in re.findall("[a-z]+|[0-9]+", words.lower()):
         if word == "hundred":
             current = 100 * max(current, 1)
         elif word in _SCALES:
             total, current = total + max(current, 1) * 10 ** _SCALES[word], 0
         else:
-            current += _NUMBERS.get(word, 0)
-    if part is None:
-        return str(total + current)
-    return f"{above if (above or '').isdigit() else total + current or 1}/{_PARTS[part.lower()]}"
+            current += int(word) if word.isdigit() else _NUMBERS.get(word, 0)
+    return total + current
 
 
 def _balanced(piece: str) -> str:

@@ -22,7 +22,8 @@ from cppo_lab.data.answers import answer_of, canonical, value
         ("Answer: $10\\,000\\,000$", "$10000000$", True),
         ("Answer: $2\\,00$", "$2\\,00$", True),  # no thousands: left to math-verify
         ("Answer：42", "42", True),
-        ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("\\boxed{41}, no: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "41  and \\frac{1}{2}", True),
         ("\\boxed{41}\nAnswer: 42", "42", True),
         ("Answer: 41\n\\boxed{42}", "41", True),  # the prompt asks for the line
         ("It is \\boxed{4", "It is \\boxed{4", False),
@@ -68,7 +69,10 @@ ALIKE = (
     ("(3,125)", "(3, 125)", "(3,\\,125)", "\\left(3,\\;125\\right)"),
     ("3, 125", "3,\\,125"),
     ("x+1", "$x + 1$", "x+1\\,", "\\,x+1"),
-    ("Monday", "\\text{Monday}"),
+    ("Monday", "\\text{Monday}", "MONDAY"),
+    ("A", "(A)", "A)", "Option A", "选A"),
+    ("AB", "$AB$"),
+    ("ab",),
     ("34",),
     ("3 4", "$3$ $4$"),
     ("3",),
@@ -106,7 +110,7 @@ def test_equal_answers_have_one_spelling(same: tuple[str, ...]) -> None:
         ("12 or 13", "12or13"),
         ("x=1,y=2", "x=1, y=2"),
         ("0 4 1", "0 4 1"),
-        ("I do not know", "I do not know"),
+        ("I do not know", "i do not know"),
     ],
 )
 def test_the_value_of_an_answer_in_words(text: str, number: str) -> None:
@@ -140,6 +144,9 @@ def test_only_the_end_is_looked_at() -> None:
         "Answer: 1" + " 000" * 900,
         "Answer: " + "1e" * 1_900,
         "Answer: " + "(" * 1_900 + "1" * 1_900,
+        "x" * 3_900 + "\\boxed{1}",
+        "\\boxed{1}" * 400,
+        "Answer: " + "option " * 500,
     ],
     ids=lambda text: f"{text[:12]}... {len(text)}",
 )
