@@ -31,12 +31,15 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
 # What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2"
 _BEFORE_BOX = re.compile(
     r"(?:\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*+\}[$ ]*(?:,|;|、|和|and|\\text\{ *and *\})?[$ ]*)+$"
-    rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$ ]*$|(?i:{NOT}|{SIGN})[^\d.\n]{{0,20}}$"
+    rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$ ]*$"
+    rf"|(?i:(?:{NOT}|{SIGN})(?:\s+(?:be|equal\s+to|the\s+answer))*)[\s$({{\\]*$"
     r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln) *\{?)[$({\\]*$"
 )
 _AFTER_BOX = re.compile(
-    r"^(?:(?:\^(?!\{?\s*\\circ)|_(?=\{?\d)|\.?\d|/|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
-    rf"|[$)\\]*\s{WRONG}| *(?:or|或).*)"
+    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    # "\boxed{42} is not hard to find" denies nothing
+    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
+    r"| *(?:or|或).*)"
 )
 _REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines

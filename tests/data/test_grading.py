@@ -324,7 +324,8 @@ RESPONSES: Table = {
             "so n is not 6 but 42.", "so n is not 6 but \\boxed{42}.", "$40+2=\\boxed{42}$", "- \\boxed{42}",
             "It is not a prime, so \\boxed{42}", "\\boxed{42}^\\circ", "\\boxed{42}\n\n\\boxed{42}", 
             "a) $\\boxed{42}$.", "2\\sqrt{441}=\\boxed{42}\\text{ cm}", "**\\boxed{42}**", "Since $x=3$, \\boxed{42}",
-            "\\boxed{42} or \\boxed{42}",
+            "\\boxed{42} or \\boxed{42}", "the number of people who are not sick is $$\\boxed{42}$$",
+            "It's not hard to see \\boxed{42}", "\\boxed{42} is not hard to find", "\\boxed{42}^{th}",
         ),
         (
             "First \\boxed{42}, no: \\boxed{41}", "Answer: 42\nAnswer: 41", "so the result is 43.",
