@@ -1,6 +1,5 @@
 """Runs that a launch does not begin: the first have failed alike, or they do not fit into its limits."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as attempts
@@ -54,12 +52,11 @@ def fails(text: Callable[[int], str]) -> Callable[[str], Train]:
 
 
 def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(attempts, "load_core", fails(lambda seed: f"no room for {seed + 2.5} GiB\nmore"))
-        assert main(["launch", *INLINE]) == 4
-    said = capsys.readouterr()
+        said = cppo("launch", *INLINE, code=4)
     why = "the first 3 runs of the launch failed alike: RuntimeError: no room for 2.5 GiB"
     assert said.err.count(f"the rest is held: {why}\n") == 1
     assert (
@@ -68,14 +65,12 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     )
     assert "launch with --keep-going" in said.err and "run the same command to continue" not in said.err
     assert states() == ["failed"] * 3 + [""] * 2
-    assert main(["status", *SWEEP, "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
+    runs = cppo("status", *SWEEP, "--json").answer["runs"]
     assert [(run["state"], run["reason"]) for run in runs[3:]] == [("missing", why)] * 2
     monkeypatch.setattr(attempts, "load_core", fails(lambda seed: ""))
-    assert main(["launch", *INLINE]) == 4  # the failed ones are left
-    assert "held" not in capsys.readouterr().err
+    assert "held" not in cppo("launch", *INLINE, code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
-    assert main(["retry", *INLINE, "--failed"]) == 0
+    cppo("retry", *INLINE, "--failed")
 
 
 @pytest.mark.parametrize(
@@ -88,32 +83,30 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     ],
 )
 def test_other_failures_hold_nothing(
-    workspace: Path,
+    cppo: Command,
     monkeypatch: pytest.MonkeyPatch,
     text: Callable[[int], str],
     option: list[str],
     begun: int,
 ) -> None:
     monkeypatch.setattr(attempts, "load_core", fails(text))
-    assert main(["launch", *INLINE, *option]) == 4
+    cppo("launch", *INLINE, *option, code=4)
     assert sum(map(bool, states())) == begun
 
 
 def test_a_retry_that_fails_again_holds_the_rest_of_it(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "load_core", fails(lambda seed: "broken"))
-    assert main(["launch", *INLINE, "--keep-going"]) == 4
-    capsys.readouterr()
-    assert main(["retry", *INLINE, "--failed", "--json"]) == 4
-    answer = json.loads(capsys.readouterr().out)
+    cppo("launch", *INLINE, "--keep-going", code=4)
+    answer = cppo("retry", *INLINE, "--failed", "--json", code=4).answer
     assert list(answer["not_started"]) == [folder.name for folder in folders()[3:]]
     assert states() == ["failed"] * 5
 
 
 @pytest.mark.slow
 def test_jobs_of_this_machine_are_held(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace / "site").mkdir()
     (workspace / "site" / "acme_broken.py").write_text(
@@ -123,16 +116,15 @@ def test_jobs_of_this_machine_are_held(
     (workspace / "rule" / "broken.yaml").write_text("name: broken\ndelta: ${trust_region.delta}\n")
     (workspace / "mine.yaml").write_text(
         "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: broken}}\n"
-        "axes: {seed: [0, 1, 2, 3, 4]}\n"
+        "axes: {seed: [0, 1, 2, 3]}\n"
     )
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(workspace / "site"), os.environ.get("PYTHONPATH", "")])
     )
     monkeypatch.syspath_prepend(str(workspace / "site"))
     words = ["./mine.yaml", *TINY[1:], "rule.path=acme_broken:broken", "launcher.workers=1"]
-    assert main(["launch", *words]) == 4
-    said = capsys.readouterr().err
-    assert "cppo: 2 runs not started" in said and "failed alike: RuntimeError: written wrongly" in said
+    said = cppo("launch", *words, code=4).err
+    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: written wrongly" in said
     assert len(list(workspace.glob("runs/*/spool"))) == 3
     sys.modules.pop("acme_broken", None)
 

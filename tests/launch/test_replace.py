@@ -1,6 +1,7 @@
 """--replace: killed at any point, the old result or the new one counts, and the next launch goes on."""
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.cli import main
 from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.queues import repair
@@ -24,9 +24,10 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import Queued, RunFolder, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
+from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.conftest import FINISHED, TINY
+from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import mlflow_run, sent
@@ -44,23 +45,19 @@ def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 
 def test_results_of_other_code_are_kept_unless_replace(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code(monkeypatch, "0.1.0+old")
-    assert main(["launch", *ONE]) == 0
+    assert "made by other code" not in cppo("launch", *ONE).err
     [old] = mlflow_runs()
-    assert "made by other code" not in capsys.readouterr().err
     code(monkeypatch, "0.1.0+new")
-    assert main(["launch", *ONE]) == 0
-    assert "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again" in (
-        capsys.readouterr().err
-    )
+    kept = "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again"
+    assert kept in cppo("launch", *ONE).err
     assert [run.info.run_id for run in mlflow_runs()] == [old.info.run_id]
 
-    assert main(["launch", *ONE, "--replace"]) == 0
-    output = capsys.readouterr()
-    assert f"mlflow runs restore --run-id {old.info.run_id}" in output.out
-    assert "1 to train" in output.err
+    said = cppo("launch", *ONE, "--replace")
+    assert f"mlflow runs restore --run-id {old.info.run_id}" in said.out
+    assert "1 to train" in said.err
     [new] = mlflow_runs()
     assert new.info.run_id != old.info.run_id
     assert new.data.tags[schema.TAG_CODE_VERSION] == "0.1.0+new"
@@ -69,18 +66,15 @@ def test_results_of_other_code_are_kept_unless_replace(
     assert new.data.metrics[SCORE] == old.data.metrics[SCORE]  # the same configuration: the same numbers
     assert len(mlflow_runs(view=ViewType.ALL)) == 2
 
-    assert main(["launch", *ONE, "--replace"]) == 0  # by the same code: nothing to do
-    assert "0 to train" in capsys.readouterr().err
+    assert "0 to train" in cppo("launch", *ONE, "--replace").err  # by the same code: nothing to do
     open_client(tracking_uri()).restore_run(old.info.run_id)
-    assert main(["launch", *ONE]) == 0
+    cppo("launch", *ONE)
     assert len(mlflow_runs()) == 2  # what a user brought back stays
 
 
-def test_a_finished_run_is_retrained_on_demand(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_retrained_on_demand(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same code: an interrupted attempt goes on, and the old result counts until the new one is there."""
-    assert main(["launch", *ONE]) == 0
+    cppo("launch", *ONE)
     [old] = mlflow_runs()
     run_id = old.data.tags[schema.TAG_RUN_ID]
     again = ["retry", *ONE, "--run", run_id]
@@ -89,41 +83,49 @@ def test_a_finished_run_is_retrained_on_demand(
     )
     named_alone = "--finished with --failed: name finished runs with --run ID"
     for command, error in ((again, finished_alone), (["retry", *ONE, "--failed", "--finished"], named_alone)):
-        assert main(command) == 2
-        assert error in capsys.readouterr().err
-    assert main([*again, "--finished", "--dry-run"]) == 0
-    assert "would train 1 of 1 runs, 1 of them again" in capsys.readouterr().out
+        assert error in cppo(*command, code=2).err
+    said = cppo(*again, "--finished", "--dry-run")
+    assert "would train 1 of 1 runs, 1 of them again" in said.out
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
-        assert main([*again, "--finished"]) == 130
-    assert main(["launch", *ONE]) == 0
-    assert "1 done" in capsys.readouterr().err
+        cppo(*again, "--finished", code=130)
+    assert "1 done" in cppo("launch", *ONE).err
     begin = Mock(wraps=Recorder.begin)
     monkeypatch.setattr(Recorder, "begin", lambda self, step: begin(self, step))
-    assert main([*again, "--finished"]) == 0
+    said = cppo(*again, "--finished")
     assert [call.args[1] for call in begin.call_args_list] == [2]
-    assert f"mlflow runs restore --run-id {old.info.run_id}" in capsys.readouterr().out
+    assert f"mlflow runs restore --run-id {old.info.run_id}" in said.out
     [new] = mlflow_runs()
     assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
     assert new.data.metrics[SCORE] == old.data.metrics[SCORE]
 
 
+SPEC = compose([*TINY, "training.collapse_share=0"]).run
+TAGS = {schema.TAG_CODE_VERSION: "old", schema.sweep_tag("s"): "cppo"}
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a result whose files are still in the run's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place := tmp_path_factory.mktemp("trained"))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        first = job(SPEC, place / "runs", tracking_uri(), TAGS)
+        first.run()
+        (first.folder / "best_checkpoint").mkdir()
+        (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
+        (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
+        sent(first.folder)
+    return place
+
+
 @pytest.fixture
-def finished(workspace: Path, tiny_spec: RunSpec) -> TrainingJob:
-    """A job that is to replace a result of other code, whose files are still in the run's folder."""
-    spec = tiny_spec.model_copy(
-        update={"training": tiny_spec.training.model_copy(update={"collapse_share": 0.0})}
-    )
-    tags = {schema.TAG_CODE_VERSION: "old", schema.sweep_tag("s"): "cppo"}
-    first = job(spec, workspace / "runs", tracking_uri(), tags)
-    first.run()
-    (first.folder / "best_checkpoint").mkdir()
-    (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
-    (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
-    sent(first.folder)
+def finished(workspace: Path, trained_once: Path) -> TrainingJob:
+    """A job that is to replace a result of other code."""
+    shutil.copytree(trained_once, workspace, dirs_exist_ok=True)
     [old] = mlflow_runs()
-    tags = tags | {schema.TAG_CODE_VERSION: "new"}
-    return job(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
+    tags = TAGS | {schema.TAG_CODE_VERSION: "new"}
+    return job(SPEC, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
 
 def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:

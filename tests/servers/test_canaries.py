@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.cli import main
 from cppo_lab.launch.local import launch_local
 from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
@@ -59,36 +60,28 @@ def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
     assert "cannot reach http://admin:***@127.0.0.1:1" in err.read_text() + printed
 
 
-def cppo(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """The command, in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-m", "cppo_lab.cli", *arguments],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_nothing_that_a_launch_writes_or_shows_has_a_secret(
-    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: MlflowServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     work, temporary = tmp_path / "work", tmp_path / "tmp"
     for folder in (work, temporary):
         folder.mkdir()
-    for name, value in SECRETS.items():
+    monkeypatch.chdir(work)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    settings = {address.VARIABLE: with_canary(server.uri), "TMPDIR": str(temporary)}
+    for name, value in (SECRETS | settings).items():
         monkeypatch.setenv(name, value)
-    (work / "one.yaml").write_text(SWEEP)
-    uri = with_canary(server.uri)
-    settings = {address.VARIABLE: uri, "TMPDIR": str(temporary)}
+    Path("one.yaml").write_text(SWEEP)
     with ArgumentsOfProcesses() as arguments:
-        done = [cppo("launch", "one.yaml", *TINY, "launcher=local", folder=work, **settings)]
+        launched = [sys.executable, "-m", "cppo_lab.cli", "launch", "one.yaml", *TINY, "launcher=local"]
+        assert subprocess.run(launched).returncode == 0, capfd.readouterr()
     assert arguments.looks > 0 and arguments.found == set()
     [run] = {path.parent.name for path in work.glob("runs/*/status.json")}
     for command in (["status"], ["logs", run, "--all"], ["sync"], ["report", "one.yaml", *TINY]):
-        done.append(cppo(*command, folder=work, **settings))
-    shown = "\n".join(each.stdout + each.stderr for each in done)
-    assert [each.returncode for each in done] == [0] * 5, shown
-    (tmp_path / "shown.txt").write_text(shown)
+        assert main(command) == 0
+    (tmp_path / "shown.txt").write_text("".join(capfd.readouterr()))
     assert found_in(tmp_path, server.folder) == []  # the server's folder has its database
     assert list(work.glob("runs/*/attempts/*_log.out"))  # the search has seen what jobs print

@@ -2,8 +2,8 @@
 
 import os
 import re
+import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,16 +13,20 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
+from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
+from tests.launch.test_launch import cppo
+from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes
 
@@ -71,35 +75,27 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-@pytest.mark.parametrize("room", [False, True])
-def test_a_launch_whose_disk_stays_full_says_what_came_of_it(
-    workspace: Path, small_disk: Path, room: bool
-) -> None:
+def test_a_launch_whose_disk_stays_full_says_what_came_of_it(workspace: Path, small_disk: Path) -> None:
     """All of its points arrive, so the launcher, `status` and `plan` call it done; with room, its folder does too."""
     sweep = ["quickstart", *TINY, "variant=cppo", "seed=0", "training.collapse_share=0"]
     gate = Gate(workspace, validation=2)
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "cppo_lab.cli", "launch", *sweep, "launcher=local"],
-        env=gate.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    launcher = cppo("launch", *sweep, "launcher=local", gate=gate)
     gate.reached(launcher)
     ballast = fill(small_disk)
     gate.remove()
     printed, _ = launcher.communicate()
     assert launcher.returncode == 0 and "FAILED" not in printed, printed
     [folder] = [path.parent for path in small_disk.glob("*/status.json")]
-    if room:
-        ballast.unlink()
-        assert main(["launch", *sweep, "launcher=inline"]) == 0
-        record = newest_record(folder)
-        assert record is not None and record.end is not None and record.end.status == "done"
-    assert read_status(folder)["status"] == "done"
-    [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:])).values()
-    assert state.state == "done"
-    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+    for room in (False, True):
+        if room:
+            ballast.unlink()
+            assert main(["launch", *sweep, "launcher=inline"]) == 0
+            record = newest_record(folder)
+            assert record is not None and record.end is not None and record.end.status == "done"
+        assert read_status(folder)["status"] == "done"
+        [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:])).values()
+        assert state.state == "done"
+        assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("free", [0, 4_096, 20_000, 60_000])
@@ -128,34 +124,28 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
 
 
 @pytest.mark.parametrize("most", [30_000, 61_440])  # the record has 21 kB; `ulimit -f 60` is the second
-def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(workspace: Path, most: int) -> None:
-    code = f"""
-import resource
-from pathlib import Path
-from cppo_lab.runs import attempt
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import uploader
-from tests.conftest import TINY
-from tests.jobs import job
-
-real, uploader.PATIENCE_SECONDS = attempt.load_core, 0.1  # the store is a file, too
-
-def limited(core):
-    resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
-    return real(core)
-
-attempt.load_core = limited
-job(compose(TINY).run, Path("runs").resolve(), tracking_uri()).run()
-"""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with Path("output").open("w") as output:  # a file, whose size is limited, too
-        ended = subprocess.run([sys.executable, "-c", code], env=environment, stdout=output, stderr=output)
+def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
+    workspace: Path, tiny_spec: RunSpec, most: int
+) -> None:
+    ended = Forked(
+        _train_limited, tiny_spec, most, log=Path("output")
+    ).end()  # a file, whose size is limited, too
     printed = Path("output").read_text()
-    assert ended.returncode == 0, printed
+    assert ended == 0, printed
     assert re.search(r"checkpoint .* could not be written: \[Errno 27\] File too large", printed)
     assert main(["sync"]) == 0
     assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+
+
+def _train_limited(spec: RunSpec, most: int) -> None:
+    uploader.PATIENCE_SECONDS = 0.1  # the store is a file, too
+
+    def limited(core: str) -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        return load_core(core)
+
+    attempt.load_core = limited  # type: ignore[assignment]
+    job(spec, Path("runs").resolve(), tracking_uri()).run()
 
 
 def _steps_of_finished() -> list[list[int]]:

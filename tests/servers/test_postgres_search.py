@@ -21,7 +21,7 @@ from tests.search.made_search import search_values, write_search
 from tests.search.terminals import searching
 from tests.waiting import until
 
-TRIALS = 4
+TRIALS = 3
 STUDY = "tune-mini_base"
 
 

@@ -60,7 +60,6 @@ CASES = {
     "one rank": ("by token", 1, False),
     "two ranks": ("by token", 2, False),
     "packed": ("by token", 1, True),
-    "one rank, by response": ("by response", 1, False),
     "two ranks, by response": ("by response", 2, False),
     "two ranks, decoupled": ("decoupled", 2, False),
 }

@@ -26,7 +26,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tuning = made_tuning(search_values(trials=3))
+    tuning = made_tuning(search_values(trials=2))
     searches = workspace / "runs" / "searches"
     command = ["tune", "./tune.yaml", "launcher=slurm", "launcher.workers=2", "+launcher.sbatch.hold=true"]
     wait = tune.time.sleep
@@ -62,7 +62,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     assert main(command) == 0
     said = capsys.readouterr()
     assert "Slurm: " in said.err
-    assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 3
+    assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 2
     assert "best trial" in said.out
     with Ledger(searches) as ledger:
         assert len(ledger.tasks_of("tune-mini_base-worker-0")) == 1
