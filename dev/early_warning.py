@@ -1,67 +1,33 @@
-"""Can a collapse be predicted? Trains the runs of `sweeps/early_warning.yaml`, which has the design; judges warnings.
+"""Can a collapse be predicted? Judges warnings on the runs of `sweeps/early_warning.yaml`, which has the design.
 
-    python -m dev.early_warning collect [VARIANT ...]     # adds to docs/evidence/early_warning.csv; ten seconds a run
-    python -m dev.early_warning judge                     # fits on `fit_*`, judges on `rule_*` and `model_*`
+    python -m dev.early_warning          # thresholds of the runs `fit_*`, judged on `rule_*` and `model_*`
 
-The file has a row for each validation: its score, and the means over the steps since the validation before. The exact
-core does not log the effective sample size and k3, so they are added here, as `maths/mismatch.py` defines them. Shares
-no code with the product's warning.
+docs/evidence/early_warning.csv has a row for each validation of these runs: its score, and the means over the steps
+since the validation before, with the effective sample size and k3 of each update as `maths/mismatch.py` defines them.
+Shares no code with the product's warning.
 """
 
-import argparse
-import csv
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import chi2
 
-from cppo_lab import schema
-from cppo_lab.cores.exact import trainer
-from cppo_lab.cores.exact.learner import GradedResponses, Learner
-from cppo_lab.cores.rule_loss import Recorded
-from cppo_lab.cores.trainer import Minibatch
-from cppo_lab.maths import mismatch
-from cppo_lab.spec import ExactRun
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
-
 FILE = Path(__file__).parents[1] / "docs" / "evidence" / "early_warning.csv"
 RUN = ["variant", "seed"]
-METRICS = {
-    "ess": schema.mismatch_metric("effective_sample_size"),
-    **{f"k3_{third}": schema.mismatch_metric("k3", third) for third in schema.THIRDS},
-    "grad_norm": "train/grad_norm",
-    "entropy": "train/entropy",
-    "logprob_error": "train/relative_logprob_error",
-    "masked": "rule/masked_fraction",
-    "equal_rewards": "train/zero_variance_group_share",
-}
+IN_LOGS = ["ess", "k3_early", "k3_middle", "k3_late", "grad_norm", "entropy", "logprob_error"]
+METRICS = [*IN_LOGS, "masked", "equal_rewards"]
+FEATURES = ["share", *METRICS]
 # Each feature alone as a plain threshold; `-`: it warns where the feature is low.
-PLAIN = (
-    *(
-        "-share",
-        "-ess",
-        "k3_early",
-        "k3_middle",
-        "k3_late",
-        "grad_norm",
-        "entropy",
-        "-entropy",
-        "logprob_error",
-    ),
-    *("masked", "equal_rewards"),
-)
+PLAIN = ("-share", "-ess", *METRICS[1:6], "-entropy", *METRICS[6:])
 # The arms of other rules and processes whose runs were known when the product's share of the best score was chosen.
 SEEN = ["rule_cppo", "rule_grpo", "rule_cispo", "model_narrow_free", "model_late_free"]
-FEATURES = list(dict.fromkeys(name.lstrip("-") for name in PLAIN))
+SHARES = (0.4, 0.2, 0.1)  # of the best score: warnings that the product might give
 HORIZON = 3  # validations
 FIRST = 5  # step of the first validation that may warn
 PER_STEPS = 1000  # one false alarm, in training steps
@@ -71,73 +37,18 @@ RESAMPLES = 2000
 Array = NDArray[np.float64]
 
 
-class Watched(Learner):
-    """A learner that also logs the mismatch of its updates."""
-
-    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
-        self.seen: list[mismatch.LogRatios] = []
-        return super().update(rollout, watched) | mismatch.of_step(self.seen)
-
-    def objective(
-        self,
-        rollout: GradedResponses,
-        rows: torch.Tensor,
-        watched: int | None = None,
-        old: Recorded | None = None,
-    ) -> Minibatch:
-        places, before = rollout.places[rows], rollout.logp[rows]
-        with torch.no_grad():
-            logp = self.log_policy(self.spec.rollout.temperature).flatten()[places]
-        zeros, valid = torch.zeros_like(logp), torch.ones_like(places, dtype=torch.bool)
-        self.seen.append(mismatch.log_ratios(logp, before, zeros, valid))
-        return super().objective(rollout, rows, watched, old)
-
-
-def collect(variants: Sequence[str]) -> None:
-    """Train the runs of `variants`, those with equal settings together, and add their validations to the file."""
-    torch.set_num_threads(1)
-    for variant in variants:
-        runs = [run.spec for run in make_plan(load_sweep("early_warning"), [f"variant={variant}"]).runs]
-        specs = [spec for spec in runs if isinstance(spec, ExactRun)]
-        with mock.patch.object(trainer, "Learner", Watched):
-            histories = trainer.histories_together(specs)
-        is_new = not FILE.exists()
-        with FILE.open("a", newline="") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            if is_new:
-                writer.writerow([*RUN, "step", "score", *METRICS, "end", "collapsed"])
-            for spec, (reason, rows) in zip(specs, histories, strict=True):
-                recent: list[dict[str, float]] = []
-                score = schema.validation_metric(schema.MEAN, spec.validation.samples)
-                for step, row in rows:
-                    recent.append(row)
-                    if score in row:
-                        means = [
-                            _mean([one[name] for one in recent if name in one]) for name in METRICS.values()
-                        ]
-                        numbers = ["" if math.isnan(one) else f"{one:.4g}" for one in (row[score], *means)]
-                        writer.writerow([variant, spec.seed, step, *numbers, rows[-1][0], int(bool(reason))])
-                        recent = []
-        print(variant, flush=True)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 def read(file: Path = FILE) -> pd.DataFrame:
     """The validations that may warn, with FEATURES, and `soon`: whether a collapse follows within HORIZON of them."""
     rows = pd.read_csv(file).sort_values([*RUN, "step"])
     of_run = rows.groupby(RUN)
     best = of_run["score"].cummax()
     rows["share"] = np.where(best - rows["score"] < MARGIN, 1.0, rows["score"] / best)
-    for name in ("ess", "k3_early", "k3_middle", "k3_late", "grad_norm", "entropy", "logprob_error"):
-        rows[name] = np.log(rows[name].clip(lower=1e-12))
+    rows[IN_LOGS] = np.log(rows[IN_LOGS].clip(lower=1e-12))
     rows["entropy"] -= of_run["entropy"].transform("first")  # step 0 has none, and is skipped
     every = of_run["step"].transform(lambda steps: steps.diff().median())
-    rows["soon"] = (rows["collapsed"] == 1) & (rows["end"] - rows["step"] <= HORIZON * every)
-    last = (rows["collapsed"] == 1) & (rows["step"] == rows["end"])
-    return rows[(rows["step"] >= FIRST) & ~last].reset_index(drop=True)
+    to_end = (rows["end"] - rows["step"]).where(rows["collapsed"] == 1, math.inf)
+    rows["soon"] = to_end <= HORIZON * every
+    return rows[(rows["step"] >= FIRST) & (to_end > 0)].reset_index(drop=True)
 
 
 class Regression:
@@ -175,15 +86,11 @@ def plain(name: str) -> Value:
 
 def alarms(rows: pd.DataFrame, values: Array, threshold: float) -> pd.DataFrame:
     """One row a run: `lead`, the steps from its alarm to its end (0: none), `watched` steps, `false` alarm."""
-    at = rows["step"].where(values >= threshold)
-    runs = (
-        rows.assign(at=at)
-        .groupby(RUN)
-        .agg(at=("at", "min"), end=("end", "first"), fell=("collapsed", "first"))
-    )
+    of_run = rows.assign(at=rows["step"].where(values >= threshold)).groupby(RUN)
+    runs = of_run.agg(at=("at", "min"), end=("end", "first"), fell=("collapsed", "first"))
     runs["watched"] = runs["at"].fillna(runs["end"])
     runs["false"] = runs["at"].notna() & (runs["fell"] == 0)
-    runs["lead"] = np.where(runs["fell"] == 1, (runs["end"] - runs["at"]).fillna(0.0), np.nan)
+    runs["lead"] = (runs["end"] - runs["watched"]).where(runs["fell"] == 1)
     return runs
 
 
@@ -200,105 +107,44 @@ def eager(rows: pd.DataFrame, values: Array) -> float:
 
 def summary(runs: pd.DataFrame) -> dict[str, Any]:
     """What the alarms are worth, as text."""
-    fell, false, thousand = (
-        runs[runs["fell"] == 1],
-        int(runs["false"].sum()),
-        runs["watched"].sum() / PER_STEPS,
-    )
-    low, high = (
-        chi2.ppf(q, 2 * n) / 2 / thousand if n else 0.0 for q, n in ((0.025, false), (0.975, false + 1))
-    )
+    lead, false, thousand = runs["lead"].dropna(), int(runs["false"].sum()), runs["watched"].sum() / PER_STEPS
+    low, high = chi2.ppf([0.025, 0.975], [2 * false, 2 * false + 2]) / 2 / thousand
+    foretold = int((lead > 0).sum())
     return {
-        "collapsed": f"{len(fell)} of {len(runs)}",
-        "alarms": int(false + (fell["lead"] > 0).sum()),
-        "true": int((fell["lead"] > 0).sum()),
-        "foretold": f"{(fell['lead'] > 0).mean():.2f}",
-        "mean lead": f"{fell['lead'].mean():.1f}",
-        "median": f"{fell['lead'].median():.0f}",
-        "false per 1,000": f"{false / thousand:.1f} ({low:.1f} to {high:.1f})",
+        "collapsed": f"{len(lead)} of {len(runs)}",
+        "alarms": false + foretold,
+        "true": foretold,
+        "foretold": f"{foretold / len(lead):.2f}",
+        "mean lead": f"{lead.mean():.1f}",
+        "median": f"{lead.median():.0f}",
+        "false per 1,000": f"{false / thousand:.1f} ({np.nan_to_num(low):.1f} to {high:.1f})",
     }
 
 
-def judge(file: Path = FILE) -> None:
-    """Print the comparison, the decision by the design, and the calibration on the runs that were held out."""
-    rows = read(file)
-    kinds = {kind: rows[rows["variant"].str.startswith(kind)] for kind in ("fit", "rule", "model")}
-    fit, held_out = kinds["fit"], rows[~rows["variant"].str.startswith("fit")]
-    regression = Regression(fit)
-    warnings: dict[str, Value] = {"regression": regression, **{name: plain(name) for name in PLAIN}}
-    thresholds = {name: eager(fit, value(fit)) for name, value in warnings.items()}
-    table, lead = [], {}
-    for name, value in warnings.items():
-        lead[name] = alarms(fit, value(fit), thresholds[name])["lead"].mean()
-        for kind, some in {**kinds, "held out": held_out}.items():
-            runs = alarms(some, value(some), thresholds[name])
-            table.append({"warning": name, "runs of": kind, **summary(runs)})
-        ideal = summary(alarms(held_out, value(held_out), eager(held_out, value(held_out))))
-        table.append({"warning": name, "runs of": "held out, threshold set there", **ideal})
-    print(pd.DataFrame(table).to_string(index=False))
-    # Runs that were trained after the share had been chosen.
-    later = held_out[~held_out["variant"].isin(SEEN)]
-    table = [
-        {
-            "warning": f"below {share} of the best",
-            "runs of": kind,
-            **summary(alarms(some, plain("-share")(some), -share)),
-        }
-        for share in (0.4, 0.2, 0.1)
-        for kind, some in {**kinds, "held out": held_out, "trained later": later, "all": rows}.items()
-    ]
-    print(f"\n{pd.DataFrame(table).to_string(index=False)}")
-    best = max(PLAIN, key=lead.__getitem__)
-    leads = [
-        alarms(held_out, warnings[name](held_out), thresholds[name])["lead"].dropna()
-        for name in ("regression", best)
-    ]
-    gain, generator = (leads[0] - leads[1]).to_numpy(), np.random.default_rng(0)
-    again = [generator.choice(gain, len(gain)).mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(again, [0.025, 0.975])
-    print(f"\nbest feature alone on the fit arms: {best} (threshold {thresholds[best]:.4g})")
-    print(f"lead of the regression over it, held out: {gain.mean():.1f} steps ({low:.1f} to {high:.1f})")
-    print("weights:", dict(zip(["bias", *FEATURES], regression.weights.round(2), strict=True)))
-    for name, model in {"regression": regression, best: Regression(fit, [best.lstrip("-")])}.items():
-        print(
-            f"\ncalibration of {name}, held out; Brier score {_brier(model, held_out):.3f}, of the fit arms' base rate "
-            f"{((held_out['soon'] - fit['soon'].mean()) ** 2).mean():.3f}"
-        )
-        bins = pd.cut(model(held_out), [0, 0.1, 0.3, 0.6, 1.0], include_lowest=True)
-        binned = held_out.assign(predicted=model(held_out)).groupby(bins, observed=True)
-        columns = {
-            "validations": ("soon", "size"),
-            "predicted": ("predicted", "mean"),
-            "collapsed": ("soon", "mean"),
-        }
-        print(binned.agg(**columns).round(2))
-        print(
-            "mean",
-            model.mean.round(4).to_dict(),
-            "spread",
-            model.spread.round(4).to_dict(),
-            "weights",
-            model.weights.round(4),
-        )
-
-
-def _brier(model: Regression, rows: pd.DataFrame) -> float:
-    return float(((rows["soon"] - model(rows)) ** 2).mean())
-
-
 def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["collect", "judge"])
-    parser.add_argument("variants", nargs="*", help="of `collect`; all by default")
-    given = parser.parse_args()
-    if given.what == "judge":
-        judge()
-        return
-    plan = make_plan(load_sweep("early_warning"), [])
-    collect(given.variants or list(dict.fromkeys(run.variant for run in plan.runs)))
+    """Print what each warning is worth, and the decision by the design."""
+    rows = read()
+    of_fit = rows["variant"].str.startswith("fit")
+    fit, held_out = rows[of_fit], rows[~of_fit]
+    later = held_out[~held_out["variant"].isin(SEEN)]
+    arms = {"fit": fit, "held out": held_out, "trained later": later, "all": rows}
+    values: dict[str, Value] = {"regression": Regression(fit)} | {name: plain(name) for name in PLAIN}
+    warnings = {name: (value, eager(fit, value(fit))) for name, value in values.items()}
+
+    def judged(name: str, arm: str) -> pd.DataFrame:
+        value, threshold = warnings[name]
+        return alarms(arms[arm], value(arms[arm]), threshold)
+
+    best = max(PLAIN, key=lambda name: float(judged(name, "fit")["lead"].mean()))
+    warnings |= {f"below {share} of the best": (values["-share"], -share) for share in SHARES}
+    table = [{"warning": name, "runs": arm} | summary(judged(name, arm)) for name in warnings for arm in arms]
+    print(pd.DataFrame(table).to_string(index=False))
+    gains = (judged("regression", "held out")["lead"] - judged(best, "held out")["lead"]).dropna()
+    generator = np.random.default_rng(0)
+    again = [generator.choice(gains.to_numpy(), len(gains)).mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(again, [0.025, 0.975])
+    print(f"\nbest feature alone on the fit arms: {best} (threshold {warnings[best][1]:.4g})")
+    print(f"lead of the regression over it, held out: {gains.mean():.1f} steps ({low:.1f} to {high:.1f})")
 
 
 if __name__ == "__main__":

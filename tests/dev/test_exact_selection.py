@@ -12,7 +12,7 @@ from dev.exact_selection import FREE, REFERENCE, SEEDS, Tried, chosen, read
 def tried(variant: str, delta: float, *movements: float) -> list[Tried]:
     """One rule on two horizons."""
     return [
-        Tried(variant, delta, 2, "early", horizon, movement, 0.0, 0.0, 0.0)
+        Tried(variant, delta, "early", horizon, movement)
         for horizon, movement in zip((16, 64), movements, strict=True)
     ]
 
