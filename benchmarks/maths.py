@@ -57,29 +57,32 @@ def loss_steps(rows: int, width: int) -> dict[str, Callable[[], None]]:
     generator = torch.Generator().manual_seed(0)
     recorded = -torch.rand(rows, width, generator=generator)
     lengths = torch.randint(width // 8, width + 1, (rows, 1), generator=generator)
-    given = Tokens(
-        rollout_logp=recorded + 0.1 * torch.randn(rows, width, generator=generator),
-        logp=recorded.requires_grad_(),
-        advantages=torch.randn(rows, 1, generator=generator).expand(rows, width).contiguous(),
-        divergence=0.4 * torch.rand(rows, width, generator=generator) ** 6,
-        valid=torch.arange(width) < lengths,
-    )
+    given = {
+        "rollout_logp": recorded + 0.1 * torch.randn(rows, width, generator=generator),
+        "logp": recorded.requires_grad_(),
+        "advantages": torch.randn(rows, 1, generator=generator).expand(rows, width).contiguous(),
+        "divergence": 0.4 * torch.rand(rows, width, generator=generator) ** 6,
+        "valid": torch.arange(width) < lengths,
+    }
     vanilla = get_policy_loss_fn("vanilla")
     theirs = {
-        "old_log_prob": given.rollout_logp,
-        "log_prob": given.logp,
-        "advantages": given.advantages,
-        "response_mask": given.valid.float(),  # verl also takes integers, and is slower and larger with them
+        "old_log_prob": given["rollout_logp"],
+        "log_prob": given["logp"],
+        "advantages": given["advantages"],
+        "response_mask": given[
+            "valid"
+        ].float(),  # verl also takes integers, and is slower and larger with them
         "loss_agg_mode": "token-mean",
         "config": ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1),
     }
 
     def cppo() -> Tensor:
-        return -aggregate(get_rule("cppo")(given, **CPPO).objective, given.valid, "token-mean")
+        objective = get_rule("cppo")(Tokens(**given), **CPPO).objective
+        return -aggregate(objective, given["valid"], "token-mean")
 
     return {
-        "cppo": backward(given.logp, cppo),
-        "vanilla": backward(given.logp, lambda: vanilla(**theirs)[0]),
+        "cppo": backward(given["logp"], cppo),
+        "vanilla": backward(given["logp"], lambda: vanilla(**theirs)[0]),
     }
 
 
