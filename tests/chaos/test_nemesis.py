@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from dev.chaos.schedule import COMES_BACK, KINDS, LAST, LONG, LONGEST_PAUSE, SHORT, draw
 
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs.recorder import Recorder
@@ -15,6 +14,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from dev.chaos.nemesis import JOB_ENTRY, begun
+from dev.chaos.strikes import COMES_BACK, KINDS, LAST, LONG, LONGEST_PAUSE, SHORT, draw
 from dev.chaos.study import ROOT, Study, left_behind
 
 
