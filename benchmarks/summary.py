@@ -89,7 +89,7 @@ def run(script: Path, quick: bool) -> Ran:
     about = script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ").strip()
     limit = QUICK_LIMIT if quick else LIMIT
     log, start = LOGS / f"{script.stem}.log", time.monotonic()
-    log.write_text(f"$ python {' '.join(words)}\n", encoding="utf-8")
+    log.write_text("")
     code = limited([sys.executable, *words], limit, log, GRACE_SECONDS)
     seconds = time.monotonic() - start
     last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
