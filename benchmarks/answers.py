@@ -15,9 +15,10 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from common import Clock, arguments, result
+from common import Clock, arguments, finish
 
 from cppo_lab.answers import outcomes as outcome_files
 from cppo_lab.answers import texts as text_files
@@ -31,6 +32,7 @@ from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
+from tests.answers.made import sample
 
 VALIDATIONS, PROBLEMS, SAMPLES, LENGTH = 112, 90, 16, 16_384
 DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
@@ -43,9 +45,8 @@ def cost(periods: int) -> dict[str, float]:
     clock = Clock()
     for name in ("batch", "update", "validation", "take"):
         clock.around(MiniAnswerRecorder, name)
-    run = compose(
-        ["model=mini_base", "rule=cppo", "model.warm_start.steps=20", "model.warm_start.target_accuracy=null"]
-    ).run
+    start = ["model.warm_start.steps=1", "model.warm_start.target_accuracy=null"]
+    run: Any = compose(["model=mini_base", "rule=cppo", *start]).run
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
 
@@ -53,90 +54,69 @@ def cost(periods: int) -> dict[str, float]:
             (place / name).parent.mkdir(exist_ok=True)
             (place / name).write_bytes(content)
 
-        trainer = Trainer(run, Resources(place, place, device="cpu", answers=DEFAULT))  # type: ignore[arg-type]
+        trainer = Trainer(run, Resources(place, place, device="cpu", answers=DEFAULT))
         recording = Recording(DEFAULT, place, VALIDATIONS, save)
         clock.around(recording, "add")
         trainer.step()
         clock.seconds, began = 0.0, time.process_time()
-        steps = periods * run.validation.every
-        trainer.steps = 0
+        trainer.steps, steps = 0, periods * run.validation.every
         for _ in range(steps):
             trainer.step()
             if trainer.steps % run.validation.every == 0:
                 trainer.validate()
                 recording.add(trainer.answers())
-        whole = time.process_time() - began
-    return {
-        "cost_ratio": clock.seconds / (whole - clock.seconds),
-        "step_seconds": (whole - clock.seconds) / steps,
-    }
+        rest = time.process_time() - began - clock.seconds
+    return {"cost_ratio": clock.seconds / rest, "step_seconds": rest / steps}
 
 
 def sizes(validations: int) -> dict[str, float]:
     """Of `validations` steps, brought to the paper's number of them."""
-    generator, words = np.random.default_rng(0), _words()
-    names = [f"aime{24 + place % 3}" for place in range(PROBLEMS)]
-    ids = problem_ids(names, [str(place) for place in range(PROBLEMS)])
-    empty = no_outcomes(
-        SAMPLES, ["aime24", "aime25", "aime26"], ids, [place % 3 for place in range(PROBLEMS)]
-    )
+    generator, letters = np.random.default_rng(0), random.Random(0)
+    words = ["".join(letters.choices("etaoinshrdlucmf", k=letters.randint(1, 6))) for _ in range(5000)]
+    benchmarks = ["aime24", "aime25", "aime26"]
+    of_problem = np.arange(PROBLEMS) % 3
+    ids = problem_ids([benchmarks[place] for place in of_problem], [*map(str, range(PROBLEMS))])
+    empty = no_outcomes(SAMPLES, benchmarks, ids, of_problem.tolist())
     written: dict[str, bytes] = {}
     recording = Recording(DEFAULT, Path("nowhere"), VALIDATIONS + 1, written.__setitem__)
-    for number in range(validations):
-        right = generator.binomial(SAMPLES, 0.4, PROBLEMS)
-        outcomes = empty.append(10 * number, right, SAMPLES - right, generator.gamma(4, 2000, PROBLEMS))
-        recording.add(
-            StepAnswers(outcomes, list(_samples(10 * number, words)), _tokens(10 * number, generator))
-        )
-    texts = [data for name, data in written.items() if "texts" in name]
-    tokens = [data for name, data in written.items() if "tokens" in name]
-    scale = (VALIDATIONS + 1) / validations / 2**20
-    long = empty
+    whole = empty
     for number in range(VALIDATIONS + 1):
         right = generator.binomial(SAMPLES, 0.4, PROBLEMS)
-        long = long.append(10 * number, right, SAMPLES - right, generator.gamma(4, 2000, PROBLEMS))
-
-    samples = sum(len(text_files.read(data, "texts").samples) for data in texts)
-    responses = sum(len(token_files.read(data, "tokens").ends) for data in tokens)
+        validation = (10 * number, right, SAMPLES - right, generator.gamma(4, 2000, PROBLEMS))
+        whole = whole.append(*validation)
+        if number < validations:
+            draw = random.Random(10 * number)
+            samples = [_sample(10 * number, place, words, draw) for place in range(8 + 2 * SAMPLES)]
+            recording.add(StepAnswers(empty.append(*validation), samples, _tokens(10 * number, generator)))
+    texts, tokens = ([data for name, data in written.items() if kind in name] for kind in ("texts", "tokens"))
+    samples_kept = sum(len(text_files.read(data, "texts").samples) for data in texts)
+    responses_kept = sum(len(token_files.read(data, "tokens").ends) for data in tokens)
+    texts_size, tokens_size = (
+        sum(map(len, files)) * (VALIDATIONS + 1) / validations / 2**20 for files in (texts, tokens)
+    )
     return {
-        "texts_mebibytes": scale * sum(map(len, texts)),
-        "tokens_mebibytes": scale * sum(map(len, tokens)),
-        "texts_and_tokens_mebibytes": scale * sum(map(len, [*texts, *tokens])),
-        "outcomes_mebibytes": len(outcome_files.write(long)) / 2**20,
-        "samples_of_a_step_kept": samples / validations,
-        "token_responses_of_a_step_kept": responses / validations,
+        "texts_mebibytes": texts_size,
+        "tokens_mebibytes": tokens_size,
+        "texts_and_tokens_mebibytes": texts_size + tokens_size,
+        "outcomes_mebibytes": len(outcome_files.write(whole)) / 2**20,
+        "samples_of_a_step_kept": samples_kept / validations,
+        "token_responses_of_a_step_kept": responses_kept / validations,
     }
 
 
-def _words() -> list[str]:
-    generator = random.Random(0)
-    return ["".join(generator.choices("etaoinshrdlucmf", k=generator.randint(1, 6))) for _ in range(5000)]
-
-
-def _samples(step: int, words: list[str]) -> list[Sample]:
-    """Each problem's first answer, and the responses of two groups."""
-    generator = random.Random(step)
-    found = []
-    for number in range(8 + 2 * SAMPLES):
-        training = number >= 8
-        found.append(
-            Sample(
-                kind="training" if training else "validation",
-                step=step,
-                benchmark="aime24",
-                problem=str(number),
-                draw=(number - 8) % SAMPLES if training else 0,
-                prompt=" ".join(generator.choices(words, k=80)),
-                response=" ".join(generator.choices(words, k=LENGTH)),
-                truth="1",
-                answer="2",
-                right=False,
-                length=LENGTH,
-                cut_off=True,
-                stop="length",
-            )
-        )
-    return found
+def _sample(step: int, number: int, words: list[str], draw: random.Random) -> Sample:
+    """A problem's first answer; from 8 on a response of one of two groups."""
+    ended = {"right": False, "length": LENGTH, "cut_off": True, "stop": "length"}
+    asked = {
+        "problem": str(number),
+        "prompt": " ".join(draw.choices(words, k=80)),
+        "truth": "1",
+        "answer": "2",
+    }
+    group = {"kind": "training", "draw": (number - 8) % SAMPLES} if number >= 8 else {}
+    response = " ".join(draw.choices(words, k=LENGTH))
+    answer: Sample = sample(step=step, response=response, **ended, **asked, **group)
+    return answer
 
 
 def _tokens(step: int, generator: np.random.Generator) -> RecordedTokens:
@@ -166,11 +146,10 @@ def _tokens(step: int, generator: np.random.Generator) -> RecordedTokens:
 
 
 def main() -> None:
+    """Measures and prints."""
     quick = arguments(__doc__, "one validation on the core, two at the paper's scale").quick
-    values = sizes(2 if quick else 8) | cost(1 if quick else 3)
-    for name, value in values.items():
-        print(f"{name:32} {value:.4g}")
-    print(result("answers", values, UNITS, at_most=TARGETS, quick=quick).line())
+    figures = sizes(2 if quick else 8) | cost(1 if quick else 3)
+    finish("answers", figures, UNITS, at_most=TARGETS, quick=quick)
 
 
 if __name__ == "__main__":

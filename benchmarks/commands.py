@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import CPPO, arguments, fresh, result
+from common import CPPO, Taken, arguments, finish, fresh
 
 SMALL = [
     "training.t_stop=5",
@@ -28,7 +28,12 @@ SMALL = [
     "data.validation_problems=4",
 ]
 MOST_SECONDS = 1.0
-MOST_OF = {"plan": 1.5, "plan_main_verl": 4.0, "report_one_new": 5.0, "ui": 5.0}  # seconds
+MOST_OF = {
+    "plan_seconds": 1.5,
+    "plan_main_verl_seconds": 4.0,
+    "report_one_new_seconds": 5.0,
+    "ui_seconds": 5.0,
+}
 
 
 def ui(folder: Path) -> float:
@@ -38,7 +43,7 @@ def ui(folder: Path) -> float:
     with subprocess.Popen(
         [sys.executable, *CPPO, "ui"],
         cwd=folder,
-        env=environment | {"XDG_CACHE_HOME": str(folder / "cache")},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as server:
@@ -46,8 +51,7 @@ def ui(folder: Path) -> float:
         first = server.stdout.readline()
         seconds = time.perf_counter() - start
         server.send_signal(signal.SIGINT)
-    if not first:
-        sys.exit("cppo ui: it ended before its page answered")
+    assert first, "cppo ui: it ended before its page answered"
     return seconds
 
 
@@ -60,9 +64,8 @@ def main() -> None:
         folder, before = Path(name, "work"), Path(name, "before")
         folder.mkdir()
 
-        def cppo(*words: str) -> tuple[float, float]:
-            taken = fresh([*CPPO, *words], folder)
-            return taken.seconds, taken.cpu
+        def cppo(*words: str) -> Taken:
+            return fresh([*CPPO, *words], folder)
 
         if not quick:  # all runs but one, and a report of them
             cppo("launch", *sweep, "seed=0")
@@ -70,16 +73,9 @@ def main() -> None:
             cppo("report", *sweep, "--partial")
         cppo("launch", *sweep, *(["launcher=inline"] if quick else []))
         shutil.copytree(folder, before)
-
-        def report_again() -> tuple[float, float]:
-            """The report once more, in the folder as it was before: a new run is new once."""
-            shutil.rmtree(folder)
-            shutil.copytree(before, folder)
-            return cppo("report", *sweep)
-
         run, other, *_ = sorted(path.parent.name for path in (folder / "runs").glob("*/config.json"))
-        taken = {"report_one_new": [report_again() for _ in range(times)]}
         for command, words in {
+            "report_one_new": ["report", *sweep],
             "plan": ["plan", *sweep],
             "plan_main_verl": ["plan", "main", "core=verl"],
             "show_run": ["show", run],
@@ -90,15 +86,17 @@ def main() -> None:
             "status_sweep": ["status", *sweep],
             "logs": ["logs", run],
         }.items():
-            taken[command] = [cppo(*words) for _ in range(times)]
+            calls = []
+            for _ in range(times):
+                if command == "report_one_new":  # a new run is new once
+                    shutil.rmtree(folder)
+                    shutil.copytree(before, folder)
+                calls.append(cppo(*words))
+            figures[f"{command}_seconds"] = min(taken.seconds for taken in calls)
+            figures[f"{command}_processor_seconds"] = min(taken.cpu for taken in calls)
         figures["ui_seconds"] = min(ui(folder) for _ in range(times))
-    for command, calls in taken.items():
-        figures[f"{command}_seconds"] = min(seconds for seconds, _ in calls)
-        figures[f"{command}_processor_seconds"] = min(cpu for _, cpu in calls)
-    for key, value in figures.items():
-        print(f"{key:35} {value:.2f} s")
-    targets = {f"{command}_seconds": MOST_OF.get(command, MOST_SECONDS) for command in (*taken, "ui")}
-    print(result("commands", figures, {"*": "s"}, at_most=targets, quick=quick).line())
+    targets = {name: MOST_OF.get(name, MOST_SECONDS) for name in figures if "processor" not in name}
+    finish("commands", figures, {"*": "s"}, at_most=targets, quick=quick)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 A benchmark's last line is JSON:
 
-    {"name": "plan", "quick": false, "skipped": "",
+    {"name": "plan", "quick": false,
      "figures": {"seconds_10000": {"value": 4.1, "unit": "s", "at_most": 10.0, "at_least": null, "absent": ""}, ...}}
 
 `at_most` or `at_least` is the target. A figure that could not be measured has `value` null and says in `absent` why.
-`skipped` says why nothing could be measured; `figures` is then empty.
 """
 
 import argparse
@@ -23,6 +22,8 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
@@ -65,7 +66,6 @@ class Result:
     name: str
     figures: Mapping[str, Figure]
     quick: bool = False
-    skipped: str = ""
 
     def line(self) -> str:
         """The last line."""
@@ -80,12 +80,10 @@ def read(line: str) -> Result:
     """
     try:
         fields = json.loads(line)
-        read = Result(**fields | {"figures": {key: Figure(**one) for key, one in fields["figures"].items()}})
+        figures = {name: Figure(**figure) for name, figure in fields.pop("figures").items()}
+        return Result(**fields, figures=figures)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a benchmark's last line ({error!r:.80}): {line:.120}") from error
-    if not read.skipped and not read.figures:
-        raise ValueError(f"a benchmark's last line without figures and without a reason: {line:.120}")
-    return read
 
 
 def result(
@@ -108,10 +106,9 @@ def result(
         ValueError: a figure without a unit, or without a value and a reason.
     """
     most, least = at_most or {}, at_least or {}
-    without = [target for target in (*most, *least) if "*" not in target and target not in values]
+    without = {target: None for target in (*most, *least) if "*" not in target and target not in values}
     figures = {}
-    for key in (*values, *without):
-        value = values.get(key)
+    for key, value in {**values, **without}.items():
         if (unit := _matching(units, key)) is None:
             raise ValueError(f"{name}: figure {key!r} has no unit: add one")
         reason = "" if value is not None else _matching(absent or {}, key) or (FULL_ONLY if quick else "")
@@ -126,6 +123,24 @@ def _matching(patterns: Mapping[str, V], key: str) -> V | None:
     return next((value for pattern, value in patterns.items() if fnmatchcase(key, pattern)), None)
 
 
+def finish(name: str, values: Mapping[str, float | None], units: Mapping[str, str], **options: Any) -> None:
+    """Print the figures, then the last line; `options` are those of `result`."""
+    for key, value in values.items():
+        print(f"{key:45} {'' if value is None else format(value, '.4g')}")
+    print(result(name, values, units, **options).line())
+
+
+def in_turn(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
+    """Wall and processor seconds of each step, [2, rounds]; all take turns, behind a round that warms up."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for _ in range(rounds + 1):
+        for name, step in steps.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            step()
+            taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: np.array(seconds[1:]).T for name, seconds in taken.items()}
+
+
 def arguments(doc: str | None, quick: str, **options: Mapping[str, Any]) -> argparse.Namespace:
     """What the command line of a script says: `--quick`, and `options` as `add_argument` takes them."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,13 +151,14 @@ def arguments(doc: str | None, quick: str, **options: Mapping[str, Any]) -> argp
 
 
 def show(title: str, rows: Rows, scale: float, digits: int) -> dict[str, dict[str, float]]:
-    """Prints the rows as a Markdown table and returns them, each value times `scale`."""
+    """Prints the rows as a table and returns them, each value times `scale`."""
     table = {row: {column: scale * float(value) for column, value in values.items()} for row, values in rows}
-    columns = list(dict.fromkeys(column for values in table.values() for column in values))
-    print(f"\n| {title} | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
-    for row, values in table.items():
-        cells = [f"{values[column]:.{digits}f}" if column in values else "" for column in columns]
-        print(f"| {row} | " + " | ".join(cells) + " |", flush=True)
+    import pandas as pd  # not on the machine of the GPU kit
+
+    shown = pd.DataFrame(table.values(), table.keys()).to_string(
+        float_format=f"{{:.{digits}f}}".format, na_rep=""
+    )
+    print(f"\n{title}\n{shown}", flush=True)
     return table
 
 
@@ -193,19 +209,42 @@ class Taken:
 
 
 def fresh(words: Sequence[str], folder: Path, **variables: str) -> Taken:
-    """Run a new Python process in `folder`, imports included; SystemExit if it fails."""
+    """Run a new Python process in `folder`, imports included; SystemExit if it fails.
+
+    The quick form, whose figures are rough, forks it from a process that has imported most of what it needs.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment |= variables
     with tempfile.NamedTemporaryFile() as file:
-        command = [sys.executable, "-c", METER, file.name, sys.executable, *words]
-        done = subprocess.run(
-            command, cwd=folder, env=environment | variables, check=True, stdout=subprocess.PIPE
-        )
+        if "--quick" in sys.argv and words[0] in ("-m", "-c"):
+            from tests.servers.forked import Forked
+
+            start = time.perf_counter()
+            status = Forked(_run, words, environment, log=Path(file.name), folder=folder).end()
+            seconds = cpu = time.perf_counter() - start
+            mebibytes = 0.0
+        else:
+            command = [sys.executable, "-c", METER, file.name, sys.executable, *words]
+            done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
+            status, seconds, cpu, mebibytes = json.loads(done.stdout)
         output = Path(file.name).read_text(encoding="utf-8")
-    status, seconds, cpu, mebibytes = json.loads(done.stdout)
     if status:
         raise SystemExit(f"{output[-2000:]}\n{' '.join(words)} ended with {status}")
     return Taken(seconds, cpu, mebibytes, output)
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """What Python does with these words, `-c CODE` or CPPO and its own, in a process that is there."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [words[0], *words[2:]]
+    if words[0] == "-c":
+        exec(words[1], {"__name__": "__main__"})  # noqa: S102  the benchmarks' own
+    else:
+        from cppo_lab.cli import main
+
+        sys.exit(main([*words[2:]]))
 
 
 def limited(words: Sequence[str], limit: float, log: Path, grace: float, **options: Any) -> int | None:

@@ -20,10 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from common import Result, arguments, result
+from common import arguments, finish
+from submitit import SlurmExecutor
 
+from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.settings import Settings
@@ -32,8 +35,7 @@ TARGETS = {"fewer_sbatch_calls": 20.0, "times_faster": 5.0}
 MEASURED = 20  # single submissions
 WRAPPER = """#!/bin/bash
 here=$(dirname "$0"); export PATH=${PATH#"$here":}
-echo call >> "$here/calls"; sbatch "$@"; status=$?
-echo >> "$here/answers"; exit $status
+sbatch "$@"; status=$?; echo >> "$here/answers"; exit $status
 """
 
 
@@ -62,27 +64,8 @@ class Nothing:
         """Nothing."""
 
 
-class Sbatch:
-    """The counting sbatch, in front of the real one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        (folder / "sbatch").write_text(WRAPPER)
-        (folder / "sbatch").chmod(0o755)
-
-    def calls(self) -> int:
-        """How often it has answered since the last time."""
-        answers = self.folder / "answers"
-        count = len(answers.read_text().splitlines()) if answers.exists() else 0
-        answers.unlink(missing_ok=True)
-        return count
-
-
 def by_cppo(runs: int, folder: Path) -> float:
     """Seconds of launching that many jobs."""
-    from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
-
     spec = SlurmSpec(
         name="slurm",
         workers=None,
@@ -100,14 +83,11 @@ def by_cppo(runs: int, folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def by_submitit(runs: int, folder: Path, pause: bool) -> float:
+def by_submitit(runs: int, folder: Path, pause: float = 0.2) -> float:
     """Seconds of that many single submissions."""
-    from submitit import SlurmExecutor
-
-    executor = SlurmExecutor(folder / "submitit")
+    executor = SlurmExecutor(folder)
     executor.update_parameters(additional_parameters={"hold": True})
-    if not pause:
-        executor._throttling = 0.0
+    executor._throttling = pause
     job = Nothing(folder, "job")
     start = time.perf_counter()
     for _ in range(runs):
@@ -120,7 +100,6 @@ def slurm() -> Iterator[Cluster]:
     """A cluster of this benchmark's own."""
     cluster = Cluster(default_folder(f"bench-{os.getpid()}"))
     starting.start(cluster, Settings(nodes=1, accounting=False))
-    os.environ |= {"SLURM_CONF": str(cluster.conf), "PATH": PATH}
     try:
         yield cluster
     finally:
@@ -128,46 +107,39 @@ def slurm() -> Iterator[Cluster]:
         shutil.rmtree(cluster.folder)
 
 
-def main() -> None:
-    """Measures and prints."""
-    quick = arguments(__doc__, "100 runs, 5 single submissions").quick
-    runs, singles = (100, 5) if quick else (500, MEASURED)
-    if reason := _absent():
-        print(Result("launch", {}, quick, reason).line())
-        return
+def measured(runs: int, singles: int) -> dict[str, float]:
+    """The figures."""
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, slurm() as cluster:
-        folder = Path(name)
-        sbatch = Sbatch(folder / "bin")
-        os.environ["PATH"] = f"{sbatch.folder}:{os.environ['PATH']}"
-
-        def done(what: str, seconds: float, scale: float = 1.0) -> None:
-            calls = sbatch.calls()
-            said = f", of which {calls} calls measured" if scale != 1 else ""
-            print(f"{what}: {seconds * scale:.2f} s, {calls * scale:.0f} calls of sbatch{said}", flush=True)
-            figures[f"{what}_seconds_{runs}"] = seconds * scale
-            figures[f"{what}_calls_{runs}"] = calls * scale
-            cluster.call("scancel", "--user=root")
-
+        folder, answers = Path(name), Path(name, "answers")
+        (folder / "sbatch").write_text(WRAPPER)  # in front of the real one
+        (folder / "sbatch").chmod(0o755)
+        os.environ |= {"SLURM_CONF": str(cluster.conf), "PATH": f"{folder}:{PATH}"}
         by_cppo(1, folder / "warm")  # imports
-        sbatch.calls()
-        done("cppo", by_cppo(runs, folder))
-        done("submitit", by_submitit(singles, folder, pause=True), runs / singles)
-        done("submitit_no_pause", by_submitit(runs, folder / "fast", pause=False))
-    cppo = figures[f"cppo_seconds_{runs}"]
+        for way, launch, count in (
+            ("cppo", by_cppo, runs),
+            ("submitit", by_submitit, singles),
+            ("submitit_no_pause", partial(by_submitit, pause=0.0), runs),
+        ):
+            answers.unlink()
+            figures[f"{way}_seconds_{runs}"] = launch(count, folder / way) * runs / count
+            figures[f"{way}_calls_{runs}"] = len(answers.read_text().splitlines()) * runs / count
+            cluster.call("scancel", "--user=root")
+    seconds = {way: figures[f"{way}_seconds_{runs}"] for way in ("cppo", "submitit", "submitit_no_pause")}
     figures["fewer_sbatch_calls"] = figures[f"submitit_calls_{runs}"] / figures[f"cppo_calls_{runs}"]
-    figures["times_faster"] = figures[f"submitit_seconds_{runs}"] / cppo
-    figures["times_faster_than_no_pause"] = figures[f"submitit_no_pause_seconds_{runs}"] / cppo
+    figures["times_faster"] = seconds["submitit"] / seconds["cppo"]
+    figures["times_faster_than_no_pause"] = seconds["submitit_no_pause"] / seconds["cppo"]
+    return figures
+
+
+def main() -> None:
+    """Measures and prints."""
+    quick = arguments(__doc__, "30 runs, 2 single submissions").quick
+    lacking = starting.missing(accounting=False) if os.getuid() == 0 else ["root"]
+    absent = {"*": f"not there: {', '.join(lacking)} (python3 -m dev.slurm install)"}
+    figures = {} if lacking else measured(*((30, 2) if quick else (500, MEASURED)))
     units = {"*_seconds_*": "s", "*": ""}
-    print(result("launch", figures, units, at_least=TARGETS, quick=quick).line())
-
-
-def _absent() -> str:
-    """Why there can be no Slurm here; empty if there can."""
-    if os.getuid() != 0:
-        return "needs root"
-    missing = starting.missing(accounting=False)
-    return f"not installed: {', '.join(missing)} (python3 -m dev.slurm install)" if missing else ""
+    finish("launch", figures, units, at_least=TARGETS, absent=absent, quick=quick)
 
 
 if __name__ == "__main__":

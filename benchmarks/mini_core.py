@@ -18,18 +18,13 @@ cppo_step_over_without_mismatch  a step under `cppo`, sampling and update, over 
                                  (`tracking.mismatch=false`); of processor times, since it is small.
 
 Ratios are of speeds, ours over theirs (`cppo_update_over_*`, `cppo_step_over_*`: of times), and like the speeds medians
-over rounds in which all take turns, on one thread. The last line is JSON, see `common.py`. The figures against Hugging
-Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`), whose `Qwen3ForCausalLM` is the
-architecture of the embedded core.
+over rounds in which all take turns, on one thread. The last line is JSON, see `common.py`. Needs transformers 5, whose
+`Qwen3ForCausalLM` is the architecture of the embedded core.
 """
 
-import importlib.util
 import os
-import statistics
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,18 +32,19 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
-from common import arguments, result
+from common import arguments, finish, in_turn
 from torch import Tensor
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
+from cppo_lab.cores.verl.export_hf import as_qwen3
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 
-HUGGING_FACE = importlib.util.find_spec("transformers") is not None
 AT_MOST = {"cppo_update_over_grpo_update": 1.25, "cppo_step_over_without_mismatch": 1.02}
 AT_LEAST = {
     "sampler_over_hugging_face": 5.0,
@@ -56,7 +52,6 @@ AT_LEAST = {
     "cppo_update_over_hugging_face": 1.5,
 }
 UNITS = {"*_tokens_per_second*": "tokens/s", "*": "x"}
-WITHOUT = "cppo_without_mismatch"
 
 
 class Endless(Tokenizer):
@@ -153,82 +148,74 @@ def gradient_difference(trainer: Trainer, plain: PlainTrainer, batch: GradedRoll
     return float((mine - other).norm() / mine.norm())
 
 
-def speeds(folder: Path, rounds: int, warm_steps: int) -> dict[str, list[float]]:
-    """Tokens per second of everything measured, one number per round; all take turns in a round."""
+def measured(folder: Path, rounds: int, warm_steps: int) -> dict[str, float]:
+    """The figures."""
     resources = Resources(folder, folder, device="cpu")
     # Speed does not depend on how good the start is.
     start = [f"model.warm_start.steps={warm_steps}", "model.warm_start.target_accuracy=null"]
     runs = {rule: compose([f"rule={rule}", *start]).run for rule in ("grpo", "cppo")}
     trainers = {rule: Trainer(run, resources) for rule, run in runs.items() if isinstance(run, MiniRun)}
-    trainers[WITHOUT] = Trainer(trainers["cppo"].spec, replace(resources, mismatch=False))
+    trainers["without"] = Trainer(trainers["cppo"].spec, replace(resources, mismatch=False))
     grpo = trainers["grpo"]
     batch = grpo.collect()
     prompts, sampled = batch.rollout.prompts, batch.rollout.responses.numel()
-    sampling: dict[str, Callable[[], object]] = {"sampler": partial(ours, grpo, prompts)}
-    training: dict[str, Callable[[GradedRollout], object]] = {
-        name: trainer.update for name, trainer in trainers.items()
-    }
-    if HUGGING_FACE:
-        from cppo_lab.cores.verl.export_hf import as_qwen3
+    model = as_qwen3(grpo.model, grpo.tokenizer.eos).eval()
+    plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer.eos))
+    assert (difference := gradient_difference(grpo, plain, batch)) < 1e-3, f"gradients by {difference}"
+    tokens: dict[str, list[float]] = defaultdict(list)  # of each round
 
-        model = as_qwen3(grpo.model, grpo.tokenizer.eos).eval()
-        plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer.eos))
-        assert (difference := gradient_difference(grpo, plain, batch)) < 1e-3, f"gradients by {difference}"
-        sampling["hugging_face"] = partial(theirs, model, grpo, prompts)
-        training["hugging_face"] = plain.update
-    taken: dict[str, list[float]] = defaultdict(list)
-    for repeat in range(rounds + 1):
-        if repeat == 1:
-            taken.clear()  # the first round warms caches up
-        for name, step in sampling.items():
-            started = time.perf_counter()
-            step()
-            taken[name].append(sampled / (time.perf_counter() - started))
-        started, began = time.perf_counter(), time.process_time()
+    def collect() -> None:
+        nonlocal batch
         batch = grpo.collect()
-        collecting = time.process_time() - began
-        taken["collect"].append(float(batch.rollout.lengths.sum()) / (time.perf_counter() - started))
-        tokens = float(batch.rollout.lengths[batch.keep].sum())
-        for name, update in training.items():
-            started, began = time.perf_counter(), time.process_time()
-            update(batch)
-            taken[f"train_{name}"].append(tokens / (time.perf_counter() - started))
-            taken[f"step_{name}"].append(tokens / (collecting + time.process_time() - began))
-    return taken
+        tokens["collect"].append(float(batch.rollout.lengths.sum()))
+        tokens["train"].append(float(batch.rollout.lengths[batch.keep].sum()))
+
+    updates: dict[str, Any] = {name: trainer.update for name, trainer in trainers.items()} | {
+        "hugging_face": plain.update
+    }
+
+    def update(name: str) -> None:
+        updates[name](batch)
+
+    taken = in_turn(
+        {
+            "sampler": partial(ours, grpo, prompts),
+            "hugging_face": partial(theirs, model, grpo, prompts),
+            "collect": collect,
+            **{f"train_{name}": partial(update, name) for name in updates},
+        },
+        rounds,
+    )
+
+    def speed(name: str) -> float:
+        of_rounds = tokens[name.split("_")[0]][1:] or sampled
+        return float(np.median(of_rounds / taken[name][0]))
+
+    def faster(name: str, other: str) -> float:
+        return float(np.median(taken[other][0] / taken[name][0]))
+
+    cpu = {name: taken["collect"][1] + taken[f"train_{name}"][1] for name in ("cppo", "without")}
+    return {
+        "sampled_tokens_per_second": speed("collect"),
+        "sampler_tokens_per_second": speed("sampler"),
+        "hugging_face_tokens_per_second": speed("hugging_face"),
+        "sampler_over_hugging_face": faster("sampler", "hugging_face"),
+        "trained_tokens_per_second": speed("train_cppo"),
+        "trained_tokens_per_second_grpo": speed("train_grpo"),
+        "trained_tokens_per_second_hugging_face": speed("train_hugging_face"),
+        "grpo_update_over_hugging_face": faster("train_grpo", "train_hugging_face"),
+        "cppo_update_over_hugging_face": faster("train_cppo", "train_hugging_face"),
+        "cppo_update_over_grpo_update": faster("train_grpo", "train_cppo"),
+        "cppo_step_over_without_mismatch": float(np.median(cpu["cppo"] / cpu["without"])),
+    }
 
 
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "one round behind the one that warms up").quick
     with tempfile.TemporaryDirectory() as folder:
-        taken = speeds(Path(folder), *((1, 20) if quick else (30, 150)))
-
-    def speed(name: str) -> float | None:
-        return statistics.median(taken[name]) if name in taken else None
-
-    def ratio(name: str, other: str) -> float | None:
-        pairs = zip(taken.get(name, []), taken.get(other, []), strict=False)
-        return statistics.median(a / b for a, b in pairs) if other in taken else None
-
-    figures = {
-        "sampled_tokens_per_second": speed("collect"),
-        "sampler_tokens_per_second": speed("sampler"),
-        "hugging_face_tokens_per_second": speed("hugging_face"),
-        "sampler_over_hugging_face": ratio("sampler", "hugging_face"),
-        "trained_tokens_per_second": speed("train_cppo"),
-        "trained_tokens_per_second_grpo": speed("train_grpo"),
-        "trained_tokens_per_second_hugging_face": speed("train_hugging_face"),
-        "grpo_update_over_hugging_face": ratio("train_grpo", "train_hugging_face"),
-        "cppo_update_over_hugging_face": ratio("train_cppo", "train_hugging_face"),
-        "cppo_update_over_grpo_update": ratio("train_grpo", "train_cppo"),
-        "cppo_step_over_without_mismatch": ratio(f"step_{WITHOUT}", "step_cppo"),
-    }
-    absent = {"*hugging_face*": "no transformers"}
-    print(
-        result(
-            "mini_core", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, absent=absent, quick=quick
-        ).line()
-    )
+        figures = measured(Path(folder), *((1, 1) if quick else (30, 150)))
+    finish("mini_core", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick)
 
 
 if __name__ == "__main__":

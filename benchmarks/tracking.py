@@ -17,20 +17,19 @@ The last line is JSON, see `common.py`.
 """
 
 import contextlib
-import itertools
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mlflow
+import numpy as np
 import torch
-from common import FULL_ONLY, arguments, result
-from mlflow import MlflowClient
+from common import FULL_ONLY, arguments, finish
 
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder
@@ -58,6 +57,7 @@ SPEC = compose([]).run
 NAMES = [metric.name for metric in schema.METRICS if not metric.name.startswith("search/")][:METRICS]
 NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
 Log = Callable[[int], object]
+Kinds = Mapping[str, Callable[[], None]]
 
 
 def values(step: int) -> dict[str, float]:
@@ -70,13 +70,10 @@ class Compute:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self.matrix = torch.rand(256, 256)
-        self.times = 1
+        self.matrix, self.times = torch.rand(256, 256), 100
         start = time.perf_counter()
-        while time.perf_counter() - start < 1.0:
-            self.matrix @ self.matrix
-            self.times += 1
-        self.times = max(1, int(self.times * STEP_SECONDS))
+        self()
+        self.times = max(1, int(100 * STEP_SECONDS / (time.perf_counter() - start)))
 
     def __call__(self) -> None:
         for _ in range(self.times):
@@ -107,7 +104,7 @@ class Block:
             before = time.perf_counter()
             log(step)
             self.waits.append(time.perf_counter() - before)
-        self.held = outside / steps + statistics.mean(self.waits)
+        self.held = outside / steps + float(np.mean(self.waits))
 
 
 @contextlib.contextmanager
@@ -116,7 +113,7 @@ def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
     recorder = Recorder(SPEC, {}, folder, continues=False)
     with uploading([folder], uri):
         while unsent(folder, uri):
-            time.sleep(0.1)  # until that has begun
+            time.sleep(0.05)  # until that has begun
         for step in range(WAITING):
             recorder.log(step, values(step))
         yield lambda step: recorder.log(step, values(step))
@@ -124,9 +121,8 @@ def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
 
 
 @contextlib.contextmanager
-def by_mlflow(uri: str, folder: Path) -> Iterator[Log]:
+def by_mlflow(uri: str) -> Iterator[Log]:
     """`log` by `mlflow.log_metrics`, as a training script without us has it."""
-    del folder
     mlflow.set_tracking_uri(uri)
     experiment = ensure_experiment(open_client(uri), uri, "direct")
     with mlflow.start_run(experiment_id=experiment):
@@ -139,58 +135,40 @@ def shipped_per_second(uri: str, folder: Path, steps: int) -> float:
     recorder = Recorder(SPEC, {}, folder)
     for step in range(steps):
         recorder.log(step, values(step))
-    client: MlflowClient = open_client(uri)
-    start = time.perf_counter()
+    client, start = open_client(uri), time.perf_counter()
     points = ship(folder, uri, client)
     assert points == steps * METRICS
     return points / (time.perf_counter() - start)
 
 
 def measure_steps(
-    stores: dict[str, str], folder: Path, rounds: int, steps: int, compute: bool
+    stores: dict[str, str], folder: Path, rounds: int, steps: int, kinds: Kinds
 ) -> dict[str, float]:
     """Blocks of steps with every kind of work, store and logger, `rounds` times."""
-    kinds: dict[str, Callable[[], None]] = {"sleep": sleep} | ({"compute": Compute()} if compute else {})
-    blocks: dict[tuple[str, str, str], list[Block]] = {}
-    number = itertools.count()
-    for _ in range(rounds):
+    blocks: dict[tuple[str, str, str], list[Block]] = defaultdict(list)
+    for number in range(rounds):
         for kind, work in kinds.items():
-            blocks.setdefault((kind, "", ""), []).append(Block(work, lambda step: None, steps))
+            blocks[kind, "", ""].append(Block(work, lambda step: None, steps))
             for name, uri in stores.items():
-                with by_recorder(uri, folder / f"run{next(number)}") as log:
-                    blocks.setdefault((kind, name, "ours"), []).append(Block(work, log, steps))
+                with by_recorder(uri, folder / f"{kind}_{name}_{number}") as log:
+                    blocks[kind, name, "ours"].append(Block(work, log, steps))
         for name, uri in stores.items():
-            with by_mlflow(uri, folder) as log:
-                blocks.setdefault(("sleep", name, "direct"), []).append(Block(sleep, log, steps // 2))
+            with by_mlflow(uri) as log:
+                blocks["sleep", name, "direct"].append(Block(sleep, log, steps // 2))
     figures = {}
-    for (kind, name, logger), some in blocks.items():
+    for (kind, name, logger), measured in blocks.items():
         if logger:
-            key, waits = (
-                f"{name}_{logger}_{kind}",
-                sorted(1000 * wait for block in some for wait in block.waits),
-            )
-            pairs = zip(some, blocks[kind, "", ""], strict=True)
-            held = statistics.mean(block.held - bare.held for block, bare in pairs)
-            figures[f"{key}_log_ms"] = statistics.mean(waits)
-            figures[f"{key}_log_ms_p99"] = waits[int(0.99 * (len(waits) - 1))]
-            figures[f"{key}_held_percent"] = 100 * held / STEP_SECONDS
+            key, waits = f"{name}_{logger}_{kind}", np.concatenate([block.waits for block in measured])
+            held = [
+                block.held - bare.held for block, bare in zip(measured, blocks[kind, "", ""], strict=True)
+            ]
+            figures[f"{key}_log_ms"] = 1000 * waits.mean()
+            figures[f"{key}_log_ms_p99"] = 1000 * np.percentile(waits, 99, method="lower")
+            figures[f"{key}_held_percent"] = 100 * np.mean(held) / STEP_SECONDS
     for name in stores:
-        ours = statistics.mean(figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds)
+        ours = np.mean([figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds])
         figures[f"{name}_times_less_blocking"] = figures[f"{name}_direct_sleep_log_ms"] / ours
     return figures
-
-
-@contextlib.contextmanager
-def opened_stores(folder: Path) -> Iterator[dict[str, str]]:
-    """A SQLite file and a server over another one."""
-    (folder / "server").mkdir()
-    sqlite = f"sqlite:///{folder}/mlflow.db"
-    open_client(sqlite)
-    server = MlflowServer(folder / "server", f"sqlite:///{folder}/server/mlflow.db")
-    try:
-        yield {"sqlite": sqlite, "server": server.start().uri}
-    finally:
-        server.stop()
 
 
 def main() -> None:
@@ -198,12 +176,13 @@ def main() -> None:
     quick = arguments(__doc__, "one round of short blocks that sleep, no PostgreSQL").quick
     uploader.FIRST_SECONDS = 0.0
     rounds, steps, spooled = (1, 4, 5) if quick else (4, 65, 500)
-    missing = ", ".join(postgres.missing())
+    kinds: Kinds = {"sleep": sleep} if quick else {"sleep": sleep, "compute": Compute()}
+    lacking = ", ".join(postgres.missing())
     absent = (
         FULL_ONLY
         if quick
-        else f"not installed: {missing} (python3 -m dev.servers install)"
-        if missing
+        else f"not installed: {lacking} (python3 -m dev.servers install)"
+        if lacking
         else ""
     )
     figures: dict[str, float | None] = {"postgres_shipped_per_second": None}
@@ -211,8 +190,12 @@ def main() -> None:
         folder = Path(name)
         # The artifacts of PostgreSQL's runs go to the working folder.
         stack.enter_context(contextlib.chdir(folder))
-        stores = stack.enter_context(opened_stores(folder))
-        figures |= measure_steps(stores, folder / "runs", rounds, steps, compute=not quick)
+        stores = {"sqlite": f"sqlite:///{folder}/mlflow.db"}
+        open_client(stores["sqlite"])
+        server = MlflowServer(folder, f"sqlite:///{folder}/server.db")
+        stack.callback(server.stop)
+        stores["server"] = server.start().uri
+        figures |= measure_steps(stores, folder / "runs", rounds, steps, kinds)
         if not absent:  # one that waits for the disk
             cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
             stack.callback(cluster.remove)
@@ -221,10 +204,8 @@ def main() -> None:
         for store, uri in stores.items():
             rate = shipped_per_second(uri, folder / "runs" / f"spool_{store}", spooled)
             figures[f"{store}_shipped_per_second"] = rate
-    for key, value in figures.items():
-        print(f"{key:45} {value}")
-    reasons, targets = {"postgres_*": absent}, {"at_most": AT_MOST, "at_least": AT_LEAST}
-    print(result("tracking", figures, UNITS, **targets, absent=reasons, quick=quick).line())
+    reasons = {"postgres_*": absent}
+    finish("tracking", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, absent=reasons, quick=quick)
 
 
 if __name__ == "__main__":

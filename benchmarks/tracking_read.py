@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import arguments, fresh, result
+from common import arguments, finish, fresh
 from mlflow import MlflowClient
 from mlflow.entities import Param
 
@@ -88,8 +88,7 @@ def write(folder: Path, runs: int, histories: list[History], every_point: bool) 
     params = [Param(f"section.name{index}", str(index)) for index in range(PARAMS)]
     tags = {schema.sweep_tag("demo"): "cppo", schema.TAG_STATUS: schema.DONE, schema.TAG_MODEL: "chain"}
     packed = [pack(history) for history in histories]
-    last: list[tuple[Any, ...]] = []
-    points: list[tuple[Any, ...]] = []
+    tables: dict[str, list[tuple[Any, ...]]] = {"latest_metrics": [], "metrics": []}
     for index in range(runs):
         of_run = {schema.TAG_RUN_ID: f"{index:016x}", schema.TAG_SEED: str(index)}
         mlflow_id = client.create_run(number, start_time=START_MS + index, tags=tags | of_run).info.run_id
@@ -99,62 +98,54 @@ def write(folder: Path, runs: int, histories: list[History], every_point: bool) 
         place.mkdir(parents=True)
         (place / HISTORY).write_bytes(packed[index % len(packed)])
         history = histories[index % len(histories)]
-        for name, rows in history.points():
-            columns = (history.value[rows], history.time_ms[rows], history.step[rows])
-            values, times, steps = (column.tolist() for column in columns)
-            last.append((name, values[-1], times[-1], mlflow_id, steps[-1]))
-            if every_point:
-                points += [
-                    (name, *row) for row in zip(values, times, [mlflow_id] * len(steps), steps, strict=True)
-                ]
+        for name, place_of in history.points():
+            columns = (column[place_of].tolist() for column in (history.time_ms, history.value, history.step))
+            points = [
+                (name, time_ms, mlflow_id, value, step) for time_ms, value, step in zip(*columns, strict=True)
+            ]
+            tables["latest_metrics"].append(points[-1])
+            tables["metrics"] += points if every_point else []
     with sqlite3.connect(database) as connection:
         connection.execute("pragma synchronous=off")
-        for table, written in (("latest_metrics", last), ("metrics", sorted(points, key=_key))):
-            names = "(key, value, timestamp, run_uuid, step, is_nan)"
-            connection.executemany(f"insert into {table} {names} values (?, ?, ?, ?, ?, 0)", written)  # noqa: S608  literal names
+        for table, rows in tables.items():  # in the order of the tables' keys, in which insertion is quick
+            names = "(key, timestamp, run_uuid, value, step, is_nan)"
+            connection.executemany(f"insert into {table} {names} values (?, ?, ?, ?, ?, 0)", sorted(rows))  # noqa: S608  literal names
     connection.close()
     return f"sqlite:///{database}"
 
 
-def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The order of the table's key, in which insertion is quick."""
-    name, _, time_ms, mlflow_id, _ = row
-    return name, time_ms, mlflow_id
+def compare(kind: str, uri: str, folder: Path, points: int, timed: int) -> dict[str, float]:
+    """Ours, and MLflow's own way, timed for so many runs."""
 
+    def seconds(code: str, count: int, expected: float = points) -> float:
+        taken, number = fresh(["-c", code, uri, str(count)], folder).json()
+        assert number == expected, f"{kind}: {number} of {expected} points"
+        return float(taken)
 
-def compare(kind: str, uri: str, folder: Path, points: int, some: int) -> dict[str, float]:
-    """Ours, and MLflow's own way; `some`: runs of MLflow's way that are timed."""
-
-    def read(code: str, count: int) -> tuple[float, float]:
-        seconds, number = fresh(["-c", code, uri, str(count)], folder).json()
-        return seconds, number
-
-    ours, theirs = read(OURS, METRICS), read(PER_METRIC, some)
+    ours, theirs = seconds(OURS, METRICS), seconds(PER_METRIC, timed)
     away = (folder / "artifacts").rename(folder / "away")
-    unfinished = read(OURS, SHOWN)
+    unfinished = seconds(OURS, SHOWN, points / METRICS * SHOWN)
     away.rename(folder / "artifacts")
-    if not ours[1] == unfinished[1] / SHOWN * METRICS == theirs[1] == points:
-        raise SystemExit(f"{kind}: {ours[1]}, {unfinished[1]}, {theirs[1]} of {points} points")
     return {
-        f"{kind}_ours_seconds": ours[0],
-        f"{kind}_unfinished_seconds": unfinished[0],
-        f"{kind}_per_metric_seconds": theirs[0],
-        f"{kind}_times_faster_than_per_metric": theirs[0] / ours[0],
+        f"{kind}_ours_seconds": ours,
+        f"{kind}_unfinished_seconds": unfinished,
+        f"{kind}_per_metric_seconds": theirs,
+        f"{kind}_times_faster_than_per_metric": theirs / ours,
     }
 
 
-def measured(folder: Path, runs: int, steps: int, some: int) -> dict[str, float]:
+def measured(folder: Path, runs: int, steps: int, timed: int) -> dict[str, float]:
     """The comparison on both kinds of stores: the same database, first as a file, then behind a server."""
     store = folder / "store"
     uri = write(store, runs, made(runs, steps), every_point=True)
     points = runs * METRICS * steps
-    figures = compare("sqlite", uri, store, points, some)
+    figures = compare("sqlite", uri, store, points, timed)
     server = MlflowServer(store, uri)  # it hands out what lies in `artifacts`
     with sqlite3.connect(store / "mlflow.db") as connection:
         connection.execute("update runs set artifact_uri = 'mlflow-artifacts:/' || run_uuid || '/artifacts'")
     connection.close()
     try:
-        return figures | compare("server", server.start().uri, store, points, some)
+        return figures | compare("server", server.start().uri, store, points, timed)
     finally:
         server.stop()
 
@@ -162,20 +153,17 @@ def measured(folder: Path, runs: int, steps: int, some: int) -> dict[str, float]
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "3 runs x 20 steps, no growth").quick
-    runs, steps, some = (3, 20, 1) if quick else (100, 500, 3)
+    runs, steps, timed = (3, 20, 1) if quick else (100, 500, 3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        figures = measured(folder, runs, steps, some)
+        figures = measured(folder, runs, steps, timed)
         for size in [] if quick else [10, 100, 1000]:
             uri = write(folder / f"grown{size}", size, made(1, 1000), every_point=False)
             taken = fresh(["-c", OURS, uri, str(METRICS)], folder)
             figures[f"growth_seconds_{size}"], points = taken.json()
             figures[f"growth_peak_mebibytes_{size}"] = taken.mebibytes
-            if points != size * METRICS * 1000:
-                raise SystemExit(f"{points} points of {size} runs")
-    for key, value in figures.items():
-        print(f"{key:40} {value:10.3f}")
-    print(result("tracking_read", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
+            assert points == size * METRICS * 1000
+    finish("tracking_read", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from common import Rows, arguments, result, show
+from common import Rows, arguments, finish, show
 
 from cppo_lab.analysis.statistics.problems import draw_correlation
 from cppo_lab.cores.base import Resources
@@ -91,13 +91,9 @@ def correlations(runs: list[dict[str, Graded]]) -> Rows:
             "two methods": (first, other),
         }
         for kind, (ours, theirs) in pairs.items():
-            phis = [
-                phi for a, b in zip(ours, theirs, strict=True) if (phi := draw_correlation(a, b)) is not None
-            ]
+            phis = [phi.value for a, b in zip(ours, theirs, strict=True) if (phi := draw_correlation(a, b))]
             if phis:
-                errors = [phi.error for phi in phis if phi.error is not None]
-                columns[kind][f"phi, {seeds}"] = float(np.mean([phi.value for phi in phis]))
-                columns[kind][f"error of one, {seeds}"] = float(np.mean(errors))
+                columns[kind][f"phi, {seeds}"] = float(np.mean(phis))
     yield from columns.items()
 
 
@@ -127,7 +123,7 @@ def main() -> None:
         "phi_fresh": near["phi, fresh"],
     }
     most = {"phi_fresh": 0.05}
-    print(result("validation_seeds", figures, {"*": ""}, at_most=most, quick=options.quick).line())
+    finish("validation_seeds", figures, {"*": ""}, at_most=most, quick=options.quick)
 
 
 if __name__ == "__main__":

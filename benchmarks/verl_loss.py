@@ -11,31 +11,43 @@ mismatch_share_of_update    processor time of the metrics `mismatch/*` by that o
 
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
-stretch as it does wall times: medians over rounds in which all take turns, on one thread. The last line is
-JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue.
+stretch as it does wall times: medians over rounds in which all take turns, on one thread.
+
+Beside it the cost of `rollout.staleness` on the same worker: a copy of the policy in host memory, and its way into the
+engine; on a GPU the copies go over PCIe.
+
+bytes_per_parameter     of a copy
+keep_per_gigabyte       seconds of copying the policy to host memory, once per training step
+use_per_gigabyte        of making a copy the engine's policy: twice per transfer to the rollout servers, there and back
+save_per_gigabyte       of writing the copies of a checkpoint
+
+The last line is JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue.
 """
 
-import importlib.util
 import os
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
-from common import Clock, arguments, result
+from common import Clock, arguments, finish, in_turn
+from torch import Tensor
 
 K = 20
 VOCABULARY = 32768
+STALENESS = 2
 TARGETS = {"cppo_topk_over_vanilla": 1.10, "mismatch_share_of_update": 0.02}  # at most
 CPPO = {"delta": 0.15, "delta_b": 0.015, "w_min": 0.8, "delta_b_mode": "adaptive"}
 GRPO = {"clip_low": 0.2, "clip_high": 0.28}
+UNITS = {"mismatch_share_*": "", "bytes_per_parameter": "", "*_per_gigabyte": "s", "*": "x"}
 
 
 def save_model(folder: Path) -> None:
@@ -51,121 +63,111 @@ def save_model(folder: Path) -> None:
     Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
-def recorded(responses: int, prompt: int, length: int) -> dict[str, torch.Tensor]:
+def recorded(responses: int, prompt: int, length: int) -> dict[str, Tensor]:
     """Columns of random responses; the longest and the shortest differ by a half."""
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.linspace(length // 2, length, responses).long().tolist()
-
-    def nested(rows: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor([rows(n) for n in lengths], layout=torch.jagged)
-
-    ids = [torch.randint(VOCABULARY, (prompt + n,), generator=generator) for n in lengths]
-    columns = {
-        name: torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-        for name, rows in {
-            "input_ids": ids, "prompts": [row[:prompt] for row in ids], "responses": [row[prompt:] for row in ids]
-        }.items()
-    }  # fmt: skip
-    logp = partial(torch.full, fill_value=-10.4)  # a random model's: -log V
-    return columns | {
-        "position_ids": nested(lambda n: torch.arange(prompt + n)),
-        "response_mask": nested(lambda n: torch.ones(n).long()),
-        "loss_mask": nested(lambda n: torch.ones(n).long()),
-        "old_log_probs": nested(lambda n: logp((n,))),
-        "advantages": nested(lambda n: torch.randn(1, generator=generator).expand(n)),
-        "rollout_topk_ids": nested(
-            lambda n: torch.rand(n, VOCABULARY, generator=generator).topk(K).indices.int()
-        ),
-        "rollout_topk_logp": nested(lambda n: logp((n, K)).half()),
-    }
+    rows: dict[str, list[Tensor]] = defaultdict(list)
+    for n in torch.linspace(length // 2, length, responses).long().tolist():
+        ids = torch.randint(VOCABULARY, (prompt + n,), generator=generator)
+        of_response = {
+            "input_ids": ids,
+            "prompts": ids[:prompt],
+            "responses": ids[prompt:],
+            "position_ids": torch.arange(prompt + n),
+            "response_mask": torch.ones(n).long(),
+            "loss_mask": torch.ones(n).long(),
+            "old_log_probs": torch.full((n,), -10.4),  # a random model's: -log V
+            "advantages": torch.randn(1, generator=generator).expand(n),
+            "rollout_topk_ids": torch.rand(n, VOCABULARY, generator=generator).topk(K).indices.int(),
+            "rollout_topk_logp": torch.full((n, K), -10.4).half(),
+        }
+        for name, row in of_response.items():
+            rows[name].append(row)
+    return {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in rows.items()}
 
 
-def variants() -> dict[str, tuple[Callable[..., Any], dict[str, bool]]]:
-    """The loss of each variant, and what the batch must carry for it."""
+def measured(shape: Sequence[int], rounds: int, copies: int) -> dict[str, float]:
+    """Each variant's processor time of an update over vanilla's in the same round, the share of the mismatch in CPPO's,
+    and what the copies of policies cost; medians over the rounds.
+    """
+    from verl.utils import tensordict_utils as tu
     from verl.workers.config import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from cppo_lab.cores.verl.loss import trust_region_loss
+    from cppo_lab.cores.verl import loss as policy_loss
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+    from tests.cores.verl.cpu_engine import join, make_worker  # before any of verl's engines
     from tests.cores.verl.recorded import actor, plain_actor
 
-    theirs = partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla")))
-    topk = actor("cppo", CPPO, estimator="topk", k=K, convention="union")
-    own = {"distillation_use_topk": True, "distillation_only": True}
-    return {
-        "vanilla": (theirs, {}),
-        "cppo_topk": (partial(trust_region_loss, config=topk), own),
-        "dppo_binary": (partial(trust_region_loss, config=actor("dppo", {"delta": 0.15})), own),
-        "grpo": (partial(trust_region_loss, config=actor("grpo", GRPO)), own),
-        "vanilla_entropy": (theirs, {"calculate_entropy": True}),
+    clock = Clock()
+    for name in ("log_ratios", "mismatch_sums", "report_mismatch", "summarise_mismatch"):
+        clock.around(policy_loss, name)
+
+    def of_ours(*rule: Any, **policy: Any) -> dict[str, Any]:
+        loss = partial(policy_loss.trust_region_loss, config=actor(*rule, **policy))
+        return {"loss": loss, "distillation_use_topk": True, "distillation_only": True}
+
+    vanilla = partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla")))
+    variants: dict[str, dict[str, Any]] = {
+        "vanilla": {"loss": vanilla},
+        "cppo_topk": of_ours("cppo", CPPO, estimator="topk", k=K, convention="union"),
+        "dppo_binary": of_ours("dppo", {"delta": 0.15}),
+        "grpo": of_ours("grpo", GRPO),
+        "vanilla_entropy": {"loss": vanilla, "calculate_entropy": True},
     }
+    columns = recorded(*shape)
+    of_mismatch: dict[str, list[float]] = defaultdict(list)
 
+    def update(name: str) -> None:
+        """With what the batch must carry for the loss."""
+        data = tu.get_tensordict(dict(columns), {})
+        flags = dict.fromkeys(("distillation_use_topk", "distillation_only", "calculate_entropy"), False)
+        sizes = dict.fromkeys(("mini_batch_size", "global_batch_size"), shape[0])
+        carried = {flag: value for flag, value in variants[name].items() if flag != "loss"}
+        tu.assign_non_tensor(data, temperature=1.0, **sizes, **flags | carried)
+        worker.set_loss_fn(variants[name]["loss"])
+        before = clock.seconds
+        policy_loss.summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
+        of_mismatch[name].append(clock.seconds - before)
 
-def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict[str, float]:
-    """Each variant's processor time of an update over vanilla's in the same round, and the share of the mismatch in
-    CPPO's; medians over the rounds.
-    """
-    from verl.utils import tensordict_utils as tu
-
-    from cppo_lab.cores.verl import loss as policy_loss
-    from tests.cores.verl.cpu_engine import join, make_worker
-
-    clock, shares = Clock(), []
-    for owner, name in (
-        (policy_loss, "log_ratios"),
-        (policy_loss, "mismatch_sums"),
-        (policy_loss, "report_mismatch"),
-        (policy_loss, "summarise_mismatch"),
-    ):
-        clock.around(owner, name)
-    columns, ways = recorded(responses, prompt, length), variants()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder)
         join(0, 1, folder / "store")
-        worker = make_worker(folder, micro_batch=responses // 4, lr=1e-6, total_training_steps=1000)
-        for repeat in range(rounds + 1):
-            for way, (loss, flags) in ways.items():
-                data = tu.get_tensordict(dict(columns), {})
-                known = {
-                    "distillation_use_topk": False,
-                    "distillation_only": False,
-                    "calculate_entropy": False,
-                }
-                tu.assign_non_tensor(
-                    data, temperature=1.0, mini_batch_size=responses, global_batch_size=responses, **known | flags
-                )  # fmt: skip
-                worker.set_loss_fn(loss)
-                clock.seconds, started = 0.0, time.process_time()
-                policy_loss.summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
-                if repeat:  # the first round warms up
-                    seconds[way].append(time.process_time() - started)
-                    if way == "cppo_topk":
-                        shares.append(clock.seconds / (seconds[way][-1] - clock.seconds))
+        worker = make_worker(folder, micro_batch=shape[0] // 4, lr=1e-6, total_training_steps=1000)
+        updates = in_turn({name: partial(update, name) for name in variants}, rounds)
+        stale: Any = TrustRegionWorker.__new__(TrustRegionWorker)
+        stale._policies, stale.actor, number = {}, SimpleNamespace(engine=worker.engine), count()
+        kept = in_turn(
+            {
+                "keep": lambda: stale.keep_policy(next(number), STALENESS),
+                "use": lambda: stale.use_policy(max(stale._policies)),
+                "save": lambda: torch.save(stale._policies[max(stale._policies)], folder / "copy.pt"),
+            },
+            STALENESS + copies,
+        )
         torch.distributed.destroy_process_group()
-    for way, values in seconds.items():
-        print(f"{way}: {statistics.median(values):.2f} s", file=sys.stderr)
-    first, *others = ways
-
-    def ratio(ours: str, theirs: str) -> float:
-        pairs = zip(seconds[ours], seconds[theirs], strict=True)
-        return round(statistics.median(a / b for a, b in pairs), 3)
-
-    figures = {f"{way}_over_{first}": ratio(way, first) for way in others}
-    return figures | {"mismatch_share_of_update": statistics.median(shares)}
+    [size] = {sum(shard.nbytes for shard in policy.values()) for policy in stale._policies.values()}
+    assert len(stale._policies) == STALENESS + 1
+    parameters = sum(shard.numel() for shard in stale._policies[STALENESS + copies].values())
+    cpu = {name: seconds for name, (_, seconds) in updates.items()}
+    mismatch = np.array(of_mismatch["cppo_topk"][1:])
+    figures = {
+        f"{name}_over_vanilla": np.median(cpu[name] / cpu["vanilla"]) for name in cpu if name != "vanilla"
+    }
+    figures["mismatch_share_of_update"] = np.median(mismatch / (cpu["cppo_topk"] - mismatch))
+    figures["bytes_per_parameter"] = size / parameters
+    return figures | {
+        f"{name}_per_gigabyte": np.median(wall) / size * 1e9 for name, (wall, _) in kept.items()
+    }
 
 
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "half the responses, shorter, one round behind the one that warms up").quick
     torch.set_num_threads(1)
-    figures: dict[str, float] = {}
-    if importlib.util.find_spec("verl") is None:
-        print("no verl: pip install '.[verl]'", file=sys.stderr)
-    else:
-        figures |= update_ratios(4, 8, 16, 1) if quick else update_ratios(8, 48, 96, 5)
-    units = {"mismatch_share_*": "", "*": "x"}
-    print(result("verl_loss", figures, units, at_most=TARGETS, absent={"*": "no verl"}, quick=quick).line())
+    figures = measured((4, 8, 16), 1, 1) if quick else measured((8, 48, 96), 5, 20)
+    finish("verl_loss", figures, UNITS, at_most=TARGETS, quick=quick)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dev.errors import DevError
@@ -11,12 +11,14 @@ from dev.errors import DevError
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def install_packages(packages: Sequence[str], absent: Sequence[str]) -> None:
-    """Installs `packages`, which contain the `absent` programs.
+def install_packages(packages: Sequence[str], missing: Callable[[], list[str]]) -> bool:
+    """Installs `packages` unless no program is missing. Returns whether there was anything to do.
 
     Raises:
-        DevError: There is no apt-get, no root, or apt-get fails.
+        DevError: There is no apt-get, no root, apt-get fails, or programs are missing afterwards.
     """
+    if not (absent := missing()):
+        return False
     if shutil.which("apt-get") is None:
         raise DevError(f"no apt-get on this machine: install {', '.join(absent)} by its own means")
     if os.getuid() != 0:
@@ -26,18 +28,18 @@ def install_packages(packages: Sequence[str], absent: Sequence[str]) -> None:
         POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
         POLICY.chmod(0o755)
     try:
-        _apt_get("update")
-        _apt_get("install", "--yes", "--no-install-recommends", *packages)
+        for words in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+            command, env = (
+                ["apt-get", "--quiet=2", *words],
+                os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            )
+            done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise DevError(f"apt-get {words[0]} failed: {reason}")
     finally:
         if policy:
             POLICY.unlink()
-
-
-def _apt_get(*arguments: str) -> None:
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(
-        ["apt-get", "--quiet=2", *arguments], env=env, check=False, capture_output=True, text=True
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DevError(f"apt-get {arguments[0]} failed: {reason}")
+    if absent := missing():
+        raise DevError(f"still missing after apt-get: {', '.join(absent)}")
+    return True

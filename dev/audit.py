@@ -21,35 +21,28 @@ def verdict(output: str, errors: str) -> tuple[int, list[str]]:
     except (ValueError, KeyError, TypeError):
         reason = (errors.strip().splitlines() or ["pip-audit said nothing"])[-1]
         return 2, [f"NOT AUDITED: {reason:.300}"]
-    skipped = [one["name"] for one in packages if "skip_reason" in one]
-    found = [
-        f"{one['name']} {one['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'no version yet'}"
-        for one in packages
-        for flaw in one.get("vulns", [])
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    flaws = [
+        f"{package['name']} {package['version']}: {flaw['id']}, fixed in "
+        f"{', '.join(flaw['fix_versions']) or 'no version yet'}"
+        for package in packages
+        for flaw in package.get("vulns", [])
     ]
     looked_up = len(packages) - len(skipped)
-    lines = [*found, f"{looked_up} of {len(packages)} packages looked up, {len(found)} known vulnerabilities"]
+    lines = [*flaws, f"{looked_up} of {len(packages)} packages looked up, {len(flaws)} known vulnerabilities"]
     if skipped or not packages:
         some = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
         lines.append(
             f"NOT AUDITED: {some or 'nothing'}: the index in reach does not know vulnerabilities; "
             "run `make audit` where https://pypi.org answers itself"
         )
-    return (1 if found else 2 if skipped or not packages else 0), lines
+    return (1 if flaws else 2 if skipped or not packages else 0), lines
 
 
 def main() -> int:
     """Runs pip-audit of this Python and returns the exit status."""
-    options = [
-        "--require-hashes",
-        "--disable-pip",
-        "--progress-spinner",
-        "off",
-        "--format",
-        "json",
-        "--requirement",
-    ]
-    command = [sys.executable, "-m", "pip_audit", *options, str(LOCK)]
+    options = ["--require-hashes", "--disable-pip", "--progress-spinner=off", "--format=json"]
+    command = [sys.executable, "-m", "pip_audit", *options, f"--requirement={LOCK}"]
     try:
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -5,8 +5,8 @@
 Effects of doses on returns and errors are in the reports of sweeps with `analysis: factorial`.
 """
 
-import argparse
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,11 +20,7 @@ FALLEN = 0.8  # a run has fallen if it ends below this share of its highest retu
 
 def main() -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="of `cppo export metrics`")
-    folder = parser.parse_args().folder
+    folder = Path(sys.argv[1])
     runs, history = (pd.read_parquet(folder / f"{name}.parquet") for name in ("runs", "history"))
     runs["method"] = runs["variant"].str.split(" ").str[0]
     for line in falls(history[history["step"] > 0].merge(runs, on="run_id")):

@@ -40,18 +40,16 @@ def imports() -> int:
 def types() -> int:
     """Run mypy, which prefers the built package over that of the checkout; its exit status."""
     scripts = [path.stem for path in sorted((ROOT / SCRIPTS).glob("*.py")) if path.stem != "summary"]
-    wrong = 0
-    for words, path in (
-        ([word for name in TYPED for word in ("-p", name)], str(BUILT)),
-        ([word for name in scripts for word in ("-m", name)], f"{BUILT}:{SCRIPTS}"),
-    ):
-        command, environment = [sys.executable, "-m", "mypy", *words], os.environ | {"MYPYPATH": path}
+    statuses = []
+    for option, names, path in (("-p", TYPED, f"{BUILT}"), ("-m", scripts, f"{BUILT}:{SCRIPTS}")):
+        command = [sys.executable, "-m", "mypy", *(word for name in names for word in (option, name))]
+        environment = os.environ | {"MYPYPATH": path}
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
         )
         print(in_the_tree(done.stdout), end="")
-        wrong = wrong or done.returncode
-    return wrong
+        statuses.append(done.returncode)
+    return max(statuses)
 
 
 def in_the_tree(messages: str) -> str:

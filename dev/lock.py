@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dev.errors import DevError
+from dev.errors import DevError, reported
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS, LOCK = ROOT / "constraints-cpu.txt", ROOT / "requirements-cpu.lock"
@@ -53,43 +53,38 @@ def pins(text: str) -> dict[str, Pin]:
     Raises:
         DevError: a line is not `name==version`, with or without hashes, or a package appears twice.
     """
-    found: dict[str, Pin] = {}
+    pinned: dict[str, Pin] = {}
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for entry in "\n".join(lines).replace("\\\n", " ").splitlines():
-        if not entry.strip():
-            continue
-        pin = PIN.match(entry.strip())
+    for entry in filter(None, map(str.strip, "\n".join(lines).replace("\\\n", " ").splitlines())):
+        pin = PIN.match(entry)
         marker = LINUX if LINUX in entry else ""
-        if pin is None or HASH.sub("", entry.strip()[pin.end() :].removeprefix(marker)).strip():
-            raise DevError(f"{entry.strip():.80}: write name==version, and hashes behind it in a lock")
-        if canonical(pin[1]) in found:
+        if pin is None or HASH.sub("", entry[pin.end() :].removeprefix(marker)).strip():
+            raise DevError(f"{entry:.80}: write name==version, and hashes behind it in a lock")
+        if canonical(pin[1]) in pinned:
             raise DevError(f"{pin[1]} is pinned twice: remove a line")
-        found[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)), marker)
-    return found
+        pinned[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)), marker)
+    return pinned
 
 
 def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
     """The lock as a file that pip and uv read."""
     entries = (
-        " \\\n".join(
-            [f"{name}=={pin.version}{pin.marker}", *(f"    --hash=sha256:{one}" for one in pin.hashes)]
-        )
+        " \\\n    --hash=sha256:".join([f"{name}=={pin.version}{pin.marker}", *pin.hashes])
         for name, pin in sorted(locked.items())
     )
     return header + "\n".join(entries) + "\n"
 
 
-def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
+def differences(constraints: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
     """The differences between a lock and its constraints, one line each."""
     lines = []
-    for name in sorted({*wanted, *locked}):
-        if name not in locked:
-            lines.append(f"{name} is not in the lock")
-        elif name not in wanted:
-            lines.append(f"{name} is not in the constraints")
-        elif (ours := locked[name].version) != (theirs := wanted[name].version):
-            lines.append(f"{name} is {ours} in the lock, {theirs} in the constraints")
-        elif not locked[name].hashes:
+    for name in sorted({*constraints, *locked}):
+        theirs, ours = constraints.get(name), locked.get(name)
+        if theirs is None or ours is None:
+            lines.append(f"{name} is not in the {'lock' if theirs else 'constraints'}")
+        elif ours.version != theirs.version:
+            lines.append(f"{name} is {ours.version} in the lock, {theirs.version} in the constraints")
+        elif not ours.hashes:
             lines.append(f"{name} has no hash")
     return lines
 
@@ -136,22 +131,16 @@ def compiled(config: str, requirements: Sequence[str], constraints: Mapping[str,
     Raises:
         DevError: no uv, or there is no solution.
     """
-    limits = "".join(f"{name}=={pin.version}\n" for name, pin in constraints.items())
-    texts = {
-        "uv.toml": config,
-        "wanted.in": "".join(f"{one}\n" for one in requirements),
-        "limits.txt": limits,
-    }
+    limits = [f"{name}=={pin.version}" for name, pin in constraints.items()]
     with tempfile.TemporaryDirectory() as name:
-        for file, text in texts.items():
-            Path(name, file).write_text(text, encoding="utf-8")
-        files = [
-            "--config-file",
-            f"{name}/uv.toml",
-            "--constraints",
-            f"{name}/limits.txt",
-            f"{name}/wanted.in",
-        ]
+        config_file, wanted, limited = (Path(name, file) for file in ("uv.toml", "wanted.in", "limits.txt"))
+        for path, text in (
+            (config_file, config),
+            (wanted, "\n".join(requirements)),
+            (limited, "\n".join(limits)),
+        ):
+            path.write_text(text, encoding="utf-8")
+        files = (f"--config-file={config_file}", f"--constraints={limited}", str(wanted))
         return uv("--generate-hashes", "--no-header", "--no-annotate", *options, *files)
 
 
@@ -196,23 +185,27 @@ def main(arguments: list[str] | None = None) -> int:
     """Writes the lock and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python3 -m dev.lock", description="Makes requirements-cpu.lock.")
     parser.add_argument(
-        "--torch", default=CPU_BUILDS, help=f"folder or index of CPU builds (default: {CPU_BUILDS})"
+        "--torch", default=CPU_BUILDS, help="folder or index of CPU builds (default: %(default)s)"
     )
-    options = parser.parse_args(arguments)
-    try:
-        wanted = pins(CONSTRAINTS.read_text(encoding="utf-8"))
-        builds = cpu_builds(wanted["torch"].version, options.torch)
-        locked = hashed(CONSTRAINTS)
+    source = parser.parse_args(arguments).torch
+
+    def work() -> int:
+        constraints, locked = pins(CONSTRAINTS.read_text(encoding="utf-8")), hashed(CONSTRAINTS)
         torch = locked["torch"]
-        locked["torch"] = Pin(torch.version, tuple(sorted({*torch.hashes, *builds})))
-        if found := differences(wanted, locked):
-            raise DevError(f"uv's answer is no lock: {found[0]}")
-    except DevError as error:
-        print(f"dev.lock: error: {error}", file=sys.stderr)
-        return 1
-    LOCK.write_text(as_text(locked), encoding="utf-8")
-    print(f"{LOCK.name}: {len(locked)} packages, {sum(len(pin.hashes) for pin in locked.values())} files")
-    return 0
+        hashes = {*torch.hashes, *cpu_builds(constraints["torch"].version, source)}
+        locked["torch"] = Pin(torch.version, tuple(sorted(hashes)))
+        if wrong := differences(constraints, locked):
+            raise DevError(f"uv's answer is no lock: {wrong[0]}")
+        write(LOCK, as_text(locked))
+        return 0
+
+    return reported("dev.lock", work)
+
+
+def write(lock: Path, text: str) -> None:
+    """Write a lock, and say how large it is."""
+    lock.write_text(text, encoding="utf-8")
+    print(f"{lock.name}: {len(pins(text))} packages")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dev.errors import DevError
-from dev.lock import Pin, as_text, canonical, compiled, pins
+from dev.errors import DevError, reported
+from dev.lock import ROOT, Pin, as_text, compiled, pins, write
 
-ROOT = Path(__file__).parents[1]
 FSDP = ROOT / "requirements-gpu-fsdp.lock"
 MEGATRON = ROOT / "requirements-gpu-megatron.lock"
 WHEELS = ROOT / "requirements-gpu-megatron-wheels.txt"
@@ -106,25 +105,22 @@ def locks(newest: str) -> dict[Path, str]:
         DevError: no uv, there is no solution, or the two environments build against different versions of flash-attn.
     """
     header = HEADER.format(until=newest)
-    found = {path: resolved(wanted, newest) for path, wanted in REQUIREMENTS.items()}
-    last = [each.pop(canonical(LAST)) for each in found.values()]
-    if len(set(last)) > 1:
+    solved = {path: resolved(requirements, newest) for path, requirements in REQUIREMENTS.items()}
+    last = {locked.pop(LAST) for locked in solved.values()}
+    if len(last) > 1:
         raise DevError(f"the locks differ in {LAST}: {', '.join(pin.version for pin in last)}")
-    texts = {path: as_text(each, header) for path, each in found.items()}
-    return texts | {FLASH: as_text({canonical(LAST): last[0]}, header)}
+    return {path: as_text(locked, header) for path, locked in (solved | {FLASH: {LAST: last.pop()}}).items()}
 
 
 def main() -> int:
     """Writes the locks and returns the exit status."""
-    try:
-        found = locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}")
-    except DevError as error:
-        print(f"dev.lock_gpu: error: {error}", file=sys.stderr)
-        return 1
-    for path, text in found.items():
-        path.write_text(text, encoding="utf-8")
-        print(f"{path.name}: {len(pins(text))} packages")
-    return 0
+
+    def work() -> int:
+        for path, text in locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}").items():
+            write(path, text)
+        return 0
+
+    return reported("dev.lock_gpu", work)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 def outputs(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """The outputs of each code cell, run in order, in the notebook format."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return [_run("".join(cell["source"]), number, names) for number, cell in enumerate(cells, 1)]
+    return [_run("".join(cell["source"]), number, names) for number, cell in enumerate(_code(notebook), 1)]
+
+
+def _code(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def _run(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]]:
@@ -30,27 +33,22 @@ def _run(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]
         exec(ast.unparse(tree), names)  # noqa: S102  a file of this tree
         if isinstance(last, ast.Expr):
             value = eval(ast.unparse(last), names)  # noqa: S307  as above
-    found: list[dict[str, Any]] = []
-    if printed.getvalue():
-        found.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
+    shown: list[dict[str, Any]] = []
+    if text := printed.getvalue():
+        shown.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
     if value is not None:
-        shown = {"text/plain": _lines(repr(value))}
-        found.append(
-            {"data": shown, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+        data = {"text/plain": repr(value).splitlines(keepends=True)}
+        shown.append(
+            {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
         )
-    return found
-
-
-def _lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
+    return shown
 
 
 def main() -> None:
     """Write the outputs into the notebook."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    for number, (cell, found) in enumerate(zip(code, outputs(notebook), strict=True), 1):
-        cell |= {"execution_count": number, "outputs": found}
+    for number, (cell, shown) in enumerate(zip(_code(notebook), outputs(notebook), strict=True), 1):
+        cell |= {"execution_count": number, "outputs": shown}
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

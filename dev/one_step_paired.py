@@ -10,6 +10,7 @@ update over |Delta|.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +31,14 @@ EIGHTHS = range(1, 9)
 
 def main(folder: Path) -> None:
     """Print a line for each process and pair, and for each rule."""
-    runs = pd.read_parquet(folder / "runs.parquet")
-    runs = runs.assign(
-        rule=runs["variant"].str.split(" ").str[0], horizon=runs["rollout.max_response_length"]
-    )
-    history = pd.read_parquet(folder / "history.parquet")
+    runs, history = (pd.read_parquet(folder / f"{name}.parquet") for name in ("runs", "history"))
+    runs["rule"], runs["horizon"] = runs["variant"].str.split(" ").str[0], runs["rollout.max_response_length"]
     updates = history.loc[history["metric"] == "exact/matched", "run_id"]
     runs = runs[runs["run_id"].isin(updates)]  # not whole trainings
-    history = history[history["metric"].str.startswith("exact/")]
-    history = history.assign(metric=history["metric"].astype(str))
-    rows = history.merge(runs[["run_id", "rule", "model", "horizon", "seed"]], on="run_id")
-    steps = rows.pivot_table(
-        index=["rule", "model", "horizon", "seed", "step"], columns="metric", values="value"
-    )
+    history = history[history["metric"].str.startswith("exact/")].astype({"metric": str})
+    unit = ["rule", "model", "horizon", "seed"]
+    rows = history.merge(runs[["run_id", *unit]], on="run_id")
+    steps = rows.pivot_table(index=[*unit, "step"], columns="metric", values="value")
     outcomes = {"error": steps["exact/error"].abs()}
     if "exact/error_before" in steps:
         outcomes["what the update adds"] = (steps["exact/error"] - steps["exact/error_before"]).abs()
@@ -51,43 +47,32 @@ def main(folder: Path) -> None:
             for rule, other in PAIRS:
                 if rule in table and other in table:
                     both = table[[rule, other]].dropna()
-                    logs = np.log(both[rule] / both[other])
+                    ratio = interval(np.log(both[rule] / both[other]), np.exp)
                     smaller = float((both[rule] < both[other]).mean())
-                    print(f"{model}, {name}: {rule} / {other}: {ratio(logs)}, {smaller:.0%} of steps")
+                    print(f"{model}, {name}: {rule} / {other}: {ratio}, {smaller:.0%} of steps")
+    left = np.log(8.5 - np.array(EIGHTHS))
+    left -= left.mean()
     for (rule, model), table in steps.groupby(level=["rule", "model"]):
-        left = np.log(8.5 - np.array(EIGHTHS))
-        parts = [
+        error, movement = (
             table[[f"exact/{part}_{i}" for i in EIGHTHS]].abs().groupby(level=["horizon", "seed"]).mean()
             for part in ("error", "movement")
-        ]
-        exponents = np.log(parts[0].to_numpy() / parts[1].to_numpy()) @ (left - left.mean())
-        exponents = pd.Series(exponents / ((left - left.mean()) ** 2).sum(), parts[0].index)
-        text = f"{model}, {rule}: exponent of T - t {interval(exponents)}"
+        )
+        exponents = np.log(error.to_numpy() / movement.to_numpy()) @ left / (left**2).sum()
+        text = f"{model}, {rule}: exponent of T - t {interval(pd.Series(exponents, error.index))}"
         if "exact/premise_visits" in table and table["exact/premise_visits"].notna().any():
             text += f"; visits beyond the token limit {interval(table['exact/premise_visits'])}"
         if "exact/error_before" in table:
-            before = (table["exact/error_before"].abs().mean(), table["exact/error"].abs().mean())
-            text += f"; |error| before the update / |error| {before[0] / before[1]:.2f}"
+            before, after = table[["exact/error_before", "exact/error"]].abs().mean()
+            text += f"; |error| before the update / |error| {before / after:.2f}"
         print(text)
 
 
-def by_seed(values: pd.Series) -> tuple[float, float]:
-    """Mean over steps, then horizons, then seeds, and half its 95 % interval over the seeds."""
+def interval(values: pd.Series, shown: Callable[[float], float] = float) -> str:
+    """Mean over steps, then horizons, then seeds, with its 95 % interval over the seeds: `0.98 (0.97 to 1.00)`."""
     means = values.groupby(level=["horizon", "seed"]).mean().unstack("horizon").mean(axis=1).dropna()
-    half = t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
-    return float(means.mean()), float(half)
-
-
-def interval(values: pd.Series) -> str:
-    """`0.98 (0.97 to 1.00)`."""
-    mean, half = by_seed(values)
-    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
-
-
-def ratio(logs: pd.Series) -> str:
-    """The same of logs of ratios."""
-    mean, half = by_seed(logs)
-    return f"{np.exp(mean):.3f} ({np.exp(mean - half):.3f} to {np.exp(mean + half):.3f})"
+    mean, half = means.mean(), t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
+    value, low, high = (shown(end) for end in (mean, mean - half, mean + half))
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":

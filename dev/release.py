@@ -9,17 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
-import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
-from dev.errors import DevError
+from dev.errors import DevError, reported
 
 ROOT = Path(__file__).parents[1]
 BUILT = Path("build", "release")
-NEEDS = ("build", "twine", "setuptools")
 # Where else the version is, as a pattern with one group.
 PLACES = {
     "cppo_lab/__init__.py": r'^__version__ = "([^"]+)"',
@@ -47,22 +43,11 @@ def build(root: Path, out: Path) -> list[Path]:
     """Build sdist and, from it, wheel into the folder `out`, which is recreated.
 
     Raises:
-        DevError: a build package is not installed, or the build fails.
+        DevError: the build fails.
     """
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise DevError(f"not installed: {', '.join(missing)}: make release-check")
     shutil.rmtree(out, ignore_errors=True)
     _run(root, "build", "--no-isolation", "--outdir", str(out), ".")
     return sorted(out.iterdir())
-
-
-def count(built: Path) -> int:
-    """How many files an sdist or a wheel has."""
-    if built.suffix == ".whl":
-        with zipfile.ZipFile(built) as wheel:
-            return sum(not entry.is_dir() for entry in wheel.infolist())
-    with tarfile.open(built) as sdist:
-        return sum(entry.isfile() for entry in sdist)
 
 
 def _run(root: Path, module: str, *words: str) -> None:
@@ -74,16 +59,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Build and check; 0 if the files could be uploaded."""
     description = "Builds sdist and wheel and checks them; uploads nothing."
     argparse.ArgumentParser(prog="python -m dev.release", description=description).parse_args(arguments)
-    try:
-        found = version()
-        files = build(ROOT, ROOT / BUILT)
+
+    def work() -> int:
+        written, files = version(), build(ROOT, ROOT / BUILT)
         _run(ROOT, "twine", "check", "--strict", *map(str, files))
-    except DevError as error:
-        print(f"dev.release: {error}", file=sys.stderr)
-        return 2
-    print(f"cppo-lab {found}: {', '.join(f'{BUILT / path.name} ({count(path)} files)' for path in files)}")
-    print("The lists of files are compared with the tree in tests/test_wheel.py.")
-    return 0
+        print(f"cppo-lab {written}: {', '.join(str(BUILT / path.name) for path in files)}")
+        print("The lists of files are compared with the tree in tests/test_wheel.py.")
+        return 0
+
+    return reported("dev.release", work, status=2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The documentation as a site: `python -m dev.site [--out DIR]`, or `make docs`. Needs no network.
+"""The documentation as a site: `python -m dev.site`, or `make docs`. Needs no network.
 
 The pages are the same Markdown files as in the tree, copied to build/site/source in the tree's layout, so that their
 links work; the navigation is the README's table of documents. The API reference is generated from docstrings, the list
@@ -6,23 +6,19 @@ of metrics from schema.py. Every warning is an error: a broken link, anchor or p
 parsed.
 """
 
-import argparse
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from cppo_lab.schema import METRICS
-from dev.errors import DevError
+from dev.errors import DevError, reported
 
 ROOT = Path(__file__).parents[1]
-BUILD = ROOT / "build" / "site"
+SOURCE, SITE = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
 DOCUMENTS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and those below docs/
-NEEDS = ("sphinx", "myst_parser", "furo")
 _LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
 _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
@@ -133,49 +129,33 @@ def metrics() -> str:
     """The page of metrics with their units."""
     lines = ["# Metrics", "", "The names under which runs log (`cppo_lab/schema.py`).", ""]
     lines += ["| name | unit | meaning |", "| --- | --- | --- |"]
-    for one in METRICS:
-        meaning = one.meaning.replace("|", r"\|")
-        lines.append(f"| `{one.name}` | {one.unit} | {meaning} |")
+    for metric in METRICS:
+        meaning = metric.meaning.replace("|", r"\|")
+        lines.append(f"| `{metric.name}` | {metric.unit} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
-def build(out: Path, source: Path = BUILD / "source") -> int:
-    """Build the site in the folder `out`; Sphinx's exit status, which is not 0 for a warning.
+def main() -> int:
+    """Build the site; 0 if nothing is wrong with it, not even by a warning of Sphinx."""
 
-    Raises:
-        DevError: Sphinx or one of its extensions is not installed.
-    """
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise DevError(
-            f"not installed: {', '.join(missing)}: pip install -c constraints-docs.txt 'cppo-lab[docs]'"
-        )
-    stage(ROOT, source)
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    }
-    return subprocess.run(
-        [*command, "-b", "html", str(source), str(out)], check=False, env=environment
-    ).returncode
+    def work() -> int:
+        stage(ROOT, SOURCE)
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "--fail-on-warning",
+            "--keep-going",
+            "--quiet",
+            "--fresh-env",
+        ]
+        # In ROOT `dev.docstrings` is found.
+        status = subprocess.run([*command, "-b", "html", SOURCE, SITE], check=False, cwd=ROOT).returncode
+        if status == 0:
+            print(SITE / "README.html")
+        return status
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Build the site; 0 if nothing is wrong with it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dev.site", description="Builds the documentation as a site."
-    )
-    parser.add_argument(
-        "--out", type=Path, default=BUILD / "html", metavar="DIR", help="default: build/site/html"
-    )
-    out = parser.parse_args(arguments).out.resolve()
-    try:
-        status = build(out)
-    except DevError as error:
-        print(f"dev.site: {error}", file=sys.stderr)
-        return 2
-    if status == 0:
-        print(out / "README.html")
-    return status
+    return reported("dev.site", work, status=2)
 
 
 if __name__ == "__main__":

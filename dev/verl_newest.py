@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dev.errors import DevError
+from dev.errors import DevError, reported
 
 CHECK = """
 from importlib.metadata import version
@@ -33,18 +33,12 @@ def compare(source: str) -> int:
         DevError: pip cannot install it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            *["-m", "pip", "install", "--quiet", "--no-deps", "--pre", "--target"],
-            folder,
-            source,
-        ]
-        if subprocess.run(command, check=False).returncode:
+        options = ["--quiet", "--no-deps", "--pre", "--target", folder]
+        if subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=False).returncode:
             raise DevError(f"pip could not install {source}: see above")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(Path(__file__).parents[1])])}
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CHECK], env=environment, check=False
-        ).returncode
+        command = [sys.executable, "-W", "ignore", "-c", CHECK]
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,12 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "source", nargs="?", default="verl", help="what pip is to install (default: the newest release)"
     )
-    options = parser.parse_args(arguments)
-    try:
-        return compare(options.source)
-    except DevError as error:
-        print(f"dev.verl_newest: error: {error}", file=sys.stderr)
-        return 2
+    source = parser.parse_args(arguments).source
+    return reported("dev.verl_newest", lambda: compare(source), status=2)
 
 
 if __name__ == "__main__":

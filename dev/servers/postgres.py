@@ -1,6 +1,5 @@
 """A real PostgreSQL cluster of our own: in a folder below /tmp, on loopback, with a password."""
 
-import fcntl
 import os
 import pwd
 import re
@@ -10,8 +9,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -44,51 +41,17 @@ def install() -> bool:
     Raises:
         DevError: There is no apt-get, no root, or apt-get fails.
     """
-    absent = missing()
-    if not absent:
-        return False
     # Keep Debian's package from creating its own cluster.
     folder = Path("/etc/postgresql-common")
-    if os.getuid() == 0 and not folder.exists():
+    if missing() and os.getuid() == 0 and not folder.exists():
         folder.mkdir()
         (folder / "createcluster.conf").write_text("create_main_cluster = false\n", encoding="ascii")
-    install_packages(["postgresql"], absent)
-    if absent := missing():
-        raise DevError(f"still missing after apt-get: {', '.join(absent)}")
-    return True
+    return install_packages(["postgresql"], missing)
 
 
 def default_folder(name: str) -> Path:
     """Where the cluster `name` of this user is kept."""
     return Path(f"/tmp/cppo-postgres-{os.getuid()}") / name
-
-
-@contextmanager
-def own_folder(kind: str) -> Iterator[Path]:
-    """A new, locked folder for a cluster of this process; the kernel releases the lock however the process ends.
-
-    Unlocked clusters of its `kind` are removed first, since their owners have been killed.
-    """
-    parent = default_folder("")
-    parent.mkdir(mode=0o755, exist_ok=True)
-    for left in parent.glob(f"{kind}-*.lock"):
-        with (
-            suppress(BlockingIOError, FileNotFoundError),
-            left.open("r+") as lock,
-        ):  # held, or gone this moment
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Postgres(left.with_suffix("")).remove()
-            left.unlink(missing_ok=True)
-    folder = parent / f"{kind}-{secrets.token_hex(8)}"
-    # Created and locked under another name, then renamed, so that it is never seen unlocked.
-    path = parent / f"{secrets.token_hex(8)}.new"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        own = path.rename(folder.with_suffix(".lock"))
-        try:
-            yield folder
-        finally:
-            own.unlink(missing_ok=True)
 
 
 class Postgres:
@@ -136,14 +99,6 @@ class Postgres:
             return False
         return not self._run("pg_ctl", "status", f"--pgdata={self.data}").returncode
 
-    def stop(self) -> bool:
-        """Shuts it down cleanly. Returns whether there was anything to do."""
-        return self._end("fast")
-
-    def kill(self) -> bool:
-        """Ends all its processes at once, as a crash does: what was not committed is lost. Connections break."""
-        return self._end("immediate")
-
     def crash(self) -> bool:
         """SIGKILL for its first process, which takes the others with it. Returns whether there was anything to do.
 
@@ -154,11 +109,11 @@ class Postgres:
             return False
         first = int((self.data / "postmaster.pid").read_text().split()[0])
         os.kill(first, signal.SIGSTOP)  # otherwise it might start another one meanwhile
-        family = [one for one in everything() if first in (one.pid, one.parent)]
+        family = [process for process in everything() if first in (process.pid, process.parent)]
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + CEILING_SECONDS
         # The next server does not start while one of them has the shared memory.
-        while left := [one.pid for one in family if one.alive()]:
+        while left := [process.pid for process in family if process.alive()]:
             if time.monotonic() > deadline:
                 raise DevError(f"processes {left} of PostgreSQL in {self.folder} do not end")
             time.sleep(0.05)
@@ -166,22 +121,11 @@ class Postgres:
         (self.data / "postmaster.pid").unlink()
         return True
 
-    def _end(self, how: str) -> bool:
-        if not self.running():
-            return False
-        self._call(
-            "pg_ctl",
-            "stop",
-            f"--mode={how}",
-            "--wait",
-            f"--timeout={CEILING_SECONDS:g}",
-            f"--pgdata={self.data}",
-        )
-        return True
-
     def remove(self) -> None:
         """Stops it and removes its data."""
-        self._end("immediate")
+        if self.running():
+            self._call("pg_ctl", "stop", "--mode=immediate", "--wait", f"--timeout={CEILING_SECONDS:g}",
+                       f"--pgdata={self.data}")  # fmt: skip
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property

@@ -6,10 +6,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from dev.errors import DevError
+from dev.errors import reported
 from dev.slurm import starting
 from dev.slurm.cluster import Cluster, default_folder
-from dev.slurm.install import install
 from dev.slurm.settings import Settings
 
 
@@ -17,11 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns the exit status."""
     options = _parser().parse_args(arguments)
     cluster = Cluster(options.folder or default_folder(options.name))
-    try:
-        return _run(options, cluster)
-    except DevError as error:
-        print(f"dev.slurm: error: {error}", file=sys.stderr)
-        return 1
+    return reported("dev.slurm", lambda: _run(options, cluster))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,13 +30,9 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("--accounting", action=argparse.BooleanOptionalAction, default=True,
                              help="slurmdbd and MariaDB, so that sacct works (default: yes)")  # fmt: skip
-    default = Settings()
-    command.add_argument("--nodes", type=int, default=default.nodes)
-    command.add_argument("--cpus", type=int, default=default.cpus, help="per node (default: %(default)s)")
-    command.add_argument("--gpus", type=int, default=default.gpus, help="per node (default: %(default)s)")
-    command.add_argument(
-        "--memory", type=int, default=default.memory, help="MB per node (default: %(default)s)"
-    )
+    for name in ("nodes", "cpus", "gpus", "memory"):
+        text = {"nodes": "", "memory": "MB per node, "}.get(name, "per node, ") + "default: %(default)s"
+        command.add_argument(f"--{name}", type=int, default=getattr(Settings, name), help=text)
     command.add_argument("--private-network", action="store_true",
                          help="a network of its own, without a way out: reach it with `run`")  # fmt: skip
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", type=_pair,
@@ -70,7 +61,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _run(options: argparse.Namespace, cluster: Cluster) -> int:
     match options.command:
         case "install":
-            print("installed" if install(options.accounting) else "nothing to install")
+            print("installed" if starting.install(options.accounting) else "nothing to install")
         case "start":
             settings = Settings(
                 nodes=options.nodes, cpus=options.cpus, gpus=options.gpus, memory=options.memory,

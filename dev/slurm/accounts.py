@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dev.slurm.errors import ClusterError
+from dev.errors import DevError
 
 ROOT = Path(__file__).parents[2]
 CODE = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "tests", "dev")
@@ -99,7 +99,7 @@ def _administer(*command: str) -> None:
         if done.returncode == 0:
             return
         if "lock" not in done.stderr or time.monotonic() > deadline:
-            raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
+            raise DevError(f"{' '.join(command)}: {done.stderr.strip()}")
         time.sleep(0.2)
 
 

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dev.ceiling import CEILING_SECONDS
+from dev.errors import DevError
 from dev.slurm import daemons, network
-from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -33,7 +33,7 @@ def default_folder(name: str) -> Path:
 class Cluster:
     """The development cluster in one folder. Its state is in that folder and in /proc, so any process can control it.
 
-    All failures raise `ClusterError`.
+    All failures raise `DevError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,9 +54,7 @@ class Cluster:
         try:
             return Settings(**json.loads((self.folder / "settings.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise ClusterError(
-                f"no cluster in {self.folder}: `python3 -m dev.slurm start` starts one"
-            ) from None
+            raise DevError(f"no cluster in {self.folder}: `python3 -m dev.slurm start` starts one") from None
 
     def running(self) -> list[str]:
         """The daemons that run, by name: `munged`, `mariadbd`, `slurmdbd`, `slurmctld`, `slurmd-n1`, ..."""
@@ -69,7 +67,7 @@ class Cluster:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         found = self.folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise ClusterError(f"{self.folder} belongs to somebody else: name another one with --folder")
+            raise DevError(f"{self.folder} belongs to somebody else: name another one with --folder")
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -82,7 +80,7 @@ class Cluster:
             return list(command)
         holder = daemons.of_cluster(self.folder).get("munged")
         if not holder:
-            raise ClusterError(
+            raise DevError(
                 f"the cluster in {self.folder} does not run: `python3 -m dev.slurm start` starts it"
             )
         return network.enter_private(holder[0].pid, command)
@@ -103,7 +101,7 @@ class Cluster:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise ClusterError(
+            raise DevError(
                 f"`{' '.join(command)}` took longer than {seconds:g} s (logs in {self.log})"
             ) from None
 
@@ -111,7 +109,7 @@ class Cluster:
         """The standard output of a command that must succeed."""
         done = self.run(*command)
         if done.returncode:
-            raise ClusterError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
+            raise DevError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
     def problem(self, *command: str) -> str:
@@ -129,9 +127,7 @@ class Cluster:
         while reason := _complaint(problem):
             waited = time.monotonic() - began
             if waited > CEILING_SECONDS:
-                raise ClusterError(
-                    f"{what} not ready after {CEILING_SECONDS:g} s: {reason} (logs in {self.log})"
-                )
+                raise DevError(f"{what} not ready after {CEILING_SECONDS:g} s: {reason} (logs in {self.log})")
             time.sleep(min(0.02 + waited / 20, 0.5))
 
     def node_states(self) -> dict[str, str]:
@@ -230,7 +226,7 @@ class Cluster:
 
     def _check_node(self, node: str) -> None:
         if node not in (nodes := self.settings().node_names()):
-            raise ClusterError(f"no node {node}: there are {', '.join(nodes)}")
+            raise DevError(f"no node {node}: there are {', '.join(nodes)}")
 
     # -- stop
 
@@ -257,11 +253,11 @@ class Cluster:
         for name in ("slurmdbd", "mariadbd", "munged"):
             self.end(name)
         if left := daemons.of_cluster(self.folder):
-            raise ClusterError(f"can't end {', '.join(left)} of the cluster in {self.folder}")
+            raise DevError(f"can't end {', '.join(left)} of the cluster in {self.folder}")
 
 
 def _complaint(problem: Callable[[], str]) -> str:
     try:
         return problem()
-    except ClusterError as error:
+    except DevError as error:
         return str(error)

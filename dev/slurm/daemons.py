@@ -43,20 +43,24 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def command(self) -> str:
-        """The name of its program, at most 15 characters; empty if it has ended."""
+    def _read(self, name: str) -> str:
+        """A file of it below /proc; empty if it has ended, or may not be read."""
         try:
-            return (PROC / str(self.pid) / "comm").read_text(errors="replace").strip()
-        except (FileNotFoundError, ProcessLookupError):
+            return (PROC / str(self.pid) / name).read_bytes().decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             return ""
 
+    def command(self) -> str:
+        """The name of its program, at most 15 characters."""
+        return self._read("comm").strip()
+
+    def words(self) -> str:
+        """Its command line."""
+        return self._read("cmdline").replace("\0", " ")
+
     def environment(self) -> dict[str, str]:
-        """The environment it was started with; empty if it may not be read."""
-        try:
-            text = (PROC / str(self.pid) / "environ").read_bytes().decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            return {}
-        return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+        """The environment it was started with."""
+        return dict(line.split("=", 1) for line in self._read("environ").split("\0") if "=" in line)
 
     def open_files(self) -> list[Path]:
         """The files, sockets and so on that it has open; empty if they may not be seen."""

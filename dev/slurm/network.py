@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dev.slurm.errors import ClusterError
+from dev.errors import DevError
 
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which systems hand out ports
 # Only `lo`, under the host name `localhost`. With nothing but 127.0.0.1 on it, glibc would resolve no IPv4 name.
@@ -30,7 +30,7 @@ def name_and_address(private: bool) -> tuple[str, str]:
     Slurm's daemons listen at the address of the host's name, whatever slurm.conf says.
 
     Raises:
-        ClusterError: The name has another address, at which they could be reached from outside.
+        DevError: The name has another address, at which they could be reached from outside.
     """
     if private:
         return "localhost", "127.0.0.1"
@@ -40,7 +40,7 @@ def name_and_address(private: bool) -> tuple[str, str]:
     except OSError:
         address = "no address"
     if not address.startswith("127."):
-        raise ClusterError(
+        raise DevError(
             f"the host name {host} stands for {address}, and Slurm would listen there: start with --private-network, "
             f"or put the line `127.0.0.1 {host}` first in /etc/hosts"
         )
@@ -64,7 +64,7 @@ def reserved_ports(address: str, count: int, folder: Path) -> Iterator[int]:
             else:
                 yield first
                 return
-    raise ClusterError(f"no {count} free ports in a row below {LAST_PORT} at {address}")
+    raise DevError(f"no {count} free ports in a row below {LAST_PORT} at {address}")
 
 
 def _reserve(holder: socket.socket, address: str, port: int) -> bool:

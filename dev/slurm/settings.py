@@ -1,16 +1,86 @@
 """The settings of a development cluster: its size, its partitions, and the files that Slurm's daemons read."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-# Slurm parameters that tests need to be short. On a production cluster they are minutes.
-TIMERS = {
-    "KillWait": "15",  # s from SIGTERM to SIGKILL, at a cancellation and at the time limit
-    "SlurmdTimeout": "30",  # s until an unresponsive node is down and its jobs are requeued
-    "SlurmctldTimeout": "30",
-    "MinJobAge": "300",  # s that squeue remembers a job that has ended
-    "InactiveLimit": "0",
-}
+SLURM_CONF = """\
+ClusterName=cppo
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+# A requeued job may not start before its credentials have expired: by default that is two minutes.
+AuthInfo=socket={munge_socket},cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=5
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+# The nodes have the CPUs that this file says.
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=100000,bf_interval=5,batch_sched_delay=0,sched_interval=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+# If its partition has a grace time, a preempted job gets its requested signal as a warning.
+SlurmctldParameters=preempt_send_user_signal
+GresTypes=gpu
+MaxArraySize=10001
+MaxJobCount=20000
+FirstJobId={first_job}
+ReturnToService=2
+JobRequeue=1
+DefMemPerCPU=100
+# Timers that tests need to be short; on a production cluster they are minutes. Seconds from SIGTERM to SIGKILL, at a
+# cancellation and at the time limit; until an unresponsive node is down and its jobs are requeued; that squeue
+# remembers a job that has ended.
+KillWait=15
+SlurmdTimeout=30
+SlurmctldTimeout=30
+MinJobAge=300
+InactiveLimit=0
+AccountingStorageType=accounting_storage/none
+"""
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={address}
+AccountingStoragePort={database_port}
+AccountingStoragePass=socket={munge_socket}
+AccountingStorageTRES=gres/gpu
+AccountingStoreFlags=job_comment
+"""
+NODES = """\
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[{first}-{last}] CPUs={cpus} Boards=1 \
+SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory} State=UNKNOWN{gres}
+"""
+# MariaDB authenticates root by the socket, without a password.
+SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={munge_socket}
+DbdHost={host}
+DbdAddr={address}
+DbdPort={database_port}
+CommunicationParameters=NoInAddrAny
+SlurmUser=root
+LogFile={folder}/log/slurmdbd.log
+PidFile={folder}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+"""
 # Partition -> its parameters. Jobs in `high` preempt those in the two low partitions.
 PARTITIONS = {
     "debug": "Default=YES PriorityTier=1 PreemptMode=OFF",
@@ -80,110 +150,30 @@ class Place:
 
 def files(settings: Settings, place: Place) -> dict[str, str]:
     """The files of the state folder: name -> text."""
+    ports = {
+        "database_port": place.port + 1,
+        "first": place.port + 2,
+        "last": place.port + 1 + settings.nodes,
+    }
+    values = asdict(settings) | vars(place) | ports | {"munge_socket": place.munge_socket}
+    values["gres"] = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
+    text = (SLURM_CONF + ACCOUNTING * settings.accounting).format(**values)
+    lines = (
+        dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#")) | settings.extra
+    )
+    partitions = [
+        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind.format(grace=settings.grace)}\n"
+        for name, kind in PARTITIONS.items()
+    ]
     texts = {
-        "slurm.conf": slurm_conf(settings, place),
-        "gres.conf": gres_conf(settings, place),
+        "slurm.conf": "".join(f"{key}={value}\n" for key, value in lines.items())
+        + NODES.format(**values)
+        + "".join(partitions),
+        # The GPUs are device files of the cluster's own.
+        "gres.conf": f"Name=gpu File={place.folder}/dev/gpu[0-{settings.gpus - 1}]\n"
+        if settings.gpus
+        else "",
         # Without this file, or with cgroups switched off, slurmd 22.05 ends at once where there is no cgroup tree.
         "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
     }
-    return texts | ({"slurmdbd.conf": slurmdbd_conf(place)} if settings.accounting else {})
-
-
-def slurm_conf(settings: Settings, place: Place) -> str:
-    """The text of slurm.conf."""
-    folder = place.folder
-    values = {
-        "ClusterName": "cppo",
-        "SlurmctldHost": f"{place.host}({place.address})",
-        "SlurmctldPort": str(place.port),
-        "SlurmUser": "root",
-        "SlurmdUser": "root",
-        "AuthType": "auth/munge",
-        "CredType": "cred/munge",
-        # A requeued job may not start before its credentials have expired: by default that is two minutes.
-        "AuthInfo": f"socket={place.munge_socket},cred_expire=5",
-        "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny",
-        "StateSaveLocation": str(folder / "state"),
-        "SlurmdSpoolDir": str(folder / "spool" / "%n"),
-        "SlurmctldPidFile": str(folder / "run" / "slurmctld.pid"),
-        "SlurmdPidFile": str(folder / "run" / "slurmd-%n.pid"),
-        "SlurmctldLogFile": str(folder / "log" / "slurmctld.log"),
-        "SlurmdLogFile": str(folder / "log" / "slurmd-%n.log"),
-        "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",
-        "JobAcctGatherType": "jobacct_gather/linux",
-        "JobAcctGatherFrequency": "5",
-        "SwitchType": "switch/none",
-        "MpiDefault": "none",
-        "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core_Memory",
-        "SlurmdParameters": "config_overrides",  # the nodes have the CPUs that this file says
-        "SchedulerType": "sched/backfill",
-        "SchedulerParameters": "sched_min_interval=100000,bf_interval=5,batch_sched_delay=0,sched_interval=5",
-        "PreemptType": "preempt/partition_prio",
-        "PreemptMode": "REQUEUE",
-        # If its partition has a grace time, a preempted job gets its requested signal as a warning.
-        "SlurmctldParameters": "preempt_send_user_signal",
-        "GresTypes": "gpu",
-        "MaxArraySize": "10001",
-        "MaxJobCount": "20000",
-        "FirstJobId": str(place.first_job),
-        "ReturnToService": "2",
-        "JobRequeue": "1",
-        "DefMemPerCPU": "100",
-        **TIMERS,
-        **_accounting(settings, place),
-        **settings.extra,
-    }
-    lines = [f"{key}={value}" for key, value in values.items()]
-    lines.append(
-        f"NodeName=n[1-{settings.nodes}] NodeHostname={place.host} NodeAddr={place.address} "
-        f"Port=[{place.port + 2}-{place.port + 1 + settings.nodes}] CPUs={settings.cpus} Boards=1 SocketsPerBoard=1 "
-        f"CoresPerSocket={settings.cpus} ThreadsPerCore=1 RealMemory={settings.memory} State=UNKNOWN"
-        + (f" Gres=gpu:{settings.gpus}" if settings.gpus else "")
-    )
-    lines += [
-        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind.format(grace=settings.grace)}"
-        for name, kind in PARTITIONS.items()
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _accounting(settings: Settings, place: Place) -> dict[str, str]:
-    if not settings.accounting:
-        return {"AccountingStorageType": "accounting_storage/none"}
-    return {
-        "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStorageHost": place.address,
-        "AccountingStoragePort": str(place.port + 1),
-        "AccountingStoragePass": f"socket={place.munge_socket}",
-        "AccountingStorageTRES": "gres/gpu",
-        "AccountingStoreFlags": "job_comment",
-    }
-
-
-def slurmdbd_conf(place: Place) -> str:
-    """The text of slurmdbd.conf. MariaDB authenticates root by the socket, without a password."""
-    values = {
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={place.munge_socket}",
-        "DbdHost": place.host,
-        "DbdAddr": place.address,
-        "DbdPort": str(place.port + 1),
-        "CommunicationParameters": "NoInAddrAny",
-        "SlurmUser": "root",
-        "LogFile": str(place.folder / "log" / "slurmdbd.log"),
-        "PidFile": str(place.folder / "run" / "slurmdbd.pid"),
-        "StorageType": "accounting_storage/mysql",
-        "StorageHost": "localhost",
-        "StorageUser": "root",
-        "StorageLoc": "slurm_acct_db",
-    }
-    return "".join(f"{key}={value}\n" for key, value in values.items())
-
-
-def gres_conf(settings: Settings, place: Place) -> str:
-    """The text of gres.conf: the GPUs are device files of the cluster's own."""
-    if not settings.gpus:
-        return ""
-    return f"Name=gpu File={place.folder}/dev/gpu[0-{settings.gpus - 1}]\n"
+    return texts | ({"slurmdbd.conf": SLURMDBD_CONF.format(**values)} if settings.accounting else {})

@@ -9,9 +9,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from dev.apt import install_packages
+from dev.errors import DevError
 from dev.slurm import network
 from dev.slurm.cluster import PATH, Cluster
-from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Place, Settings, files
 
 # A socket's path has at most 107 characters; the longest below the folder is a step daemon's, spool/n1/n1_<job>.<step>.
@@ -19,6 +20,9 @@ LONGEST_FOLDER = 60
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
 NETWORK_PROGRAMS = ("unshare", "nsenter", "ip")
+# Debian's and Ubuntu's, which have these programs.
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps")
+ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 
 
 def missing(accounting: bool = True, private_network: bool = False) -> list[str]:
@@ -29,19 +33,31 @@ def missing(accounting: bool = True, private_network: bool = False) -> list[str]
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 
 
+def install(accounting: bool) -> bool:
+    """Installs Slurm's packages with apt-get, unless they are there. Returns whether there was anything to do.
+
+    The packages' own services are not started: the cluster starts its own.
+
+    Raises:
+        DevError: There is no apt-get, no root, or apt-get fails.
+    """
+    packages = PACKAGES + (ACCOUNTING_PACKAGES if accounting else ())
+    return install_packages(packages, lambda: missing(accounting))
+
+
 def start(cluster: Cluster, settings: Settings) -> bool:
     """Starts a cluster without jobs and waits until all its nodes are idle. Returns whether there was anything to do.
 
     Processes and files of an earlier cluster in the folder are ended and removed first.
 
     Raises:
-        ClusterError: It can't be started here, one of another kind runs, or a daemon does not come up.
+        DevError: It can't be started here, one of another kind runs, or a daemon does not come up.
     """
     _check(cluster, settings)
     with cluster.lock():
         if running := cluster.running():
             if (cluster.folder / "settings.json").exists() and cluster.settings() != settings:
-                raise ClusterError(f"a cluster of another kind runs in {cluster.folder}: stop it first")
+                raise DevError(f"a cluster of another kind runs in {cluster.folder}: stop it first")
             if running == sorted(settings.daemons()) and cluster.conf.exists():
                 return False
         cluster.end_all()
@@ -54,14 +70,14 @@ def start(cluster: Cluster, settings: Settings) -> bool:
 
 def _check(cluster: Cluster, settings: Settings) -> None:
     if os.getuid() != 0:
-        raise ClusterError(
+        raise DevError(
             "the cluster needs root, to make device files and to start jobs: use sudo or a container"
         )
     if absent := missing(settings.accounting, settings.private_network):
         without = " (or start with --no-accounting)" if set(absent) <= set(ACCOUNTING_PROGRAMS) else ""
-        raise ClusterError(f"not installed: {', '.join(absent)}: run `python3 -m dev.slurm install`{without}")
+        raise DevError(f"not installed: {', '.join(absent)}: run `python3 -m dev.slurm install`{without}")
     if len(str(cluster.folder)) > LONGEST_FOLDER:
-        raise ClusterError(f"{cluster.folder} is too long for sockets: at most {LONGEST_FOLDER} characters")
+        raise DevError(f"{cluster.folder} is too long for sockets: at most {LONGEST_FOLDER} characters")
 
 
 def _start(cluster: Cluster, settings: Settings) -> None:
@@ -101,7 +117,7 @@ def _write(folder: Path, settings: Settings, place: Place) -> None:
         try:
             os.mknod(folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         except PermissionError:
-            raise ClusterError("device files may not be made here (CAP_MKNOD): start with --gpus 0") from None
+            raise DevError("device files may not be made here (CAP_MKNOD): start with --gpus 0") from None
     for name, text in files(settings, place).items():
         path = folder / name
         path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd insists

@@ -4,6 +4,7 @@ Without PostgreSQL its tests are skipped, but where CI or CPPO_REQUIRE_POSTGRES 
 """
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from cppo_lab.tracking.address import absolute_uri
 from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
-from dev.servers.postgres import Postgres, own_folder
+from dev.servers.postgres import Postgres, default_folder
 from tests.requirement import POSTGRES
 from tests.servers import forked
 
@@ -31,13 +32,13 @@ def _fork_server_ends() -> Iterator[None]:
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL of this session."""
     POSTGRES.demand()
-    with own_folder("tests") as folder:
-        server = Postgres(folder)
-        try:
-            server.start(durable=False)
-            yield server
-        finally:
-            server.remove()
+    server = Postgres(default_folder(f"tests-{os.getpid()}"))
+    server.remove()  # left by a killed session
+    try:
+        server.start(durable=False)
+        yield server
+    finally:
+        server.remove()
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dev.errors import DevError
 from dev.servers.__main__ import main
 from dev.servers.group import free_port
-from dev.servers.postgres import Postgres, own_folder
+from dev.servers.postgres import Postgres
 from tests.requirement import POSTGRES
 from tests.servers.test_uploader import wait_for_end
 
@@ -32,27 +33,19 @@ def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
         wait_for_end(process)
 
 
-def test_the_command_line(postgres: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["--folder", os.fspath(postgres.folder)]
-    for words, code, printed in (
-        ([*place, "status"], 0, postgres.url()),
-        ([*place, "stop"], 0, "stopped"),
-        ([*place, "status"], 1, f"nothing runs in {postgres.folder}"),
-        ([*place, "stop"], 0, "nothing was running"),
-        ([*place, "start"], 0, f"export MLFLOW_TRACKING_URI={postgres.url()}"),
-        (["install"], 0, "nothing to install"),
-    ):
-        assert main(words) == code
-        assert capsys.readouterr().out == f"{printed}\n"
-
-
-def test_missing_postgres_is_a_skip_or_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_runs_is_neither_installed_nor_started_again(
+    postgres: Postgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["install"]) == 0
+    assert capsys.readouterr().out == "nothing to install\n"
+    assert not postgres.start()
+
+
+def test_missing_postgres_is_a_skip_or_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("dev.servers.postgres.DEBIAN", tmp_path)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
-    assert main(["--folder", os.fspath(tmp_path / "none"), "start"]) == 1
-    assert "error: not installed: initdb, pg_ctl" in capsys.readouterr().err
+    with pytest.raises(DevError, match="not installed: initdb, pg_ctl"):
+        Postgres(tmp_path / "none").start()
     for wish, outcome, message in (
         ("", pytest.skip.Exception, "initdb"),
         ("CI", pytest.fail.Exception, "CI is set.*initdb"),
@@ -72,26 +65,3 @@ def test_a_port_is_given_to_one_alone_and_a_server_can_listen_on_it() -> None:
         with socket.create_server(("127.0.0.1", port)) as server, socket.socket() as client:
             client.connect(("127.0.0.1", port))
             server.accept()[0].close()
-
-
-def test_the_cluster_of_a_killed_session_is_cleared_away_and_no_living_one_s(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("dev.servers.postgres.default_folder", lambda name: tmp_path / "all" / name)
-    with own_folder("a") as living:
-        (living / "data").mkdir(parents=True)
-        killed = tmp_path / "all" / "a-killed"
-        killed.mkdir()
-        Path(f"{killed}.lock").touch()  # whose lock nobody holds any more
-        of_another_kind = tmp_path / "all" / "b-killed.lock"
-        of_another_kind.touch()
-        with own_folder("a") as own:
-            assert own not in (living, killed)
-            assert not own.exists()
-            assert {path.name for path in own.parent.iterdir()} == {
-                living.name,
-                f"{living.name}.lock",
-                f"{own.name}.lock",
-                "b-killed.lock",
-            }
-    assert {path.name for path in (tmp_path / "all").iterdir()} == {living.name, "b-killed.lock"}

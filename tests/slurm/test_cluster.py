@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dev.errors import DevError
 from dev.slurm import daemons, starting
 from dev.slurm.cluster import Cluster
-from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
 from tests.slurm.conftest import PATIENT, cluster_folder
 from tests.waiting import CEILING_SECONDS, until
@@ -74,7 +74,7 @@ def test_starts_and_stops(small: Cluster) -> None:
     """The next test starts it again."""
     assert small.running() == ["munged", "slurmctld", "slurmd-n1", "slurmd-n2"]
     assert not starting.start(small, SMALL)
-    with pytest.raises(ClusterError, match="another kind runs"):
+    with pytest.raises(DevError, match="another kind runs"):
         starting.start(small, Settings(nodes=1, accounting=False))
     assert small.node_states() == {"n1": "idle", "n2": "idle"}
     assert small.stop()

@@ -8,35 +8,35 @@ from pathlib import Path
 
 import pytest
 
+from dev.errors import DevError
 from dev.slurm import daemons, network, starting
 from dev.slurm.cluster import Cluster
-from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Place, Settings, files
 
 
 def test_start_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(tmp_path)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    with pytest.raises(ClusterError, match="needs root"):
+    with pytest.raises(DevError, match="needs root"):
         starting.start(cluster, Settings())
     monkeypatch.setattr(os, "getuid", lambda: 0)
     monkeypatch.setattr(starting, "PATH", os.fspath(tmp_path))
-    with pytest.raises(ClusterError, match=r"not installed: slurmctld, .*slurmdbd.* install`$"):
+    with pytest.raises(DevError, match=r"not installed: slurmctld, .*slurmdbd.* install`$"):
         starting.start(cluster, Settings())
     for program in starting.PROGRAMS:
         (tmp_path / program).touch(mode=0o755)
-    with pytest.raises(ClusterError, match=r"not installed: slurmdbd, .*start with --no-accounting\)$"):
+    with pytest.raises(DevError, match=r"not installed: slurmdbd, .*start with --no-accounting\)$"):
         starting.start(cluster, Settings())
-    with pytest.raises(ClusterError, match="not installed: unshare, nsenter, ip: "):
+    with pytest.raises(DevError, match="not installed: unshare, nsenter, ip: "):
         starting.start(cluster, Settings(accounting=False, private_network=True))
-    with pytest.raises(ClusterError, match="too long for sockets"):
+    with pytest.raises(DevError, match="too long for sockets"):
         starting.start(Cluster(tmp_path / ("x" * 60)), Settings(accounting=False))
 
 
 def test_a_host_name_that_can_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "box.lan")
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "172.17.0.2")
-    with pytest.raises(ClusterError, match=r"box\.lan stands for 172\.17\.0\.2.*--private-network"):
+    with pytest.raises(DevError, match=r"box\.lan stands for 172\.17\.0\.2.*--private-network"):
         network.name_and_address(private=False)
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "127.0.1.1")
     assert network.name_and_address(private=False) == ("box", "127.0.1.1")

@@ -1,0 +1,186 @@
+"""Checks of the exact core's studies: claims where there is no effect, and other orders of position weights.
+
+    python -m dev.exact_checks twins [--runs 100] [--model exact_early] [--horizons 16,64]
+    python -m dev.exact_checks simulated
+    python -m dev.exact_checks orders
+
+`twins` trains DPPO of `sweeps/exact.yaml` on one process at some of its horizons, with seeds that no study uses. Draws
+two disjoint arms from the runs, gives them the same seed numbers, and counts how often the 95 % interval of the ratio
+of errors, and of its change with the horizon, excludes equality: on either side, it should be in 2.5 % of the draws.
+
+`simulated` draws errors of two arms that follow one law of movement and step, so that at equal movement there is no
+effect, where the second arm moves less and errors fall over time: of whole runs, matched as in `sweeps/exact.yaml`, and
+of single updates that are brought to equal movement, as in `sweeps/one_step.yaml`. Spreads are those of DPPO on the
+early fork at T = 64 (32 seeds, `sweeps/one_step.yaml`): |error| ~ movement^3, with standard deviations of the logs of
+1.0 (seeds) and 1.3 (steps), of movement's 0.3 and 0.57, while movement falls by 12 % a step.
+
+`orders`: why shuffled position weights make larger errors than ordered ones. A pilot on runs of `sweeps/one_step.yaml`
+without a fork, T = 1024, seeds from 0, which test nothing: the weights of a response stand in the right order, shuffled
+anew in each response, in one order of the tokens for the whole run, or with whole eighths of the response shuffled,
+anew or once for the run. Prints the ratio of errors of each two.
+"""
+
+import argparse
+import itertools
+import math
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.exact_study import (
+    METRICS,
+    READ,
+    Curves,
+    curves_of,
+    mean_estimate,
+    paired,
+    slope_estimate,
+)
+from cppo_lab.cores.exact.trainer import histories_together
+from cppo_lab.cores.rule_loss import own_permutation
+from cppo_lab.spec import ExactRun
+from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.plan import make_plan
+
+FIRST = 1000  # no study uses the seeds from here on
+DRAWS = 1000
+ARMS = (40, 20, 8)  # seeds of an arm
+# Movement of the second arm over the first's, and the factor of both arms' errors from step to step.
+SIMULATED = ((1.0, 1.0), (0.7, 1.0), (1.0, 0.955), (0.7, 0.955))
+STEPS, LENGTHS = 20, 4
+PARTS = 8  # of a response whose weights are shuffled in whole parts
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("twins", "simulated", "orders"))
+    parser.add_argument("--runs", type=int, default=100, help="of twins, at each horizon; at least 80")
+    parser.add_argument("--model", default="exact_early", help="exact_early, exact_late or exact_no_fork")
+    parser.add_argument("--horizons", default="16,64", help="two or more; the sweep has 16, 64, 256 and 1024")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    if given.what == "twins":
+        twins(generator, given.runs, given.model, given.horizons)
+    elif given.what == "orders":
+        orders()
+    else:
+        cases = itertools.product(SIMULATED, ("whole runs", "single updates"), ARMS[:2])
+        for (further, falling), design, size in cases:
+            drawn = [simulated(generator, size, further, falling, design) for _ in range(DRAWS)]
+            print_sides(f"{design}, {further} as far, errors x {falling} a step, {size} seeds", drawn)
+
+
+def twins(generator: np.random.Generator, count: int, model: str, horizons: str) -> None:
+    """Two arms of one rule, drawn from so many runs."""
+    runs = {
+        horizon: trained("exact", range(FIRST, FIRST + count), "core=exact", f"model={model}", "variant=dppo",
+                         f"rollout.max_response_length={horizon}")
+        for horizon in horizons.split(",")
+    }  # fmt: skip
+    for size in ARMS:
+        ratios, slopes = [], []
+        for _ in range(DRAWS):
+            rows = generator.permutation(count)
+            pairs = {
+                int(horizon): paired(_arm(curves, rows[:size]), _arm(curves, rows[size : 2 * size]))
+                for horizon, curves in runs.items()
+            }
+            ratios.append(mean_estimate([pairs]))
+            slopes.append(slope_estimate([pairs]))
+        print_sides(f"{size} seeds, ratio", ratios)
+        print_sides(f"{size} seeds, slope", slopes)
+
+
+def print_sides(label: str, estimates: Sequence[Estimate | None]) -> None:
+    """How often an interval lies on either side of equality."""
+    known = [e for e in estimates if e is not None and e.low is not None and e.high is not None]
+    ends = np.array([(e.low, e.high) for e in known]).reshape(-1, 2)
+    below, above = 100 * (ends[:, 1] < 0).mean(), 100 * (ends[:, 0] > 0).mean()
+    print(f"{label}: below {below:.1f} %, above {above:.1f} % of {len(ends)} draws", flush=True)
+
+
+def simulated(
+    generator: np.random.Generator, size: int, further: float, falling: float, design: str
+) -> Estimate | None:
+    """The log ratio of the second arm's errors to the first's, mean over the lengths."""
+    step, pairs = np.arange(STEPS), {}
+    seeds = generator.standard_normal((2, LENGTHS, size, 1))
+    for length in range(LENGTHS):
+        arms: list[Curves] = []
+        for factor in (1.0, further):
+            log_movement = -4.6 - 0.13 * step + 0.3 * seeds[0, length] + math.log(factor)
+            log_movement = log_movement + 0.57 * generator.standard_normal((size, STEPS))
+            if design == "single updates" and arms:
+                log_movement = np.log(arms[0].movement)
+            log_error = 3.0 * log_movement + step * math.log(falling) + seeds[1, length]
+            log_error = log_error + 1.3 * generator.standard_normal((size, STEPS))
+            tables = dict.fromkeys(READ, np.full((size, STEPS), np.nan))
+            tables |= {METRICS["movement"]: np.exp(log_movement), METRICS["error"]: np.exp(log_error)}
+            arms.append(curves_of(tuple(range(size)), tables))
+        pairs[length] = paired(arms[1], arms[0])
+    return mean_estimate([pairs])
+
+
+def trained(sweep: str, seeds: range, *overrides: str) -> Curves:
+    """Train the runs of one condition of a sweep together; the seeds are numbered from 0."""
+    plan = make_plan(load_sweep(sweep), [*overrides, f"seed={','.join(map(str, seeds))}"])
+    histories = histories_together([run.spec for run in plan.runs if isinstance(run.spec, ExactRun)])
+    tables = {
+        metric: np.array([[row.get(metric, np.nan) for step, row in rows if step] for _, rows in histories])
+        for metric in READ
+    }
+    return curves_of(tuple(range(len(histories))), tables)
+
+
+def _arm(curves: Curves, rows: np.ndarray) -> Curves:
+    parts = {name: value[rows] for name, value in vars(curves).items() if name != "seeds"}
+    return Curves(tuple(range(len(rows))), **parts)
+
+
+def _fixed(generator: Generator) -> Generator:
+    """Draws the same in each batch of a run."""
+    return Generator().manual_seed(generator.initial_seed() + 7)
+
+
+def once(valid: Tensor, generator: Generator) -> Tensor:
+    """One order of the tokens for the whole run."""
+    return torch.rand(valid.shape[1], generator=_fixed(generator)).argsort().expand(valid.shape).contiguous()
+
+
+def eighths(valid: Tensor, generator: Generator) -> Tensor:
+    """Whole eighths in another order in each response."""
+    order = torch.rand(len(valid), PARTS, generator=generator).argsort(1)
+    return torch.arange(valid.shape[1]).view(PARTS, -1)[order].reshape(valid.shape)
+
+
+def eighths_once(valid: Tensor, generator: Generator) -> Tensor:
+    """One order of whole eighths for the whole run."""
+    return eighths(valid[:1], _fixed(generator)).expand(valid.shape).contiguous()
+
+
+def orders(model: str = "exact_no_fork", horizon: int = 1024, seeds: int = 24) -> None:
+    """Errors with each order over those with each other."""
+    curves: dict[str, Curves] = {}
+    shuffles = {"anew": own_permutation, "once": once, "eighths": eighths, "eighths once": eighths_once}
+    for name in ("ordered", *shuffles):
+        variant = "cppo_no_prefix_budget" + ("_shuffled" if name in shuffles else "")
+        words = (f"model={model}", f"variant={variant}", f"rollout.max_response_length={horizon}")
+        with patch("cppo_lab.cores.exact.learner.own_permutation", shuffles.get(name, own_permutation)):
+            curves[name] = trained("one_step", range(seeds), *words)
+    for first, second in itertools.combinations(curves, 2):
+        ratio = mean_estimate([{horizon: paired(curves[first], curves[second])}])
+        if ratio is not None and ratio.low is not None and ratio.high is not None:
+            value, low, high = np.exp([ratio.value, ratio.low, ratio.high])
+            print(f"{first} / {second}: {value:.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
