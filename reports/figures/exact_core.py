@@ -36,6 +36,7 @@ BOUNDS = (
 )
 PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
 APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
+COLUMNS = 5  # panels in a row, those of one process
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,10 @@ class ExactPanel:
 
 @dataclass(frozen=True)
 class ExactInfo(Info):
-    """The whole figure; `panels` are in row-major order with `columns` per row. `rules` and `contrasts` are the two
+    """The whole figure; `panels` are in row-major order with COLUMNS per row. `rules` and `contrasts` are the two
     legends.
     """
 
-    columns: int = field(metadata=APPEARANCE)
     panels: tuple[ExactPanel, ...]
     rules: tuple[Key, ...]
     contrasts: tuple[Key, ...]
@@ -138,7 +138,6 @@ def exact_info(
     return ExactInfo(
         title=title,
         source=source,
-        columns=5,
         panels=tuple(panels),
         rules=tuple(Key(display_name(name), rules[name]) for name in variants),
         contrasts=tuple(Key(name, strokes[name]) for name in names),
@@ -204,10 +203,10 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with one legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    axes = panel_grid(figure, len(info.panels), info.columns, (3.25, 2.8), texts, legend)
+    axes = panel_grid(figure, len(info.panels), COLUMNS, (3.25, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
         draw_exact_panel(panel, ax)
-        title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
+        title = f"{panel.model}: {panel.label}" if i % COLUMNS == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")
 
 

@@ -4,6 +4,7 @@ error below.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,7 +126,7 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
         steps=tuple(int(step) for step in raw.index),
         raw=band(raw).mean,
         smooth_steps=tuple(int(step) for step in smooth.index),
-        band=around.kind,
+        band=around.band,
         smooth=around.mean,
         low=around.low,
         high=around.high,
@@ -137,7 +138,11 @@ def _panel(
 ) -> DiagnosticPanel:
     traces = [_smoothed(trace) for trace in traces_of(board, model, metric, strokes, POINTS)]
     if metric == LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * KILO:
-        return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
+        label = "response length (k tokens)"
+        for place, trace in enumerate(traces):
+            parts = {name: getattr(trace, name) for name in ("mean", "low", "high", "smooth")}
+            kilos: Any = {name: tuple(value / KILO for value in part) for name, part in parts.items()}
+            traces[place] = replace(trace, **kilos)
     return DiagnosticPanel(model, metric, label, tuple(traces))
 
 
@@ -148,13 +153,6 @@ def _smoothed(trace: Trace) -> Trace:
     width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
     smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
     return replace(trace, smooth=tuple(smooth))
-
-
-def _in_thousands(trace: Trace) -> Trace:
-    mean, low, high, smooth = (
-        tuple(value / KILO for value in part) for part in (trace.mean, trace.low, trace.high, trace.smooth)
-    )
-    return replace(trace, mean=mean, low=low, high=high, smooth=smooth)
 
 
 def draw_reward(info: ModelInfo, ax: Axes) -> None:

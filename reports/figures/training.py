@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import band
+from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.study import OURS
 from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import Absent, above, fill, panel_grid, sized, step_axis, surround
@@ -43,9 +43,9 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One variant: the mean over its runs with its band (`band` is the kind, see `estimate.band`), at the centre of
-    each bin of steps. `smooth`: a moving average to draw over it, empty for none.
+class Trace(Band):
+    """One variant: the mean over its runs with its band, at the centre of each bin of steps. `smooth`: a moving average
+    to draw over it, empty for none.
     """
 
     variant: str
@@ -53,10 +53,6 @@ class Trace:
     stroke: Stroke = field(metadata=APPEARANCE)
     runs: int
     steps: tuple[float, ...]
-    band: str
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
     smooth: tuple[float, ...] = ()
 
     @property
@@ -129,17 +125,13 @@ def _trace(
         .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
         .mean()
     )
-    around = band(binned["value"].unstack("mlflow_id"))
     return Trace(
+        **vars(band(binned["value"].unstack("mlflow_id"))),
         variant=pair[1],
         name=display_name(pair[1]),
         stroke=stroke,
         runs=rows["mlflow_id"].nunique(),
         steps=tuple(binned["step"].groupby(level="bin").mean()),
-        band=around.kind,
-        mean=around.mean,
-        low=around.low,
-        high=around.high,
     )
 
 
