@@ -25,7 +25,7 @@ from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_dif
 from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, combine, mean_estimate
 from cppo_lab.analysis.statistics.paired import Difference, difference_of, slope
 from cppo_lab.analysis.statistics.power import ALPHA
-from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.analysis.statistics.values import FinishedRuns, Score
 
 SEEDS = (3, 5, 8)
 LEVEL, DEVIATION, BROKEN, OFTEN = 0.73, 0.05, 0.20, 1 / 8
@@ -170,7 +170,7 @@ def trends(studies: int) -> Rows:
                     lead = mean_estimate((rng.normal(0, scatter) + 1.5 * rng.standard_normal(n)).tolist())
                     assert lead is not None
                     parts.append(Difference(model, "ours", "theirs", Score.FINAL, lead, True, n, n, None))
-                found = slope(parts, LENGTHS, ())
+                found = slope(parts, LENGTHS, FinishedRuns())
                 assert found is not None and isinstance(found.estimate, SlopeEstimate)
                 counts += (claimed(found.estimate.seeds), claimed(found.estimate))
             names = ("by the spread over seeds alone", "by the wider interval (ours)")
