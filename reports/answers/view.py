@@ -30,18 +30,13 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
     ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
     if not ids:
         return {}
-    shown = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS)
-    if not all(_complete(board, mlflow_id, own) for mlflow_id, own in shown.items()):
-        return shown
-    others = [mlflow_id for mlflow_id in board.data.outcomes if mlflow_id not in ids]
+    shown, outcomes = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS), board.data.outcomes
+    for mlflow_id, answers in shown.items():
+        last = answers.texts[-1].samples if answers.texts else ()
+        if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
+            return shown  # not all answers were recorded
+    others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
     return {**shown, **read_answers(uri, others, 1, 0)}  # for maj@k, over all runs
-
-
-def _complete(board: Scoreboard, mlflow_id: str, answers: RunAnswers) -> bool:
-    """Whether the answers to all problems were recorded at the last validation."""
-    last = answers.texts[-1].samples if answers.texts else ()
-    kept = {sample.problem for sample in last if sample.kind == VALIDATION}
-    return set(board.data.outcomes[mlflow_id].problems) <= kept
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:
