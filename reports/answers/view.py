@@ -26,7 +26,11 @@ def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
 
 
 def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
-    """The texts and tokens of `shown_runs`, from the store. Raises UserError as `read_answers`."""
+    """MLflow run -> the texts and tokens of `shown_runs`, from the store; and if these recorded the answers to all
+    problems at their last validation, the last texts of the other runs, for maj@k.
+
+    Raises UserError as `read_answers`.
+    """
     ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
     if not ids:
         return {}
@@ -34,9 +38,9 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
     for mlflow_id, answers in shown.items():
         last = answers.texts[-1].samples if answers.texts else ()
         if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
-            return shown  # not all answers were recorded
+            return shown
     others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
-    return {**shown, **read_answers(uri, others, 1, 0)}  # for maj@k, over all runs
+    return {**shown, **read_answers(uri, others, 1, 0)}
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:

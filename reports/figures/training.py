@@ -105,34 +105,31 @@ def traces_of(
     board: Scoreboard, model: str, metric: str, strokes: Mapping[str, Stroke], points: int = POINTS
 ) -> tuple[Trace, ...]:
     """The variants whose runs on a model logged a metric, each in at most `points` bins."""
-    traces = (_trace(board, (model, name), metric, stroke, points) for name, stroke in strokes.items())
-    return tuple(trace for trace in traces if trace is not None)
-
-
-def _trace(
-    board: Scoreboard, pair: tuple[str, str], metric: str, stroke: Stroke, points: int
-) -> Trace | None:
-    rows = board.logged(*pair, metric)
-    rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
-    if rows.empty:
-        return None
-    steps = int(rows["step"].max()) + 1
-    width = max(1, -(-steps // points))
-    # A last bin of a few steps would show the noise of single batches, so its steps join the bin before.
-    last = max(0, steps // width - 1)
-    binned = (
-        rows.assign(bin=(rows["step"] // width).clip(upper=last))
-        .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
-        .mean()
-    )
-    return Trace(
-        **vars(band(binned["value"].unstack("mlflow_id"))),
-        variant=pair[1],
-        name=display_name(pair[1]),
-        stroke=stroke,
-        runs=rows["mlflow_id"].nunique(),
-        steps=tuple(binned["step"].groupby(level="bin").mean()),
-    )
+    traces = []
+    for variant, stroke in strokes.items():
+        rows = board.logged(model, variant, metric)
+        rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
+        if rows.empty:
+            continue
+        steps = int(rows["step"].max()) + 1
+        width = max(1, -(-steps // points))
+        # A last bin of a few steps would show the noise of single batches, so its steps join the bin before.
+        last = max(0, steps // width - 1)
+        binned = (
+            rows.assign(bin=(rows["step"] // width).clip(upper=last))
+            .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
+            .mean()
+        )
+        trace = Trace(
+            **vars(band(binned["value"].unstack("mlflow_id"))),
+            variant=variant,
+            name=display_name(variant),
+            stroke=stroke,
+            runs=rows["mlflow_id"].nunique(),
+            steps=tuple(binned["step"].groupby(level="bin").mean()),
+        )
+        traces.append(trace)
+    return tuple(traces)
 
 
 def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:

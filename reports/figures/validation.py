@@ -89,36 +89,34 @@ def line_of(
     """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
     window.
     """
-    seeds = []
+    seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
     for run in runs:
         curve = board.curves.of(run.mlflow_id or "")[benchmark].dropna() * 100
         curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
         if len(curve):
-            seeds.append((run, curve))
+            choice = run.choice
+            score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
+            seed = SeedLine(
+                run_id=run.run_id or "",
+                steps=tuple(map(int, curve.index)),
+                values=tuple(map(float, curve)),
+                best_step=None if score is None else choice.step,
+                best=None if choice.step is None or score is None else 100 * score,
+                collapsed=run.state is SelectionState.COLLAPSE,
+            )
+            seeds.append(seed)
+            curves.append((run, curve))
     if not seeds:
         return None
-    finished = [curve for run, curve in seeds if run.state not in GAPS] or [curve for _, curve in seeds]
+    finished = [curve for run, curve in curves if run.state not in GAPS] or [curve for _, curve in curves]
     together = pd.concat(finished, axis=1, join="inner")  # the steps that all have
     return Line(
         **vars(band(together, 0, 100)),
         variant=runs[0].variant,
         label=display_name(runs[0].variant),
         stroke=stroke,
-        seeds=tuple(_seed_line(run, curve, benchmark) for run, curve in seeds),
+        seeds=tuple(seeds),
         steps=tuple(map(int, together.index)),
-    )
-
-
-def _seed_line(run: RunScore, curve: pd.Series, benchmark: str) -> SeedLine:
-    choice = run.choice
-    score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
-    return SeedLine(
-        run_id=run.run_id or "",
-        steps=tuple(map(int, curve.index)),
-        values=tuple(map(float, curve)),
-        best_step=None if score is None else choice.step,
-        best=None if choice.step is None or score is None else 100 * score,
-        collapsed=run.state is SelectionState.COLLAPSE,
     )
 
 
