@@ -12,14 +12,7 @@ from enum import StrEnum
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import (
-    LateMean,
-    Scoreboard,
-    late_curve,
-    late_means,
-    rank_descending,
-    step_noise,
-)
+from cppo_lab.analysis.scoring import Scoreboard, late_curve, rank_descending, step_noise
 from cppo_lab.analysis.selection import RunScore, SelectionState
 
 CENT = Decimal("0.01")
@@ -65,15 +58,17 @@ class AuditRun:
     """One run of the paper: its selected step, and how robust that selection is.
 
     `half_grid`: how many of its single-benchmark `values` are an odd multiple of 1/960 rather than k/480, i.e. the mean
-    of two evaluations; `noise`: see `scoring.step_noise`, in points. `late`: mean of the last 30 % of the window;
-    `printed_rank`: its rank within the model. `ends_early`: whether its last evaluation lies before its T_stop.
+    of two evaluations; `noise`: see `scoring.step_noise`, in points. `late`: mean of the last 30 % of the window, None
+    of a collapsed run; `late_rank`, `printed_rank`: its ranks within the model. `ends_early`: whether its last
+    evaluation lies before its T_stop.
     """
 
     score: RunScore
     values: int
     half_grid: int
     noise: float | None
-    late: LateMean
+    late: float | None
+    late_rank: int | None
     printed_rank: int | None
     ends_early: bool
 
@@ -125,47 +120,45 @@ def half_grid_values(values: pd.DataFrame) -> int:
 
 def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
     """Compare the board with the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE as text)."""
-    late = late_means(board)
     by_pair = {(run.model, run.variant): run for run in board.runs}
-    cells, runs = [], []
+    late = {
+        pair: late_curve(board.curves.of(run.mlflow_id or ""), run.t_stop) for pair, run in by_pair.items()
+    }
+    late_means = {
+        pair: float(late[pair].mean())
+        for pair, run in by_pair.items()
+        if run.state is SelectionState.SCORED and len(late[pair])
+    }
     numeric = {
         (row["model"], row["method"]): float(row[AVERAGE])
         for row in printed
         if row[AVERAGE] != SelectionState.COLLAPSE.value
     }
-    printed_ranks = rank_descending(numeric)
+    late_ranks, printed_ranks = rank_descending(late_means), rank_descending(numeric)
+    cells, runs = [], []
     for row in printed:
         pair = (row["model"], row["method"])
-        score = by_pair[pair]
-        cells.extend(_audit_cells(score, row, board.benchmarks))
-        curve = board.curves.of(score.mlflow_id or "")
+        score, choice = by_pair[pair], by_pair[pair].choice
+        for column in (*board.benchmarks, AVERAGE):
+            value = choice.score if column == AVERAGE else choice.components.get(column)
+            exact = None if value is None else percent(value)
+            cells.append(AuditCell(*pair, column, row[column], exact, classify(row[column], exact)))
+        curve, noise = board.curves.of(score.mlflow_id or ""), step_noise(late[pair])
         window = curve if score.t_stop is None else curve[curve.index <= score.t_stop]
         parts = window[list(board.benchmarks)]
-        noise, last = step_noise(late_curve(curve, score.t_stop)), score.choice.last_step
         runs.append(
             AuditRun(
                 score=score,
                 values=int(parts.notna().to_numpy().sum()),
                 half_grid=half_grid_values(parts),
                 noise=None if noise is None else 100 * noise,
-                late=late[pair],
+                late=late_means.get(pair),
+                late_rank=late_ranks.get(pair),
                 printed_rank=printed_ranks.get(pair),
-                ends_early=score.t_stop is not None and last is not None and last < score.t_stop,
+                ends_early=choice.last_step is not None and choice.last_step < (score.t_stop or 0),
             )
         )
     return Audit(tuple(cells), tuple(runs))
-
-
-def _audit_cells(score: RunScore, row: Mapping[str, str], benchmarks: Sequence[str]) -> list[AuditCell]:
-    choice = score.choice
-    values = {name: choice.components.get(name) for name in benchmarks} | {AVERAGE: choice.score}
-    cells = []
-    for column, value in values.items():
-        exact = None if value is None else percent(value)
-        cells.append(
-            AuditCell(score.model, score.variant, column, row[column], exact, classify(row[column], exact))
-        )
-    return cells
 
 
 def same_curve(curve: pd.Series, other: pd.Series) -> bool:

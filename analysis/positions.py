@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab.analysis.artifacts import PositionGaps
-from cppo_lab.analysis.statistics.estimate import band
+from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.rules import position_weight
 
 BINS = 60  # points per line at most
@@ -18,16 +18,10 @@ FEWEST = 20  # tokens per point at least; with fewer, a point would show the few
 
 
 @dataclass(frozen=True)
-class GapCurve:
-    """A gap by token position: for each bin of neighbouring positions the mean over the runs and its band (`band` is
-    the kind, see `estimate.band`).
-    """
+class GapCurve(Band):
+    """A gap by token position, for each bin of neighbouring `positions`."""
 
     positions: tuple[float, ...]
-    band: str
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -53,9 +47,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     starts = [width * place for place in binned.index]
     positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
     bands = (band(binned.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
-    return GapCurves(
-        len(runs), *(GapCurve(positions, each.kind, each.mean, each.low, each.high) for each in bands)
-    )
+    return GapCurves(len(runs), *(GapCurve(**vars(each), positions=positions) for each in bands))
 
 
 def _binned(run: PositionGaps, width: int) -> pd.DataFrame:

@@ -4,7 +4,7 @@
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pandas as pd
 
@@ -57,7 +57,14 @@ def read_sweep(
     tag, ids = schema.sweep_tag(sweep), frozenset(run_ids)
     runs = [run for run in listed if tag in run.tags or run.tags.get(schema.TAG_RUN_ID) in ids]
     if not runs:
-        raise UserError(_nothing_found(experiment, sweep, listed))
+        prefix = schema.TAG_SWEEP_PREFIX
+        tags = {tag for run in listed for tag in run.tags if tag.startswith(prefix)}
+        others = ", ".join(sorted(tag.removeprefix(prefix) for tag in tags)) or "no sweep"
+        is_paper = experiment == schema.experiment_name(schema.PAPER)
+        remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
+        raise UserError(
+            f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of {others}; run {remedy} first"
+        )
     return _sweep_data(uri, experiment, sweep, runs, metrics)
 
 
@@ -133,17 +140,6 @@ def _sweep_data(
         attempts[0].experiment_id if attempts else "",
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
         {run.mlflow_id: note for run in runs if (note := _note(run.tags))},
-    )
-
-
-def _nothing_found(experiment: str, sweep: str, runs: Iterable[StoredRun]) -> str:
-    prefix = schema.TAG_SWEEP_PREFIX
-    sweeps = sorted({tag.removeprefix(prefix) for run in runs for tag in run.tags if tag.startswith(prefix)})
-    is_paper = experiment == schema.experiment_name(schema.PAPER)
-    remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
-    return (
-        f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of "
-        f"{', '.join(sweeps) or 'no sweep'}; run {remedy} first"
     )
 
 

@@ -10,6 +10,7 @@ computed.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ def replay(
     given = dict(tokens.rule.constants if constants is None else constants)
     if (reason := why_not(record, tokens)) is not None:
         raise UserError(reason)
-    name = divergence or _default_divergence(record, tokens.rule)
+    kl_of_tv = KL in record.needs and tokens.rule.measure == "tv"
+    name = divergence or ("binary_kl" if kl_of_tv else own_divergence(tokens.rule))
     record.check(given, name.rpartition("_")[2])
     try:
         batch = _batch(tokens, name, PERMUTATION in record.needs)
@@ -122,10 +124,6 @@ def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
     return None
 
 
-def _default_divergence(record: Rule, used: RuleUsed) -> str:
-    return "binary_kl" if KL in record.needs and used.measure == "tv" else own_divergence(used)
-
-
 def _batch(tokens: RecordedTokens, name: str, shuffles: bool) -> Tokens:
     """The argument of a rule, [R, T] with T the longest response; float32, as in training.
 
@@ -147,11 +145,10 @@ def _batch(tokens: RecordedTokens, name: str, shuffles: bool) -> Tokens:
         key: torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
         for key, value in packed.items()
     }
-    measure = name.rpartition("_")[2]
-    if name != of_run and measure in divergences.ESTIMATES:
-        values["divergence"] = divergences.ESTIMATES[measure](values["logp"], values["rollout_logp"])
-    elif name != of_run:
-        values["divergence"] = divergences.binary(values["logp"], values["rollout_logp"], measure)
+    if name != of_run:
+        measure = name.rpartition("_")[2]
+        estimate = divergences.ESTIMATES.get(measure, partial(divergences.binary, measure=measure))
+        values["divergence"] = estimate(values["logp"], values["rollout_logp"])
     return Tokens.packed(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), **values)
 
 
@@ -278,10 +275,10 @@ def _differing(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponseP
     places = [(pair, at) for pair in pairs for at in pair.differ]
     if not places:
         return
-    texts, starts = (
-        tokens.texts(),
-        {(pair.group, pair.draw): place.start for pair, place in zip(pairs, tokens.responses(), strict=True)},
-    )
+    starts = {
+        (pair.group, pair.draw): place.start for pair, place in zip(pairs, tokens.responses(), strict=True)
+    }
+    texts = tokens.texts()
     yield ""
     yield f"{len(places)} tokens differ" + (
         f", the first {MOST_LINES} of them" if len(places) > MOST_LINES else ""

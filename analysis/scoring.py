@@ -20,7 +20,6 @@ from cppo_lab.analysis.selection import (
     Choice,
     RunScore,
     SelectionState,
-    Stat,
     ValidationCurves,
     choose,
     score_cell,
@@ -119,13 +118,25 @@ def score_sweep(
         raise UserError(
             f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
         )
-    _refuse_duplicates(data.sweep, expected)
+    named: dict[tuple[str, str, int | None], ExpectedRun] = {}
+    for entry in expected:
+        twin = named.setdefault((entry.model, entry.variant, entry.seed), entry)
+        if twin.run_id != entry.run_id:  # they would be averaged as if they were seeds
+            raise UserError(
+                f"sweep {data.sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
+                f"{entry.run_id}): give each setting a variant name of its own in sweeps/{data.sweep}.yaml"
+            )
     curves = validation_curves(data.metrics, data.runs)
     stored = _stored_runs(data.runs)
     runs = tuple(_score(entry, stored.get(_key(entry)), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
     if gaps and not partial:
-        raise UserError(_incomplete(data, runs, gaps))
+        is_paper = data.experiment == schema.experiment_name(schema.PAPER)
+        remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
+        raise UserError(
+            f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs have no result yet: "
+            f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report the others"
+        )
     if all(run.choice.score is None for run in runs):
         raise NothingScored(
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
@@ -143,18 +154,6 @@ def score_sweep(
         unused=data.runs[~data.runs["mlflow_id"].isin(used)],
         pairing=pairing,
     )
-
-
-def _refuse_duplicates(sweep: str, expected: Sequence[ExpectedRun]) -> None:
-    """Different configurations with the same name would be averaged as if they were seeds."""
-    named: dict[tuple[str, str, int | None], ExpectedRun] = {}
-    for entry in expected:
-        twin = named.setdefault((entry.model, entry.variant, entry.seed), entry)
-        if twin.run_id != entry.run_id:
-            raise UserError(
-                f"sweep {sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
-                f"{entry.run_id}): give each setting a variant name of its own in sweeps/{sweep}.yaml"
-            )
 
 
 def _by_cell(runs: Sequence[RunScore]) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
@@ -219,29 +218,10 @@ def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
     return [*(describe_gap(run) for run in gaps[:_MOST_LISTED]), *more]
 
 
-def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunScore]) -> str:
-    is_paper = data.experiment == schema.experiment_name(schema.PAPER)
-    remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
-    return (
-        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs have no result yet: "
-        f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report the others"
-    )
-
-
 # Robustness of a selected score: the late part of the window, ranks, and the step-to-step noise of a run.
 #
 # The score of the best step favours a noisy run. The mean over the last 30 % of the matched window has no selection
 # bias, so it is reported next to the selected score.
-
-
-@dataclass(frozen=True)
-class LateMean:
-    """The mean of a cell over the late window (None: nothing was evaluated there) and its rank among the variants of
-    the model, 1 being the highest.
-    """
-
-    stat: Stat | None
-    rank: int | None
 
 
 def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
@@ -260,23 +240,6 @@ def step_noise(late: pd.Series) -> float | None:
     if len(steps) < 2:
         return None
     return math.sqrt(math.fsum(float(value) ** 2 for value in steps) / len(steps) / 2)
-
-
-def late_means(board: Scoreboard) -> dict[tuple[str, str], LateMean]:
-    """The late mean of every cell of the board, over its finished runs, with ranks inside each model."""
-    stats = {pair: Stat.of(_late_values(board, pair)) for pair in board.cells}
-    ranks = rank_descending({pair: stat.mean for pair, stat in stats.items() if stat is not None})
-    return {pair: LateMean(stats[pair], ranks.get(pair)) for pair in board.cells}
-
-
-def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
-    values = []
-    for run in board.runs_of(*pair):
-        if run.state is SelectionState.SCORED and run.mlflow_id is not None:
-            late = late_curve(board.curves.of(run.mlflow_id), run.t_stop)
-            if len(late):
-                values.append(float(late.mean()))
-    return values
 
 
 def rank_descending(values: dict[tuple[str, str], float]) -> dict[tuple[str, str], int]:

@@ -217,20 +217,6 @@ def scaled(space: Space, value: Value) -> float:
     return 0.5 if high == low else (place - low) / (high - low)
 
 
-def neighbours(result: SearchResult, trial: FrozenTrial, number: int = 3) -> list[FrozenTrial]:
-    """The `number` complete trials nearest to `trial` on the declared scales, nearest first."""
-
-    def distance(other: FrozenTrial) -> float:
-        pairs = (
-            (scaled(space, each.params[name]) for each in (trial, other))
-            for name, space in result.spaces.items()
-        )
-        return sum((a - b) ** 2 for a, b in pairs)
-
-    others = [other for other in result.complete if other.number != trial.number]
-    return sorted(others, key=lambda other: (distance(other), other.number))[:number]
-
-
 @dataclass(frozen=True)
 class SeedValues:
     """The values of one objective for each seed of the complete trials.

@@ -73,7 +73,7 @@ from cppo_lab.analysis.statistics.problems import (
     separations,
 )
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.analysis.statistics.values import Score, held_out_best
+from cppo_lab.analysis.statistics.values import FinishedRuns, Score, held_out_best
 from tests.analysis.made_sweeps import MadeRun, scored
 
 Random = np.random.Generator
@@ -485,7 +485,7 @@ def trends(studies: int) -> Rows:
                     lead = mean_estimate((rng.normal(0, scatter) + 1.5 * rng.standard_normal(n)).tolist())
                     assert lead is not None
                     parts.append(Difference(model, "ours", "theirs", Score.FINAL, lead, True, n, n, None))
-                trend = slope(parts, LENGTHS, ())
+                trend = slope(parts, LENGTHS, FinishedRuns())
                 assert trend is not None and isinstance(trend.estimate, SlopeEstimate)
                 return {
                     "by the spread over seeds alone": claimed(trend.estimate.seeds),

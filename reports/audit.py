@@ -11,7 +11,6 @@ import pandas as pd
 from cppo_lab.analysis.audit import (
     AVERAGE,
     Audit,
-    AuditCell,
     AuditRun,
     Printing,
     audit_tables,
@@ -53,12 +52,9 @@ def _two_evaluations(audit: Audit) -> Discrepancy:
     return Discrepancy(
         "Some curves are the mean of two evaluations.",
         FOUND if averaged else NOT_SEEN,
-        "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values "
-        "if two are "
-        f"averaged, appear throughout in: "
-        f"{listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
-        f"and singly in: {listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average "
-        f"of two has "
+        "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values if two are "
+        f"averaged, appear throughout in: {listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
+        f"and singly in: {listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
         "less noise, so these rows are not on a par with the others.",
     )
 
@@ -69,8 +65,7 @@ def _ties(audit: Audit) -> Discrepancy:
         "Where several steps share the best mean, the table shows the earliest.",
         FOUND if tied else NOT_SEEN,
         listed(
-            f"{run_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed "
-            f"components "
+            f"{run_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
             f"are those of step {run.score.choice.step}"
             for run in tied
         )
@@ -129,11 +124,6 @@ def discrepancies(
     ]
 
 
-def _remainder(cell: AuditCell) -> Decimal:
-    """The part of the exact value below the second decimal, as a fraction of the last printed digit."""
-    return (cell.exact or Decimal(0)) * 100 % 1
-
-
 def _cutting(audit: Audit) -> Discrepancy:
     telling = [cell for cell in audit.cells if cell.printing in (Printing.TRUNCATED, Printing.ROUNDED)]
     cut = [cell for cell in telling if cell.printing is Printing.TRUNCATED]
@@ -141,9 +131,11 @@ def _cutting(audit: Audit) -> Discrepancy:
     neither = sum(cell.printing is Printing.NEITHER for cell in audit.cells)
     either = sum(cell.printing is Printing.EITHER for cell in audit.cells)
     ours = [cell for cell in telling if cell.method == OURS]
-    threshold = min(_remainder(cell) for cell in rounded if cell.method != OURS)
-    above = [cell for cell in cut if _remainder(cell) >= threshold]
-    highest = max(_remainder(cell) for cell in cut if cell not in above)
+    # The part below the second decimal, as a fraction of the last printed digit.
+    remainders = {cell: (cell.exact or Decimal(0)) * 100 % 1 for cell in telling}
+    threshold = min(remainders[cell] for cell in rounded if cell.method != OURS)
+    above = [cell for cell in cut if remainders[cell] >= threshold]
+    highest = max(remainders[cell] for cell in cut if cell not in above)
     largest = max(abs(cell.difference) for cell in audit.cells if cell.difference is not None)
     exceptions = listed(
         f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
@@ -154,11 +146,9 @@ def _cutting(audit: Audit) -> Discrepancy:
         CONFIRMED if cut and rounded else NOT_SEEN,
         f"{either} printed numbers are the same either way, {len(cut)} are truncated, {len(rounded)} are rounded, "
         f"{neither} are neither; the largest difference from the curve is {largest} points. In the "
-        f"{display_name(OURS)} rows {sum(c.printing is Printing.ROUNDED for c in ours)} of {len(ours)} "
-        f"distinguishing "
-        f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is "
-        f"truncated and one "
-        f"from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
+        f"{display_name(OURS)} rows {sum(c.printing is Printing.ROUNDED for c in ours)} of {len(ours)} distinguishing "
+        f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is truncated "
+        f"and one from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
     )
 
 
@@ -172,8 +162,7 @@ def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str,
     run = audit.run(model, method)
     noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
     return Discrepancy(
-        f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the "
-        f"printed row.",
+        f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the printed row.",
         CONFIRMED if off else NOT_SEEN,
         f"At the selected step {run.score.choice.step} the curve gives "
         + ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
@@ -184,16 +173,15 @@ def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str,
 def _collapse(audit: Audit, run: AuditRun) -> Discrepancy:
     choice, model = run.score.choice, run.score.model
     others = [r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED]
-    below = [run_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
+    best = choice.score or 0.0
+    rank = 1 + sum((r.score.choice.score or 0.0) >= best for r in others)
     printed = audit.cell(model, run.score.variant, AVERAGE).printed
     return Discrepancy(
-        f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite "
-        f"number.",
-        CONFIRMED if choice.score else NOT_SEEN,
-        f"Its best mean is {points(choice.score or 0.0)} at step {choice.step}; its last point is step "
-        f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would "
-        f"rank "
-        f"{1 + len(others) - len(below)} of {len(others) + 1} on this model.",
+        f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
+        CONFIRMED if best else NOT_SEEN,
+        f"Its best mean is {points(best)} at step {choice.step}; its last point is step "
+        f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would rank "
+        f"{rank} of {len(others) + 1} on this model.",
     )
 
 
@@ -211,8 +199,7 @@ def _noise(audit: Audit, board: Scoreboard) -> Discrepancy:
         "The step-to-step noise of one run is as large as several of the printed margins.",
         CONFIRMED if smaller else NOT_SEEN,
         f"In the last 30 % of the window one evaluation scatters by {noise[0]:.2f} to {noise[-1]:.2f} points "
-        f"(median {middle:.2f}); {smaller} of the {len(margins)} margins between neighbours in a column "
-        f"are smaller "
+        f"(median {middle:.2f}); {smaller} of the {len(margins)} margins between neighbours in a column are smaller "
         "than that median. One run per cell cannot tell such neighbours apart.",
     )
 
@@ -221,22 +208,17 @@ def _late(audit: Audit, board: Scoreboard) -> Discrepancy:
     parts, all_first = [], True
     for model in board.models:
         runs = sorted(
-            (r for r in audit.runs if r.score.model == model and r.late.rank is not None),
-            key=lambda r: r.late.rank or 0,
+            (r for r in audit.runs if r.score.model == model and r.late is not None),
+            key=lambda r: r.late_rank or 0,
         )
         all_first &= runs[0].score.variant == OURS
-        top = " and ".join(
-            f"{display_name(r.score.variant)} {points(r.late.stat.mean)}"
-            for r in runs[:2]
-            if r.late.stat is not None
-        )
-        moved = [display_name(r.score.variant) for r in runs if r.late.rank != r.printed_rank]
+        top = " and ".join(f"{display_name(r.score.variant)} {points(r.late or 0.0)}" for r in runs[:2])
+        moved = [display_name(r.score.variant) for r in runs if r.late_rank != r.printed_rank]
         parts.append(
             f"{model}: {top}" + (f" (rank differs from print for {', '.join(moved)})" if moved else "")
         )
     return Discrepancy(
-        "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second "
-        "place.",
+        "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second place.",
         CONFIRMED if all_first else NOT_SEEN,
         "First and second: " + "; ".join(parts) + ".",
     )
@@ -251,8 +233,7 @@ def _ordering(ablations: pd.DataFrame) -> Discrepancy:
 
     same = same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
     return Discrepancy(
-        "The panel on the ordering of position weights compares CPPO without prefix budget, ordered "
-        "against shuffled.",
+        "The panel on the ordering of position weights compares CPPO without prefix budget, ordered against shuffled.",
         CONFIRMED if same else NOT_SEEN,
         "Its ordered curve and the single-mechanism panel's curve without prefix budget are "
         + ("the same at every step." if same else "different curves."),

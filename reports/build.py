@@ -35,19 +35,18 @@ from cppo_lab.reports.sections import Section
 from cppo_lab.reports.table_texts import latex_wrapper, table_files
 
 ZIP = "overleaf.zip"
-_TIME = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # the earliest date of the zip format, so that the same files give the same bytes
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes
 
 
 def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
     """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
-    figures = [_figure(picture) for picture in pictures if f"{picture.name}.pdf" in drawn]
+    figures = [
+        "\\begin{figure}[htbp]\\centering\n"
+        f"  \\includegraphics[width=\\linewidth]{{{picture.name}.pdf}}\n"
+        f"  \\caption{{{escape_latex(f'{picture.title}. {picture.caption}'.strip())}}}\n\\end{{figure}}\\clearpage"
+        for picture in pictures
+        if f"{picture.name}.pdf" in drawn
+    ]
     before = [rf"\input{{{name}}}" for name in ("numbers", METHODS) if f"{name}.tex" in texts]
     files = {"main.tex": latex_wrapper(texts, figures, before).encode()}
     files |= {
@@ -63,15 +62,6 @@ def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Seq
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     return out.getvalue()
-
-
-def _figure(picture: Picture) -> str:
-    caption = escape_latex(f"{picture.title}. {picture.caption}".strip())
-    return (
-        "\\begin{figure}[htbp]\\centering\n"
-        f"  \\includegraphics[width=\\linewidth]{{{picture.name}.pdf}}\n"
-        f"  \\caption{{{caption}}}\n\\end{{figure}}\\clearpage"
-    )
 
 
 _SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')

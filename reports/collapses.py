@@ -5,12 +5,11 @@ from statistics import median
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.selection import SelectionState
-from cppo_lab.analysis.statistics.collapse import CellCollapse, LogRank, cell_collapses
-from cppo_lab.analysis.statistics.estimate import Share
+from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.survival import draw, survival_info
-from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, points
+from cppo_lab.reports.names import OURS, baseline_name, display_name, estimate_text, points, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 from cppo_lab.runs.spool import early_signs
@@ -86,9 +85,12 @@ def _row(cell: CellCollapse, cells: tuple[str, ...], several: bool) -> TextRow:
 def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTable:
     rows = []
     for cell in cells:
-        mean = ABSENT if cell.mean is None or not cell.model else _share(cell.mean)
-        counts = (str(cell.runs), str(cell.collapsed), _share(cell.share))
-        rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, _test(cell.test)), several))
+        mean = with_interval(cell.mean if cell.model else None, points)
+        counts = (str(cell.runs), str(cell.collapsed), with_interval(cell.share, points))
+        test, p = cell.test, "none"
+        if test is not None:
+            p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
+        rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
     headings = (
         *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
         f"against {base}",
@@ -105,9 +107,10 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
 
 def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
     rows = tuple(
-        _row(cell, (str(point.step), str(point.at_risk), str(point.collapses), _share(point.share)), several)
+        _row(cell, (*numbers, with_interval(point.share, points)), several)
         for cell in cells
         for point in cell.curve
+        for numbers in [map(str, (point.step, point.at_risk, point.collapses))]
     )
     notes = (
         "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
@@ -116,16 +119,3 @@ def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
     )
     headings = ("step", "runs before it", "collapses", "share that lasts")
     return TextTable("Steps of the collapses", "method", headings, rows, notes)
-
-
-def _share(share: Share) -> str:
-    value = points(share.value)
-    if share.low is None or share.high is None:
-        return value
-    return f"{value} ({points(share.low)} to {points(share.high)})"
-
-
-def _test(test: LogRank | None) -> str:
-    if test is None:
-        return "none"
-    return ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + ("" if test.exact else " (normal)")

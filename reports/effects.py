@@ -42,7 +42,12 @@ def effects_section(scored: Scored, axes: Axes) -> Section | None:
     rows, shown = [], []
     for (effect, estimate), p in zip(final.items(), adjusted, strict=True):
         shown.append((effect.model, _group(effect), _change(effect, axes), estimate))
-        texts = (_text(name, of_score.get(effect)) for name, of_score in columns.items())
+        texts = (
+            shown_ratio(of_score.get(effect))
+            if name == _ERROR
+            else estimate_text(of_score.get(effect), signed=True)
+            for name, of_score in columns.items()
+        )
         tested = p_text(None if estimate.error is None else p)
         cells = (shown[-1][2], *texts, tested, str(estimate.n))
         rows.append(TextRow(shown[-1][1], effect.group == OURS, cells, (effect.model, effect.group)))
@@ -59,10 +64,6 @@ def effects_section(scored: Scored, axes: Axes) -> Section | None:
         pictures=(Picture("figure_effects", "", title, "", info, draw_effects),),
         values={"effects": [dict(zip(_VALUES, row, strict=True)) for row in values]},
     )
-
-
-def _text(name: str, estimate: Estimate | None) -> str:
-    return shown_ratio(estimate) if name == _ERROR else estimate_text(estimate, signed=True)
 
 
 def _measured(scored: Scored, axes: Axes, score: Score | Quantity) -> dict[Effect, Estimate]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -27,7 +27,7 @@ from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import Contrast, contrast_name, draw_exact, exact_info
-from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
+from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
 from cppo_lab.reports.verdict_view import VerdictLine, claims_table, tally, verdict_line
@@ -77,10 +77,9 @@ def exact_section(scored: Scored) -> Section | None:
     source, run_ids = origin(core), run_ids_of(board.runs)
     info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
     tables = {
-        "exact_ratios": ratio_table(curves, contrasts, kinds),
-        "exact_conditions": condition_table(summaries),
+        "exact_ratios": completed(ratio_table(curves, contrasts, kinds), board, title),
+        "exact_conditions": completed(condition_table(summaries), board, title),
     }
-    tables = {name: completed(table, board, title) for name, table in tables.items()}
     which = "of all seeds" if not seeds else "of the test seeds" if tests else _NO_TEST_SEED
     view = {
         "summary": summary or "The sweep file states no hypothesis about the error.",
@@ -129,23 +128,17 @@ def _contrasts(
 
 def _ratios_of_controls(
     curves: Mapping[Condition, Curves], models: Sequence[str], kinds: Mapping[str, str]
-) -> dict[str, Estimate]:
-    """The log ratio of the errors of each control to DPPO's, mean over models and horizons."""
-    pairs = {variant: [pairs_of(curves, model, variant, REFERENCE) for model in models] for variant in kinds}
-    ratios = {variant: mean_estimate(by_model) for variant, by_model in pairs.items() if all(by_model)}
-    return {variant: ratio for variant, ratio in ratios.items() if ratio is not None}
-
-
-def _listed(ratios: Mapping[str, Estimate], kinds: Mapping[str, str]) -> str:
-    return ", ".join(
-        f"{display_name(variant)} ({kinds[variant]}) {shown_ratio(ratio)}"
-        for variant, ratio in ratios.items()
-    )
-
-
-def _do_as_much(ratios: Mapping[str, Estimate]) -> bool:
-    """Whether the error of a control is certainly smaller than DPPO's."""
-    return any(ratio.high is not None and ratio.high < 0 for ratio in ratios.values())
+) -> tuple[str, bool]:
+    """The ratio of the errors of each control to DPPO's, mean over models and horizons, in words; and whether the error
+    of one is certainly smaller than DPPO's.
+    """
+    words, smaller = [], False
+    for variant, kind in kinds.items():
+        by_model = [pairs_of(curves, model, variant, REFERENCE) for model in models]
+        if all(by_model) and (ratio := mean_estimate(by_model)) is not None:
+            words.append(f"{display_name(variant)} ({kind}) {shown_ratio(ratio)}")
+            smaller |= ratio.high is not None and ratio.high < 0
+    return ", ".join(words), smaller
 
 
 def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> str:
@@ -157,11 +150,11 @@ def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds
     models = (
         [deciding.model] if deciding.model else list(claim.models or dict.fromkeys(c.model for c in tests))
     )
-    ratios = _ratios_of_controls(tests, models, kinds)
+    ratios, smaller = _ratios_of_controls(tests, models, kinds)
     if not ratios or deciding.against != REFERENCE:
         return ""
-    text = f" The same ratio of the controls: {_listed(ratios, kinds)}."
-    if _do_as_much(ratios):
+    text = f" The same ratio of the controls: {ratios}."
+    if smaller:
         text += (
             " The error of a control is certainly smaller than DPPO's, so this verdict speaks neither for nor against "
             "the rule's mechanism."
@@ -178,11 +171,12 @@ def _control_notes(curves: Mapping[Condition, Curves], kinds: Mapping[str, str])
         ]
     notes = []
     for model in dict.fromkeys(condition.model for condition in curves):
-        if ratios := _ratios_of_controls(curves, [model], kinds):
-            note = f"Controls against DPPO on {model}, mean over T: {_listed(ratios, kinds)}."
-            if _do_as_much(ratios):
-                note += " So a ratio below 1 speaks neither for nor against a rule's mechanism there."
-            notes.append(note)
+        ratios, smaller = _ratios_of_controls(curves, [model], kinds)
+        if ratios:
+            notes.append(
+                f"Controls against DPPO on {model}, mean over T: {ratios}."
+                + " So a ratio below 1 speaks neither for nor against a rule's mechanism there." * smaller
+            )
     return notes
 
 
@@ -242,17 +236,7 @@ def ratio_table(
 
 def shown_ratio(log_ratio: Estimate | None) -> str:
     """`0.84 (0.78 to 0.91)`: a ratio of errors with its 95 % interval, if it has one."""
-    return shown(log_ratio, math.exp)
-
-
-def shown(value: Estimate | None, scale: Callable[[float], float]) -> str:
-    """`0.84 (0.78 to 0.91)`: a value on a `scale` with its 95 % interval, if it has one."""
-    if value is None:
-        return ABSENT
-    text = f"{scale(value.value):.2f}"
-    if value.low is None or value.high is None:
-        return text
-    return f"{text} ({scale(value.low):.2f} to {scale(value.high):.2f})"
+    return with_interval(log_ratio, lambda log: f"{math.exp(log):.2f}")
 
 
 def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTable:
@@ -266,15 +250,15 @@ def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTabl
             str(summary.runs),
             f"{summary.error:.3g}",
             f"{summary.movement:.3g}",
-            ABSENT if ratio is None else f"{ratio:.2f}",
+            number(ratio),
             f"{100 * summary.before / summary.movement:.0f} %",
             f"{summary.area:.3f}",
             f"{100 * summary.falls:.0f} %",
             f"{summary.bound_ratio:.2g}",
             f"{summary.product_ratio:.2g}",
-            ABSENT if math.isnan(summary.theorem_ratio) else f"{summary.theorem_ratio:.2g}",
+            number(summary.theorem_ratio, ".2g"),
             *(ABSENT if math.isnan(share) else f"{100 * share:.1f} %" for share in summary.premise),
-            shown(summary.position_exponent, lambda value: value),
+            with_interval(summary.position_exponent, number),
         )
         rows.append(TextRow(display_name(condition.variant), condition.variant == OURS, cells))
     headings = (

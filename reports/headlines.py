@@ -19,22 +19,16 @@ class Headline:
 def headlines(board: Scoreboard) -> tuple[Headline, ...]:
     """The findings over all models, then for each model: the best variant and collapses."""
     ranked = {model: _ranked(board, model) for model in board.models}
-    findings = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
-    for model, cells in ranked.items():
-        sentences = (
-            *_best(cells),
-            *_gain(board, model, cells),
-            *_collapses(board, model),
+    overall = _overall(ranked)
+    if board.gaps:
+        overall.append(
+            f"{len(board.gaps)} of {len(board.runs)} runs have no result yet: everything marked † will change."
         )
+    findings = [Headline("All models", tuple(overall))]
+    for model, cells in ranked.items():
+        sentences = (*_best(cells), *_gain(board, model, cells), *_collapses(board, model))
         findings.append(Headline(model, sentences))
     return tuple(entry for entry in findings if entry.sentences)
-
-
-def _gaps(board: Scoreboard) -> list[str]:
-    if not board.gaps:
-        return []
-    gaps, runs = len(board.gaps), len(board.runs)
-    return [f"{gaps} of {runs} runs have no result yet: everything marked † will change."]
 
 
 def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
@@ -86,14 +80,11 @@ def _best(cells: list[tuple[str, Stat]]) -> list[str]:
 
 def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[str]:
     """The gain of the best variant over the untrained model, if step 0 was evaluated."""
-    if not cells:
-        return []
-    cell = board.cells[model, cells[0][0]]
-    if cell.base is None or cell.gain is None:
-        return []
     return [
         f"The model starts at {points(cell.base.mean)} (step 0); {display_name(cell.variant)} gains "
         f"{points(cell.gain.mean)} points."
+        for cell in [board.cells[model, variant] for variant, _ in cells[:1]]
+        if cell.base is not None and cell.gain is not None
     ]
 
 

@@ -3,12 +3,14 @@ them.
 """
 
 from collections.abc import Iterable
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
@@ -78,21 +80,19 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
     """A sentence on which runs exceeded the threshold, and whether any did."""
     crossed, logged = [], 0
     for run in board.runs:
-        rows = board.logged(run.model, run.variant, _BEFORE)
-        rows = rows[rows["mlflow_id"] == run.mlflow_id]
+        rows = board.points_of(run, _BEFORE)
         logged += bool(len(rows))
         above = rows[rows["value"] > SUSPICIOUS]
         if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
             seed = "" if run.seed is None else f", seed {run.seed}"
-            steps = "1 step" if len(above) == 1 else f"{len(above)} steps"
             first, worst = int(above["step"].min()), float(above["value"].max())
             name = f"{display_name(run.variant)} on {run.model}{seed}"
-            crossed.append(f"{name} ({steps}, first {first}, worst {worst:.4f})")
+            crossed.append(f"{name} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})")
     said = (
         f"The gap between the engines is suspicious where {ERROR} before the first update of a step is above "
         f"{SUSPICIOUS} (NeMo-RL's threshold)."
     )
-    runs = f"{logged} run{'s' * (logged != 1)}"
+    runs = counted(logged, "run")
     if not crossed:
         return f"{said} It was never exceeded in the {runs} that logged it.", False
     more = f"; and {len(crossed) - _MOST_LISTED} more" if len(crossed) > _MOST_LISTED else ""
@@ -105,39 +105,26 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
     params = (board.data.params.get(run.mlflow_id or "", {}) for run in board.runs)
     staleness = [of_run.get("rollout.staleness", "0") for of_run in params]
     older = sum(text.isdigit() and int(text) > 0 for text in staleness)
-    note = (
+    spent = []  # of budgets, before anything is trained
+    for model, variant in product(board.models, in_order(board.variants)):
+        mean, high, rate = (
+            float(_values(board, [model], [variant], name).median()) for name in (*_OF_RULE, _RATE)
+        )
+        if rate > 0 and max(mean, high) >= RELEVANT * rate:
+            spent.append(
+                f"{display_name(variant)} on {model}: its mean {mean:.2g} is {mean / rate:.0%} of delta_b "
+                f"({rate:.2g}), its 90th percentile {high / rate:.0%}"
+            )
+    notes = {
         "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
         "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its own update."
-    )
-    notes = (note, *_spent(board))
-    if not older:
-        return notes
-    return (
-        *notes,
-        f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
-        "before the first update includes that drift.",
-    )
-
-
-def _spent(board: Scoreboard) -> tuple[str, ...]:
-    """A sentence on the methods whose budget D_t spends before anything is trained; none if it is little."""
-    listed = []
-    for model in board.models:
-        for variant in in_order(board.variants):
-            mean, high, rate = (
-                float(_values(board, [model], [variant], name).median()) for name in (*_OF_RULE, _RATE)
-            )
-            if rate > 0 and max(mean, high) >= RELEVANT * rate:
-                listed.append(
-                    f"{display_name(variant)} on {model}: its mean {mean:.2g} is {mean / rate:.0%} of delta_b "
-                    f"({rate:.2g}), its 90th percentile {high / rate:.0%}"
-                )
-    if not listed:
-        return ()
-    return (
+        "": 1,
         "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
-        f"that is meant for training: {'; '.join(listed)}.",
-    )
+        f"that is meant for training: {'; '.join(spent)}.": len(spent),
+        f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
+        "before the first update includes that drift.": older,
+    }
+    return tuple(note for note, runs in notes.items() if runs)
 
 
 def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
@@ -146,9 +133,8 @@ def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
         metrics = {
             schema.mismatch_metric(name, before_update=before): text for name, text in _COLUMNS.items()
         }
+        metrics |= _OF_RULE if before else {TRUNCATED: "truncated"}
         columns["before_update" if before else "updates"] = (f"Sampler against trainer, {state}", metrics)
-    columns["updates"][1][TRUNCATED] = "truncated"
-    columns["before_update"][1].update(_OF_RULE)
     thirds = {
         schema.mismatch_metric(ERROR, third, before_update=before): f"{state}: {third}"
         for before, state in ((True, "before"), (False, "updates"))
@@ -156,20 +142,16 @@ def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
     }
     heading = f"{ERROR} by third of the response, before the first update and over the updates"
     columns["thirds"] = (heading, thirds)
-    return {kind: completed(_table(board, *about), board, title) for kind, about in columns.items()}
-
-
-def _table(board: Scoreboard, heading: str, metrics: dict[str, str]) -> TextTable:
-    rows = []
-    for model in board.models:
-        for variant in in_order(board.variants):
+    notes, tables = ("Median over steps and runs (worst step in brackets).",), {}
+    for kind, (heading, metrics) in columns.items():
+        rows = []
+        for model, variant in product(board.models, in_order(board.variants)):
             values = {name: _values(board, [model], [variant], name) for name in metrics}
             if any(map(len, values.values())):
-                rows.append(
-                    cell_row(model, variant, (_cell(name, logged) for name, logged in values.items()))
-                )
-    notes = ("Median over steps and runs (worst step in brackets).",)
-    return TextTable(heading, "method", tuple(metrics.values()), rows, notes)
+                rows.append(cell_row(model, variant, (_cell(*logged) for logged in values.items())))
+        table = TextTable(heading, "method", tuple(metrics.values()), rows, notes)
+        tables[kind] = completed(table, board, title)
+    return tables
 
 
 def _cell(metric: str, values: "pd.Series[float]") -> str:
@@ -189,10 +171,8 @@ def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
     """The curves of each model: the error before the first update, and over the updates."""
     strokes = PALETTES[palette].strokes(drawn_variants(board))
     panels = []
-    for model in board.models:
-        for before, state in _STATES.items():
-            metric = schema.mismatch_metric(ERROR, before_update=before)
-            traces = traces_of(board, model, metric, strokes)
-            limit = SUSPICIOUS if before else None
-            panels.append(DiagnosticPanel(model, metric, f"{ERROR}\n{state}", traces, limit))
+    for model, (before, state) in product(board.models, _STATES.items()):
+        metric = schema.mismatch_metric(ERROR, before_update=before)
+        traces, limit = traces_of(board, model, metric, strokes), SUSPICIOUS if before else None
+        panels.append(DiagnosticPanel(model, metric, f"{ERROR}\n{state}", traces, limit))
     return Picture("figure_mismatch", "", title, "", diagnostics_of(board, title, panels, strokes), draw)

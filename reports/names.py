@@ -1,7 +1,8 @@
 """Display names for identifiers, the order of rows, the origin of results, and numbers as text."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
@@ -75,9 +76,24 @@ def value_text(value: float | str | bool | None) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def points(fraction: float) -> str:
+def points(fraction: float | None) -> str:
     """A fraction as percent with two decimals, as in the tables."""
-    return str(round_half_up(percent(fraction)))
+    return ABSENT if fraction is None else str(round_half_up(percent(fraction)))
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number in a format; ABSENT for None and NaN."""
+    return ABSENT if value is None or math.isnan(value) else f"{value:{form}}"
+
+
+def with_interval(value: Estimate | Share | None, form: Callable[[float], str]) -> str:
+    """`0.84 (0.78 to 0.91)`: a value and the ends of its 95 % interval, if it has one, each written by `form`."""
+    if value is None:
+        return ABSENT
+    text = form(value.value)
+    if value.low is None or value.high is None:
+        return text
+    return f"{text} ({form(value.low)} to {form(value.high)})"
 
 
 def estimate_text(estimate: Estimate | None, signed: bool = False) -> str:

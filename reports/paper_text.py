@@ -85,19 +85,13 @@ def _numbers(
     lines, taken = ["% Put \\input{numbers} before the first use of a number."], set[str]()
     for place, what, value, words in numbers:
         stem = "cppo" + "".join(map(letters, (*place, what)))
-        name = next(name for name in (stem + suffix for suffix in _suffixes()) if name not in taken)
+        # None, B, C, ... Z, BA, BB, ...
+        suffixes = (suffix for length in count() for suffix in product(ascii_uppercase, repeat=length))
+        names = (stem + "".join(suffix) for suffix in suffixes if suffix[:1] != ("A",))
+        name = next(name for name in names if name not in taken)
         taken.add(name)
         lines.append(f"\\newcommand{{\\{name}}}{{{value}}} % {escape_latex(words)}")
     return "\n".join(lines) + "\n"
-
-
-def _suffixes() -> Iterator[str]:
-    """None, B, C, ... Z, BA, BB, ..."""
-    yield ""
-    for length in count(1):
-        for suffix in product(ascii_uppercase, repeat=length):
-            if suffix[0] != "A":
-                yield "".join(suffix)
 
 
 # Where a number belongs, what it is, its LaTeX, and the comment beside it.
@@ -119,8 +113,7 @@ def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_N
         yield place, "Seeds", str(cell.runs), "runs with a result"
         if (difference := cell.differences.get(Score.FINAL)) is not None:
             yield from _of_difference(place, about, difference, summary.adjusted.get((*pair, Score.FINAL)))
-    overall = [each for each in summary.overall if each.score is Score.FINAL and len(board.models) > 1]
-    for each, p in with_holm(overall):
+    for each, p in with_holm(summary.overall if len(board.models) > 1 else ()):
         about = f"{display_name(each.variant)}, mean over the models"
         yield from _of_difference((sweep, "AllModels", each.variant), about, each, p)
 
@@ -202,9 +195,9 @@ def _seeds(board: Scoreboard) -> str:
     seeds = next(iter(cells))
     if len(cells) == 1 and None not in seeds:
         return f"with {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}) of each method and model"
-    counts = sorted(set(map(len, cells)))
-    few = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"with {few} run{'s' * (counts[-1] > 1)} of each method and model"
+    counts = {*map(len, cells)}
+    few = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"with {few} run{'s' * (max(counts) > 1)} of each method and model"
 
 
 def _tests(summary: Statistics) -> list[str]:

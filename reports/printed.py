@@ -95,18 +95,18 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
     for model in models:
         runs = board.runs_of(model, OURS)
         logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs if run.mlflow_id]
-        rows.append(TextRow(model, False, tuple(_value(read, logged) for _, read in COLUMNS)))
+        # In the order of the runs.
+        values = (
+            dict.fromkeys(value for params in logged if (value := read(params)) is not None)
+            for _, read in COLUMNS
+        )
+        rows.append(TextRow(model, False, tuple(" / ".join(each) or ABSENT for each in values)))
     notes = (
         f"Source: {origin(core)}.",
         f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
         "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
     )
     return TextTable(title, "Model", [heading for heading, _ in COLUMNS], rows, notes, core)
-
-
-def _value(read: Callable[[Params], str | None], logged: Sequence[Params]) -> str:
-    values = dict.fromkeys(value for params in logged if (value := read(params)) is not None)
-    return " / ".join(values) or ABSENT
 
 
 HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
@@ -116,19 +116,14 @@ YES, NO, UNKNOWN = "yes", "no", "–"
 def comparison_table(title: str, used: Collection[str]) -> TextTable:
     """All built-in rules, and the others in `used`, the rules of the report's runs."""
     others = sorted(set(used) - set(RULES))
-    rows = tuple(
-        TextRow(display_name(rule), rule == OURS, (*_properties(rule), YES if rule in used else NO))
-        for rule in (*RULES, *others)
-    )
+    rows = []
+    for name in (*RULES, *others):
+        rule = known(name)
+        cells = rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (UNKNOWN,) * 5
+        rows.append(TextRow(display_name(name), name == OURS, (*cells, YES if name in used else NO)))
     notes = (
         "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",
         "Beyond it: masked, no objective; clipped, no gradient; capped, the coefficient stops growing and the "
         "token keeps its gradient; weighed less, the weight falls below 1.",
     )
     return TextTable(title, "Rule", HEADINGS, rows, notes)
-
-
-def _properties(name: str) -> tuple[str, ...]:
-    """The cells of a rule's record."""
-    rule = known(name)
-    return rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (UNKNOWN,) * 5

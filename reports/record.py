@@ -15,7 +15,6 @@ from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
-from cppo_lab.analysis.statistics.power import ReachedPower
 from cppo_lab.analysis.statistics.verdicts import reason
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.saved import FORMAT
@@ -66,7 +65,14 @@ def record(
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
-        "sweeps": [_sweep(name, board) for name, board in boards.items()],
+        "sweeps": [
+            {
+                "name": name,
+                "cells": [_cell(cell) for cell in board.cells.values()],
+                "runs": [_run(run, board.data.versions) for run in board.runs],
+            }
+            for name, board in boards.items()
+        ],
         "verdicts": [_verdict(line) for line in lines],
         **values,
         "figures": {
@@ -84,21 +90,9 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _sweep(name: str, board: Scoreboard) -> dict[str, Any]:
-    return {
-        "name": name,
-        "cells": [_cell(cell) for cell in board.cells.values()],
-        "runs": [_run(run, board.data.versions) for run in board.runs],
-    }
-
-
 def _cell(cell: CellScore) -> dict[str, Any]:
     return {
-        "model": cell.model,
-        "variant": cell.variant,
-        "state": cell.state.value,
-        "provisional": cell.provisional,
-        "expected": cell.expected,
+        **{key: getattr(cell, key) for key in ("model", "variant", "state", "provisional", "expected")},
         "score": _stat(cell.score),
         "components": {name: _stat(stat) for name, stat in cell.components.items()},
     }
@@ -119,20 +113,22 @@ def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
         "state": run.state.value,
         "step": run.choice.step,
         "score": _number(run.choice.score),
-        "version": "" if run.mlflow_id is None else versions.get(run.mlflow_id, ""),
+        "version": versions.get(run.mlflow_id or "", ""),
     }
 
 
 def _verdict(line: VerdictLine) -> dict[str, Any]:
-    """Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon."""
-    verdict = line.verdict
+    """Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon; `lead` of its power is
+    the log of such a ratio, else a fraction.
+    """
+    verdict, claim = line.verdict, line.verdict.claim
     deciding, power = verdict.deciding, verdict.power
-    difference = None if deciding is None else deciding.difference
-    value, low, high = (None, None, None) if difference is None else verdict.claim.shown(difference.estimate)
+    estimate = None if deciding is None else deciding.estimate
+    value, low, high = (None, None, None) if estimate is None else claim.shown(estimate)
     return {
-        "claim": verdict.claim.key,
-        "text": verdict.claim.text,
-        "sweep": verdict.claim.sweep,
+        "claim": claim.key,
+        "text": claim.text,
+        "sweep": claim.sweep,
         "score": verdict.score.value,
         "outcome": verdict.outcome.value,
         "provisional": verdict.provisional,
@@ -140,21 +136,17 @@ def _verdict(line: VerdictLine) -> dict[str, Any]:
         "estimate": _number(value),
         "low": _number(low),
         "high": _number(high),
-        "pairs": None if difference is None else difference.estimate.n,
+        "pairs": None if estimate is None else estimate.n,
         "exploratory": line.exploratory,
         "p_adjusted": None if deciding is None else _number(deciding.p_adjusted),
-        "unit": verdict.claim.unit,
-        "power": None if power is None else _power(power),
-        "others": {score.value: outcome.value for score, outcome in sorted(verdict.others.items())},
-    }
-
-
-def _power(power: ReachedPower) -> dict[str, float | int | str | None]:
-    """The power of a verdict for JSON; `lead`: a fraction, or the log of a ratio of errors."""
-    return {
-        "lead": power.lead,
-        "power": _number(power.power),
-        "runs": power.runs,
-        "runs_needed": power.needed,
-        "unknown": power.unknown,
+        "unit": claim.unit,
+        "power": power
+        and {
+            "lead": power.lead,
+            "power": _number(power.power),
+            "runs": power.runs,
+            "runs_needed": power.needed,
+            "unknown": power.unknown,
+        },
+        "others": dict(sorted(verdict.others.items())),
     }

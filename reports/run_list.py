@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.names import ABSENT, display_name, points
+from cppo_lab.reports.names import ABSENT, display_name, number, points
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
 MOST_SETTINGS = 8  # of one run; MLflow has all
@@ -16,36 +16,17 @@ MANY = 1000  # rows of one list: some 400 KB; the files beside the page have eve
 
 
 @dataclass(frozen=True)
-class RunLine:
-    """One row of the list of runs, as text. `path`: its page relative to the address of an MLflow server; `link`: that
-    page on the store's server. Both are empty if there is none. `settings`: its settings other than the seed that
-    differ from those of other runs of the sweep on the same model. `note`: its scores on further
-    benchmarks, and what users have noted on it.
-    """
-
-    label: str
-    model: str
-    seed: str
-    state: str
-    t_stop: str
-    step: str
-    score: str
-    run_id: str
-    mlflow_id: str
-    path: str
-    link: str
-    settings: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class RunGroup:
-    """The rows of one cell of the tables; `anchor` is their id on the page; `left_out` counts the runs that are not
-    shown.
+    """The rows of one cell of the tables, as texts by name; `anchor` is their id on the page; `left_out` counts the
+    runs that are not shown.
+
+    `path`: a run's page relative to the address of an MLflow server; `link`: that page on the store's server. Both are
+    empty if there is none. `settings`: its settings other than the seed that differ from those of other runs of the
+    sweep on the same model. `note`: its scores on further benchmarks, and what users have noted on it.
     """
 
     anchor: str
-    runs: tuple[RunLine, ...]
+    runs: tuple[Mapping[str, str], ...]
     left_out: int = 0
 
 
@@ -66,16 +47,7 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     groups, differing = [], differing_settings(board)
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(
-            run_line(
-                run,
-                board.data.experiment_id,
-                uri,
-                _settings(board, run, differing),
-                _note(board, run),
-            )
-            for run in runs[:most]
-        )
+        lines = tuple(_line(board, run, uri, differing) for run in runs[:most])
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     unlisted = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
     return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
@@ -100,42 +72,35 @@ def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def _settings(board: Scoreboard, run: RunScore, differing: Mapping[str, tuple[str, ...]]) -> str:
-    params = board.data.params.get(run.mlflow_id or "", {})
-    shown = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
-    more = [f"and {len(shown) - MOST_SETTINGS} more"] if len(shown) > MOST_SETTINGS else []
-    return ", ".join([*shown[:MOST_SETTINGS], *more])
-
-
-def _note(board: Scoreboard, run: RunScore) -> str:
-    scores = [
+def _line(
+    board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
+    choice, data, mlflow_id = run.choice, board.data, run.mlflow_id or ""
+    params = data.params.get(mlflow_id, {})
+    settings = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
+    if (more := len(settings) - MOST_SETTINGS) > 0:
+        settings[MOST_SETTINGS:] = [f"and {more} more"]
+    notes = [
         f"{name.split('/')[1]} {points(board.points_of(run, name)['value'].iloc[-1])}"
-        for name in filter(schema.is_evaluation, board.data.metrics["metric"].cat.categories)
+        for name in filter(schema.is_evaluation, data.metrics["metric"].cat.categories)
         if len(board.points_of(run, name))
     ]
-    return "; ".join([*scores, *filter(None, [board.data.notes.get(run.mlflow_id or "")])])
-
-
-def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "", note: str = "") -> RunLine:
-    """The row of a run in the list."""
-    choice = run.choice
-    path = "" if run.mlflow_id is None else mlflow_path(experiment_id, run.mlflow_id)
-    score = ABSENT if choice.score is None else points(choice.score)
-    return RunLine(
-        label=display_name(run.variant),
-        model=run.model,
-        seed=ABSENT if run.seed is None else str(run.seed),
-        state=run.state.value + (f": {run.reason}" if run.reason else ""),
-        t_stop=ABSENT if run.t_stop is None else str(run.t_stop),
-        step=ABSENT if choice.step is None else str(choice.step),
-        score=score,
-        run_id=run.run_id or ABSENT,
-        mlflow_id=run.mlflow_id or ABSENT,
-        path=path,
-        link=mlflow_link(uri, path) if path else "",
-        settings=settings,
-        note=note,
-    )
+    path = mlflow_path(data.experiment_id, mlflow_id) if mlflow_id else ""
+    return {
+        "label": display_name(run.variant),
+        "model": run.model,
+        "seed": number(run.seed, "d"),
+        "state": run.state.value + (f": {run.reason}" if run.reason else ""),
+        "t_stop": number(run.t_stop, "d"),
+        "step": number(choice.step, "d"),
+        "score": points(choice.score),
+        "run_id": run.run_id or ABSENT,
+        "mlflow_id": mlflow_id or ABSENT,
+        "path": path,
+        "link": mlflow_link(uri, path) if path else "",
+        "settings": ", ".join(settings),
+        "note": "; ".join(filter(None, [*notes, data.notes.get(mlflow_id)])),
+    }
 
 
 def mlflow_path(experiment_id: str, mlflow_id: str) -> str:

@@ -246,8 +246,8 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
             "variant": variant,
             "before": _state(old, "state"),
             "after": _state(new, "state"),
-            "score_before": _percent(scores[0]),
-            "score_after": _percent(scores[1]),
+            "score_before": _change(0.0, scores[0]),
+            "score_after": _change(0.0, scores[1]),
             "points": _change(*scores),
             "runs_before": old.get("runs", 0),
             "runs_after": new.get("runs", 0),
@@ -268,8 +268,8 @@ def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
                 "text": (new or old)["text"],
                 "before": _state(old, "outcome"),
                 "after": _state(new, "outcome"),
-                "estimate_before": _percent(old.get("estimate")),
-                "estimate_after": _percent(new.get("estimate")),
+                "estimate_before": _change(0.0, old.get("estimate")),
+                "estimate_after": _change(0.0, new.get("estimate")),
                 "reason": (new or old)["reason"],
             }
 
@@ -280,10 +280,6 @@ def _close(old: float | None, new: float | None) -> bool:
 
 def _change(old: float | None, new: float | None) -> float | None:
     return None if old is None or new is None else POINT * (new - old)
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else POINT * value
 
 
 def _state(side: Values, key: str) -> str:
@@ -320,33 +316,20 @@ def _run_line(change: Values) -> str:
 
 
 def _cell_line(change: Values) -> str:
-    old, new = (
-        _shown_score(change["score_before"], change["before"]),
-        _shown_score(change["score_after"], change["after"]),
-    )
+    sides = []
+    for when in ("before", "after"):
+        score, state = change[f"score_{when}"], change[when]
+        words = [] if score is None else [f"{score:.2f}"]
+        sides.append(" ".join([*words, *([state] if state != "scored" or score is None else [])]) or "none")
     moved = "" if change["points"] is None else f" ({change['points']:+.2f})"
-    counts = (
-        ""
-        if change["runs_before"] == change["runs_after"]
-        else f", {change['runs_before']} -> {change['runs_after']} runs"
-    )
-    parts = "".join(f", {name} {value:+.2f}" for name, value in change["components"].items())
-    return (
-        f"{change['sweep']}: {change['variant']} on {change['model']}: {old} -> {new}{moved}{counts}{parts}"
-    )
-
-
-def _shown_score(value: float | None, state: str) -> str:
-    if value is None:
-        return state or "none"
-    return f"{value:.2f}" if state == "scored" else f"{value:.2f} {state}"
+    if (runs := (change["runs_before"], change["runs_after"]))[0] != runs[1]:
+        moved += f", {runs[0]} -> {runs[1]} runs"
+    moved += "".join(f", {name} {value:+.2f}" for name, value in change["components"].items())
+    return f"{change['sweep']}: {change['variant']} on {change['model']}: {' -> '.join(sides)}{moved}"
 
 
 def _verdict_line(change: Values) -> str:
-    numbers = [_shown_points(change["estimate_before"]), _shown_points(change["estimate_after"])]
-    shown = f" ({numbers[0]} -> {numbers[1]} points)" if any(number != "-" for number in numbers) else ""
+    estimates = (change["estimate_before"], change["estimate_after"])
+    numbers = " -> ".join("-" if value is None else f"{value:+.2f}" for value in estimates)
+    shown = "" if estimates == (None, None) else f" ({numbers} points)"
     return f"{change['text']}: {change['before'] or 'not judged'} -> {change['after'] or 'not judged'}{shown}"
-
-
-def _shown_points(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
 
@@ -17,7 +16,6 @@ from cppo_lab.analysis.search import (
     SeedValues,
     Space,
     Value,
-    neighbours,
     read_search,
     read_seed_values,
     scaled,
@@ -28,7 +26,7 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.build import BuildRequest, Contents
 from cppo_lab.reports.escapes import csv_text
 from cppo_lab.reports.figures.search import search_figures
-from cppo_lab.reports.names import ABSENT, objective_name, origin, value_text
+from cppo_lab.reports.names import ABSENT, number, objective_name, origin, value_text
 from cppo_lab.reports.record import About
 from cppo_lab.reports.table_texts import table_files
 from cppo_lab.reports.tables import TextRow, TextTable
@@ -97,7 +95,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
 
 
 def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
-    """The limits of the finding: selection bias, noise, and the values of the best trial's neighbours."""
+    """The limits of the finding: selection bias and noise."""
     ranked = result.ranking
     complete = len(ranked)
     if not ranked or (complete > 1 and len({*map(str, (trial.values for trial in ranked))}) == 1):
@@ -109,16 +107,7 @@ def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, .
             f"{what} the best of {complete}, and so too high on average (selection bias): expect less "
             "from the same settings with other seeds."
         )
-    sentences += _noise(result, seeds)
-    near = neighbours(result, ranked[0])
-    if len(result.objectives) == 1 and near:
-        low, high = (percent_text(end(trial.values[0] for trial in near)) for end in (min, max))
-        between = low if low == high else f"{low} to {high}"
-        sentences.append(
-            f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) reached "
-            f"{between}: if that is far below, the best is a narrow peak or due to chance."
-        )
-    return tuple(sentences)
+    return (*sentences, *_noise(result, seeds))
 
 
 def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
@@ -183,15 +172,11 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
     """
     if chosen is None:
         return ()
-    front = result.front
-    ranked = result.ranking
-    single = len(result.objectives) == 1
-    best = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
-    first = max(result.seeds) + 1
+    single, first = len(result.objectives) == 1, max(result.seeds) + 1
     fresh = ",".join(str(first + index) for index in range(max(2, len(result.seeds))))
     core = [] if result.core == DEFAULT_CORE else [f"core={result.core}"]
     lines = []
-    for trial in best:
+    for trial in result.ranking[: 1 if single else len(result.front)]:
         if not single:
             lines.append(f"# trial {trial.number}: {values_text(result, trial)}")
         settings = [override(name, value) for name, value in trial.params.items()]
@@ -214,7 +199,7 @@ def in_order(result: SearchResult) -> list[FrozenTrial]:
     return [*result.ranking, *others]
 
 
-def trials_frame(result: SearchResult, seeds: Sequence[SeedValues]) -> pd.DataFrame:
+def trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
     """A row for each trial in the order of the table: settings with every digit, values in percent."""
     several = [each for each in seeds if each.values]
     rows = [
@@ -238,8 +223,7 @@ def trials_frame(result: SearchResult, seeds: Sequence[SeedValues]) -> pd.DataFr
     ]
     by_seed = [f"{each.objective}_by_seed" for each in several]
     names = ("trial", "state", *result.spaces, *result.objectives, *by_seed)
-    more = ("seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core")
-    return pd.DataFrame(rows, columns=[*names, *more], dtype=object)
+    return csv_text([*names, "seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core"], rows)
 
 
 def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
@@ -256,19 +240,13 @@ def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable
                 f" ± {100 * np.std(of_seeds, ddof=1):.1f}" if of_seeds else ""
             )
         seconds = trial.user_attrs["seconds"]
-        minutes = ABSENT if seconds is None else f"{seconds / 60:.1f}"
-        rows.append(
-            TextRow(
-                str(trial.number),
-                trial.number in result.front,
-                (_state(result, trial), *params, *values, minutes),
-            )
-        )
-    several = len(result.objectives) > 1
+        minutes = number(seconds and seconds / 60, ".1f")
+        cells = (_state(result, trial), *params, *values, minutes)
+        rows.append(TextRow(str(trial.number), trial.number in result.front, cells))
+    shaded = "on the Pareto front, which comes first" if len(result.objectives) > 1 else "the best"
     notes = [
         f"Source: {origin(result.core)}.",
-        "Values in percent, higher is better. "
-        + ("Shaded: on the Pareto front, which comes first." if several else "Shaded: the best."),
+        f"Values in percent, higher is better. Shaded: {shaded}.",
     ]
     if any(each.values for each in seeds):
         notes.append(f"Mean ± standard deviation over {len(result.seeds)} seeds.")
@@ -291,24 +269,26 @@ def _state(result: SearchResult, trial: FrozenTrial) -> str:
 def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
     """The search space, the default settings of the configuration, and the values of the best trial."""
     best = result.ranking[0].params if result.complete and len(result.objectives) == 1 else None
-    is_shipped = any(name in shipped for name in result.spaces)
-    rows, edges = [], False
-    for name, space in result.spaces.items():
-        cells = [space_text(space)]
-        if is_shipped:
-            cells.append(value_text(shipped[name]) if name in shipped else ABSENT)
-        if best:
-            at_edge = isinstance(space, FloatDistribution) and not EDGE < scaled(space, best[name]) < 1 - EDGE
-            cells.append(value_text(best[name]) + (" (at the edge)" if at_edge else ""))
-            edges |= at_edge
-        rows.append(TextRow(name, False, tuple(cells)))
-    headings = ("searched", *(["as shipped"] if is_shipped else []), *(["best trial"] if best else []))
+    columns = {"searched": {name: space_text(space) for name, space in result.spaces.items()}}
+    if any(name in shipped for name in result.spaces):
+        columns["as shipped"] = {name: value_text(value) for name, value in shipped.items()}
+    edges = False
+    if best:
+        columns["best trial"] = of_best = {name: value_text(value) for name, value in best.items()}
+        for name, space in result.spaces.items():
+            if isinstance(space, FloatDistribution) and not EDGE < scaled(space, best[name]) < 1 - EDGE:
+                of_best[name] += " (at the edge)"
+                edges = True
+    rows = [
+        TextRow(name, False, tuple(column.get(name, ABSENT) for column in columns.values()))
+        for name in result.spaces
+    ]
     notes = [f"Sampler {result.sampler}, pruner {result.pruner}, seeds {', '.join(map(str, result.seeds))}."]
     if edges:
         notes.append(
             "at the edge: the best value lies at an end of the interval; a better one may lie beyond it."
         )
-    return TextTable("Space searched", "parameter", headings, rows, notes, result.core)
+    return TextTable("Space searched", "parameter", (*columns,), rows, notes, result.core)
 
 
 def space_text(space: Space) -> str:
@@ -340,7 +320,6 @@ class SearchRequest(BuildRequest):
         result = read_search(self.uri, self.experiment, self.study)
         seeds = read_seed_values(self.uri, self.experiment, result)
         space, trials = space_table(result, self.shipped), trials_table(result, seeds)
-        frame = trials_frame(result, seeds)
         texts = table_files({"table_trials": trials, "table_space": space})
         return Contents(
             about=About(
@@ -352,7 +331,7 @@ class SearchRequest(BuildRequest):
                 core=result.core,
                 command=self.command,
             ),
-            texts=texts | {"table_trials.csv": csv_text([*frame], frame.to_numpy())},
+            texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
             pictures=search_figures(result),
             boards={},
             template="search.html.j2",

@@ -118,9 +118,8 @@ def findings_section(entries: Sequence[Headline]) -> Section:
     return Section("findings", "Findings", {"entries": entries}, "in words, model by model")
 
 
-def run_files(scored: Scored, scores: str, runs: str) -> dict[str, str]:
+def run_files(board: Scoreboard, scores: str, runs: str) -> dict[str, str]:
     """The CSV files of all scores, and of all runs."""
-    board = scored.board
     return {f"{scores}.csv": table_texts.long_csv(board), f"{runs}.csv": table_texts.runs_csv(board)}
 
 

@@ -38,9 +38,11 @@ from cppo_lab.reports.names import (
     display_name,
     edge_text,
     estimate_text,
+    number,
     p_text,
     points,
     score_text,
+    with_interval,
 )
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
@@ -75,7 +77,7 @@ def _scores(summary: Statistics) -> TextTable:
         cells = (
             str(cell.runs),
             *(score_text(cell.scores.get(score)) for score in Score),
-            _points(bias),
+            points(bias),
             _evaluation(cell.sampling),
             f"{cell.collapsed} of {cell.runs}",
         )
@@ -118,8 +120,11 @@ def _differences(summary: Statistics) -> TextTable:
         cells = (
             *(_difference(cell.differences.get(score)) for score in compared),
             p_text(summary.adjusted.get((cell.model, cell.variant, Score.FINAL)), ABSENT),
-            ABSENT if final is None else _share(final.improvement),
-            ABSENT if final is None else ("by seed" if final.paired else "no"),
+            *(
+                (ABSENT, ABSENT)
+                if final is None
+                else (_share(final.improvement), "by seed" if final.paired else "no")
+            ),
         )
         rows.append(cell_row(cell.model, cell.variant, cells))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
@@ -136,7 +141,7 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
     aggregates = {
         (each.variant, each.name): each.estimate for each in summary.aggregates if each.score is Score.FINAL
     }
-    overall = {each.variant: each for each in summary.overall if each.score is Score.FINAL}
+    overall = {each.variant: each for each in summary.overall}
     rows, base = [], baseline_name(summary.baseline)
     for variant in dict.fromkeys(variant for variant, _ in aggregates):
         above = overall.get(variant)
@@ -173,7 +178,7 @@ def _order(summary: Statistics) -> TextTable:
             cells = (
                 *_place(place),
                 *_place(ends.get(place.variant)),
-                *(ABSENT if rank is None else str(rank) for rank in ranks),
+                *(number(rank, "d") for rank in ranks),
             )
             rows.append(cell_row(model, place.variant, cells))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
@@ -190,16 +195,12 @@ def _place(place: Rank | None) -> tuple[str, str, str]:
     """Rank, margin and noise."""
     if place is None:
         return (ABSENT, ABSENT, ABSENT)
-    return str(place.rank), _points(place.margin), _points(place.noise)
-
-
-def _points(value: float | None) -> str:
-    return ABSENT if value is None else points(value)
+    return str(place.rank), points(place.margin), points(place.noise)
 
 
 def _evaluation(sampling: SamplingError | None) -> str:
     if sampling is None or sampling.edge is None:
-        return _points(None if sampling is None else sampling.answers)
+        return points(None if sampling is None else sampling.answers)
     return edge_text(sampling.edge)
 
 
@@ -209,9 +210,7 @@ def _difference(difference: Difference | None) -> str:
 
 def _share(share: Share | None) -> str:
     """A probability of improvement; none for single runs, for which it would take only a few values."""
-    if share is None or share.low is None or share.high is None:
-        return "none"
-    return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"
+    return "none" if share is None or share.low is None else with_interval(share, number)
 
 
 # By problem: methods, differences from the baseline, and the problems that separate two methods.
@@ -273,7 +272,7 @@ def _methods(
             _half(cell.over_problems),
             edge_text(edge) if edge else _other_answers(cell, mean_variance(cell.evaluations, phi[pair][0])),
             _evaluation(error_of_run),
-            ABSENT if cell.between is None else f"{cell.between:.2f}",
+            number(cell.between),
             *(estimate_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
             *([estimate_text(votes)] if voted else []),
             *(points(share.value) for share in cell.profile),
@@ -344,13 +343,12 @@ def _problem_differences(
         )
         separating = [problem for problem in pair.separated if problem.separates]
         ours = sum(problem.ours > problem.theirs for problem in separating)
-        correlation = pair.difference.correlation
         texts = (
             estimate_text(pair.difference.seeds, signed=True),
             _half(pair.difference.problems),
             _half(pair.difference.both),
             _other_answers(mine, variance),
-            ABSENT if correlation is None else f"{correlation:.2f}",
+            number(pair.difference.correlation),
             f"{ours} and {len(separating) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
         )

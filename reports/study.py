@@ -49,6 +49,11 @@ class StudyReport:
         return self.scored.get(MAIN)
 
     @property
+    def anchors(self) -> Mapping[tuple[str, str], str]:
+        """Those of the main sweep."""
+        return self.main.anchors if self.main else {}
+
+    @property
     def core(self) -> str:
         """The core behind the study's runs; several are named together."""
         cores = {core for sweep in self.scored.values() for core in sweep.core.split("+")}
@@ -67,11 +72,8 @@ class StudyReport:
 
 
 def _main(report: StudyReport) -> Section:
-    view = {
-        "table": report.table,
-        "absent": "" if report.main else report.study.why_absent(MAIN),
-        "anchors": report.main.anchors if report.main else {},
-    }
+    absent, anchors = "" if report.main else report.study.why_absent(MAIN), report.anchors
+    view = {"table": report.table, "absent": absent, "anchors": anchors}
     return Section("main", "Main results", view, tables={"table_1": report.table})
 
 
@@ -81,9 +83,7 @@ def _findings(report: StudyReport) -> Section:
     for name, sweep in report.scored.items():
         of_sweep = headlines(sweep.board)
         if name != MAIN:
-            of_sweep = tuple(
-                Headline(f"{sweep.title} ({entry.about})", entry.sentences) for entry in of_sweep
-            )
+            of_sweep = tuple(replace(entry, about=f"{sweep.title} ({entry.about})") for entry in of_sweep)
         findings.extend(of_sweep)
     return findings_section(findings)
 
@@ -91,7 +91,7 @@ def _findings(report: StudyReport) -> Section:
 def _figures(report: StudyReport) -> Section:
     main = report.main
     full = full_table(main.board, "Score by benchmark (Table 4)") if main else None
-    view = {"table": full, "anchors": report.main.anchors if report.main else {}}
+    view = {"table": full, "anchors": report.anchors}
     title = "The largest model and scores by benchmark"
     return Section("figures", title, view, "Figure 1, Table 4", "largest", {"table_4": full})
 
@@ -116,15 +116,8 @@ def _ablations(report: StudyReport) -> Section:
             continue
         table = full_table(scored.board, sweep.grid.title) if scored else None
         notes = [note for note in table.notes if note not in said] if table else []
-        tables[f"table_{name}"] = table
-        shown.append(
-            {
-                "sweep": sweep,
-                "table": table,
-                "notes": notes,
-                "statistics": statistics(scored).view if scored else {},
-            }
-        )
+        tables[f"table_{name}"], of_sweep = table, statistics(scored).view if scored else {}
+        shown.append({"sweep": sweep, "table": table, "notes": notes, "statistics": of_sweep})
     hint = f"Figures 5 and 6, {len(shown)} tables"
     return Section("ablations", "Ablations", {"shown": shown}, hint, tables=tables)
 
@@ -239,7 +232,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
     files = paper_texts(study.boards, summaries, sections, about.withdrawn)
     for name, of_sweep in scored.items():
-        files |= run_files(of_sweep, f"long_{name}", f"runs_{name}")
+        files |= run_files(of_sweep.board, f"long_{name}", f"runs_{name}")
     gaps: dict[str, list[str]] = {}
     for name, board in study.boards.items():
         for run in board.gaps:

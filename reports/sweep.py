@@ -122,13 +122,12 @@ def _by_setting(report: SweepReport) -> Section | None:
 def _curves(report: SweepReport) -> Section:
     """The validation curves; for the paper's grid, also its Figure 4 in a file."""
     board, palette = report.board, report.palette
-    shown = [
-        ("curves", validation.curves_info(board, f"Validation curves ({report.title})", palette=palette))
-    ]
+    title = f"Validation curves ({report.title})"
+    shown = {"curves": validation.curves_info(board, title, palette=palette)}
     if report.of_paper:
         title = "Validation curves (Figure 4)"
-        shown.append(("4", validation.curves_info(board, title, FIGURE_4_MODELS, palette=palette)))
-    pictures = tuple(_picture(name, info, validation.draw) for name, info in shown)
+        shown["4"] = validation.curves_info(board, title, FIGURE_4_MODELS, palette=palette)
+    pictures = tuple(_picture(name, info, validation.draw) for name, info in shown.items())
     crowded = any(cell.expected > validation.FEW for cell in board.cells.values())
     return Section("curves", "Validation curves", {"crowded": crowded}, pictures=pictures)
 
@@ -148,12 +147,11 @@ def _benchmarks(report: SweepReport) -> Section:
 def _diagnostics(report: SweepReport) -> Section | None:
     title = f"Training diagnostics ({report.title})"
     info = training.diagnostics_info(report.board, title, report.palette)
-    several = any(cell.expected > 1 for cell in report.board.cells.values())
     if info is None:
         return None
-    picture = _picture("diagnostics", info, training.draw)
-    view = {"several_seeds": several}
-    return Section("diagnostics", "Training diagnostics", view, "", pictures=(picture,))
+    view = {"several_seeds": any(cell.expected > 1 for cell in report.board.cells.values())}
+    pictures = (_picture("diagnostics", info, training.draw),)
+    return Section("diagnostics", "Training diagnostics", view, "", pictures=pictures)
 
 
 def _drift(report: SweepReport) -> Section | None:
@@ -219,7 +217,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
     return Contents(
         about=about,
-        texts=run_files(report, "table_long", "runs")
+        texts=run_files(board, "table_long", "runs")
         | paper_texts({request.name: board}, {request.name: report.statistics}, sections, about.withdrawn),
         pictures=(),
         boards={request.name: board},

@@ -23,33 +23,21 @@ def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple
     return [escape(row.label), *cells]
 
 
-def grid(block: TextTable) -> list[str]:
-    """The lines of one table in Markdown."""
-    rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
-    for row, texts in zip(block.rows, rows, strict=True):
-        texts[0] = f"**{texts[0]}**" if row.shaded and block.of_scores else texts[0]
-    head = [escape_markdown(heading) for heading in (block.lead, *block.headings)]
-    align = ["---", *["---:"] * len(block.headings)]
-    return ["| " + " | ".join(cells) + " |" for cells in (head, align, *rows)]
-
-
-def document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
-    """A Markdown document around the lines of a table; title and notes are escaped here."""
-    return "\n".join(
-        [f"# {escape_markdown(title)}", "", *lines, "", *(escape_markdown(note) + "\n" for note in notes)]
-    )
-
-
 def markdown(table: Table) -> str:
     """The table as a Markdown document, one table per model if the models have different columns."""
-    lines: list[str] = []
+    lines = [f"# {escape_markdown(table.title)}", ""]
     for number, (title, block) in enumerate(table.blocks):
-        rows = grid(block)
         if isinstance(table, FullTable):
             stop = "not given" if table.stops[number] is None else table.stops[number]
-            rows = [f"## {escape_markdown(title)} (T_stop = {stop})", "", *rows, ""]
-        lines += rows
-    return document(table.title, lines, table.notes)
+            lines += [f"## {escape_markdown(title)} (T_stop = {stop})", ""]
+        rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
+        for row, texts in zip(block.rows, rows, strict=True):
+            texts[0] = f"**{texts[0]}**" if row.shaded and block.of_scores else texts[0]
+        head = map(escape_markdown, (block.lead, *block.headings))
+        align = ["---", *["---:"] * len(block.headings)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in (head, align, *rows)]
+        lines += [""] * isinstance(table, FullTable)
+    return "\n".join([*lines, "", *(escape_markdown(note) + "\n" for note in table.notes)])
 
 
 PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")

@@ -39,8 +39,7 @@ EVALUATION = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell, in percent: either a `value` at printed precision (two decimals) or a `word` that says why there is
-    none.
+    """One cell, in percent: a `value` at printed precision (two decimals), or a `word` that says why there is none.
 
     `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
     answers to the same problems, if each problem's outcome is known; `std` contains it. `edge`: in its place, Wilson's
@@ -63,17 +62,21 @@ class Entry:
         """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `0.00 [to 0.79]`, `collapse`; then an arrow, and a dagger if
         it is provisional.
         """
-        text = self.word if self.value is None else f"{self.value}"
+        text = self._mean
         if self.std is not None:
             text += f" ± {self.std}"
         if self.edge or self.evaluation is not None:
             text += f" [{self.edge or self.evaluation}]"
-        return text + (f" {self.test}" if self.test else "") + ("†" if self.provisional else "")
+        return text + (f" {self.test}" if self.test else "") + "†" * self.provisional
+
+    @property
+    def _mean(self) -> str:
+        return self.word if self.value is None else f"{self.value}"
 
     @property
     def plain(self) -> str:
         """The mean alone, or the word in its place; a provisional one keeps its dagger."""
-        return (self.word if self.value is None else f"{self.value}") + ("†" if self.provisional else "")
+        return self._mean + "†" * self.provisional
 
 
 @dataclass(frozen=True)
@@ -155,25 +158,31 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     columns = []
     variants = in_order(board.variants)
     for model in board.models:
-        column = [
-            replace(_with_evaluation(board, cell), test=arrows.get((model, name), ""))
-            if (cell := board.cells.get((model, name)))
-            else Entry(word=NOT_DECLARED)
-            for name in variants
-        ]
-        columns.append(
-            mark(replace(entry, pair=(model, name)) for entry, name in zip(column, variants, strict=True))
+        cells = {(model, name): board.cells.get((model, name)) for name in variants}
+        entries = (
+            replace(
+                _with_evaluation(board, cell) if cell else Entry(word=NOT_DECLARED),
+                test=arrows.get(pair, ""),
+                pair=pair,
+            )
+            for pair, cell in cells.items()
         )
+        columns.append(mark(entries))
     rows = tuple(
         TextRow(display_name(name), name == OURS, tuple(entries), ("", name))
         for name, *entries in zip(variants, *columns, strict=True)
     )
-    entries = [entry for column in columns for entry in column]
-    edge = f" There {EDGE}" if any(entry.edge for entry in entries) else ""
-    known_errors = edge or any(entry.evaluation is not None for entry in entries)
+    shown = [entry for column in columns for entry in column]
+    edge = f" There {EDGE}" if any(entry.edge for entry in shown) else ""
+    known_errors = edge or any(entry.evaluation is not None for entry in shown)
     notes = (*table_notes(board), EVALUATION + edge) if known_errors else table_notes(board)
     if statistics is not None and statistics.adjusted:
-        notes = (*notes, _test_note(statistics))
+        test = (
+            f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: the scores differ significantly "
+            f"(two-sided p < {ALPHA:g} with Holm's adjustment over all methods and models of the table). Without an "
+            "arrow, it is not significant."
+        )
+        notes = (*notes, test)
     return TextTable(title, "Method", board.models, rows, notes, core_of(board))
 
 
@@ -183,18 +192,9 @@ def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
     for cell in statistics.cells:
         p = statistics.adjusted.get((cell.model, cell.variant, Score.BEST))
         if p is not None and p < ALPHA:
-            arrows[cell.model, cell.variant] = (
-                ABOVE if cell.differences[Score.BEST].estimate.value > 0 else BELOW
-            )
+            lead = cell.differences[Score.BEST].estimate.value
+            arrows[cell.model, cell.variant] = ABOVE if lead > 0 else BELOW
     return arrows
-
-
-def _test_note(statistics: Statistics) -> str:
-    base = baseline_name(statistics.baseline)
-    return (
-        f"{ABOVE} above, {BELOW} below {base}: the scores differ significantly (two-sided p < {ALPHA:g} with "
-        "Holm's adjustment over all methods and models of the table). Without an arrow, it is not significant."
-    )
 
 
 def full_table(board: Scoreboard, title: str) -> FullTable:

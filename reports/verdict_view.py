@@ -203,7 +203,7 @@ def verdict_line(
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     claim, one_run = verdict.claim, _single_runs(verdict) and not verdict.claim.of_errors
     words = power_words(verdict.power)
-    line = VerdictLine(
+    return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,
         exploratory=is_exploratory(verdict, standing),
@@ -213,12 +213,7 @@ def verdict_line(
         power=f"{power_question(claim)}: {words}" if words else ABSENT,
         beside=beside,
         deviation="" if claim.pairing is None else _deviation(claim, board),
-    )
-    if claim.of_errors:
-        return line
-    return replace(
-        line,
-        observed=_observed(verdict),
+        observed="" if claim.of_errors else _observed(verdict),
         others="; ".join(f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
 
@@ -251,15 +246,13 @@ def _single_runs(verdict: Verdict) -> bool:
 
 
 def _one_run(verdict: Verdict, alone: bool) -> str:
-    deciding = verdict.deciding
-    if deciding is None or deciding.difference is None:
+    if (deciding := verdict.deciding) is None:
         return ""
-    pair = f"{_pair(deciding)} {place(deciding.model)}"
     more = f" {MISSING}" if verdict.provisional else ""
     if verdict.after is not None:
         more += f" {exploratory(verdict.after)}"
     least = "The" if alone else "With one run on each side nothing is decided; the"
-    return f"{least} least clear is {pair}.{more}"
+    return f"{least} least clear is {_pair(deciding)} {place(deciding.model)}.{more}"
 
 
 def _estimate(claim: Claim, deciding: Comparison | None) -> str:
@@ -281,17 +274,21 @@ def _estimate(claim: Claim, deciding: Comparison | None) -> str:
 
 
 def _pair(comparison: Comparison) -> str:
-    against = display_name(comparison.against) if comparison.against else ""
-    return against_words(display_name(comparison.variant), against)
+    return against_words(display_name(comparison.variant), display_name(comparison.against))
 
 
 def _observed(verdict: Verdict) -> str:
-    """The direction of the estimates, which is all that single runs show."""
-    leans = [each.leans_for for each in verdict.comparisons if each.difference is not None]
-    if len(leans) == 1:
-        return f"The observed difference {'agrees with' if leans[0] else 'disagrees with'} the claim."
-    said = f"The observed differences agree with the claim in {sum(leans)} of {len(leans)} comparisons."
-    return said if leans else ""
+    """The direction of the estimates, which is all that single runs show: whether a comparison would be supported if
+    the observed difference were the true one.
+    """
+    claim, values = verdict.claim, [each.estimate.value for each in verdict.comparisons if each.estimate]
+    agree = sum(
+        value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin for value in values
+    )
+    if len(values) == 1:
+        return f"The observed difference {'agrees with' if agree else 'disagrees with'} the claim."
+    said = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
+    return said if values else ""
 
 
 _HEADINGS = (
@@ -335,7 +332,7 @@ def _comparisons(verdict: Verdict) -> TextTable:
 
 def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
     texts = []
-    for estimate in (None if each.difference is None else each.difference.estimate, each.matched):
+    for estimate in (each.estimate, each.matched):
         if estimate is None:
             texts.append((ABSENT, "none"))
         else:
@@ -355,7 +352,7 @@ def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
 
 
 def _interval(each: Comparison) -> str:
-    estimate = None if each.difference is None else each.difference.estimate
+    estimate = each.estimate
     if estimate is None or estimate.low is None or estimate.high is None:
         return "none"
     return f"{signed_points(estimate.low)} to {signed_points(estimate.high)}"
@@ -413,10 +410,10 @@ def short_answers(
     """
     if not of_scores and not of_errors:
         # The final means minus that of the baseline: over the models if there are several, else on the only one.
-        against = [difference for difference in statistics.overall if difference.score is Score.FINAL]
+        against = statistics.overall
         if len({cell.model for cell in statistics.cells}) < 2:
             cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
-            against = [difference for difference in cells if difference is not None]
+            against = tuple(difference for difference in cells if difference is not None)
         tested = with_holm(against)
         return [_answer(difference, SMALLEST, p is not None and p < LEVEL) for difference, p in tested]
     answers = [

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import without_horizon
@@ -241,15 +240,13 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 # Names in the paper's ablation curves -> ours.
-_PAPER_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "cppo_tv": "cppo",
-        "cppo_topk_tv": "cppo",
-        "cppo_db0.02_w0.8": "cppo",
-        "cppo_db0.03_w0.8": "cppo_fixed_budget",
-        "cppo_db0.02_w0.6": "cppo_low_w_min",
-    }
-)
+_PAPER_NAMES: Mapping[str, str] = {
+    "cppo_tv": "cppo",
+    "cppo_topk_tv": "cppo",
+    "cppo_db0.02_w0.8": "cppo",
+    "cppo_db0.03_w0.8": "cppo_fixed_budget",
+    "cppo_db0.02_w0.6": "cppo_low_w_min",
+}
 
 
 def named(variant: str, variants: Sequence[str]) -> str:

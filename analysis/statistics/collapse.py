@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, Share, mean_estimate
-from cppo_lab.analysis.statistics.values import RunValues, cell_runs
+from cppo_lab.analysis.statistics.values import FinishedRuns, cell_runs
 
 Z95 = 1.959963984540054  # of a two-sided 95 % interval
 # Limit on the distinct sums in the exact distribution of the test: 24 runs of different lengths stay below it.
@@ -243,13 +243,13 @@ def share_difference(ours: Sequence[Counts], theirs: Sequence[Counts]) -> ShareD
     return ShareDifference(math.fsum(shares) / len(shares), runs, ours=tuple(ours), theirs=tuple(theirs))
 
 
-def counts_of(runs: tuple[RunValues, ...], model: str, variant: str) -> Counts:
+def counts_of(runs: FinishedRuns, model: str, variant: str) -> Counts:
     """(collapsed, finished) runs of a cell."""
     of_cell = cell_runs(runs, model, variant)
     return sum(run.collapsed for run in of_cell), len(of_cell)
 
 
-def run_times(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[RunTime, ...]:
+def run_times(runs: FinishedRuns, model: str, variant: str) -> tuple[RunTime, ...]:
     """When the finished runs of a cell collapsed or ended."""
     return tuple(RunTime(run.ended, run.collapsed) for run in cell_runs(runs, model, variant))
 
@@ -301,9 +301,7 @@ class CellCollapse:
     last_step: int
 
 
-def cell_collapses(
-    board: Scoreboard, runs: tuple[RunValues, ...], baseline: Baseline
-) -> tuple[CellCollapse, ...]:
+def cell_collapses(board: Scoreboard, runs: FinishedRuns, baseline: Baseline) -> tuple[CellCollapse, ...]:
     """Every cell with a finished run; then, if there are several models, each variant over all models that have it."""
     cells = [pair for pair in board.cells if cell_runs(runs, *pair)]
     collapses = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
@@ -316,7 +314,7 @@ def cell_collapses(
 
 
 def _cell(
-    runs: tuple[RunValues, ...], model: str, variant: str, models: Sequence[str], baseline: Baseline
+    runs: FinishedRuns, model: str, variant: str, models: Sequence[str], baseline: Baseline
 ) -> CellCollapse:
     every = [run for name in models for run in run_times(runs, name, variant)]
     collapsed = sum(run.collapsed for run in every)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -189,7 +188,7 @@ def iqm(strata: Sequence[FloatArray]) -> FloatArray:
     return np.asarray(np.mean(runs[..., cut : runs.shape[-1] - cut], axis=-1))
 
 
-AGGREGATES: Mapping[str, Statistic] = MappingProxyType({"mean": mean, "iqm": iqm, "median": median})
+AGGREGATES: Mapping[str, Statistic] = {"mean": mean, "iqm": iqm, "median": median}
 
 
 def _task_means(strata: Sequence[FloatArray]) -> FloatArray:
@@ -214,16 +213,12 @@ def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[Floa
     point when every run of one side beats every run of the other.
     """
     sizes = [(len(a), len(b)) for a, b in zip(ours, theirs, strict=True)]
-    value = float(np.mean([_wins(a, b) for a, b in zip(ours, theirs, strict=True)]))
+    differences = [a[:, None] - b for a, b in zip(ours, theirs, strict=True)]
+    value = float(np.mean([np.mean((each > 0) + 0.5 * (each == 0)) for each in differences]))
     if any(min(size) < 2 for size in sizes):
         return Share(value, None, None)
     low = _limit(value, sizes)
     return Share(value, low, 1 - _limit(1 - value, [(m, n) for n, m in sizes]))
-
-
-def _wins(a: FloatArray, b: FloatArray) -> float:
-    difference = a[:, None] - b[None, :]
-    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))
 
 
 def _limit(value: float, sizes: Sequence[tuple[int, int]]) -> float:
@@ -286,10 +281,9 @@ def resample(
     drawn = []
     for runs in strata:
         n = len(runs)
-        source = runs
         if rescale and n > 1:
-            source = runs.mean() + math.sqrt(n / (n - 1)) * (runs - runs.mean())
-        drawn.append(source[rng.integers(0, n, size=(resamples, n))])
+            runs = runs.mean() + math.sqrt(n / (n - 1)) * (runs - runs.mean())
+        drawn.append(runs[rng.integers(0, n, size=(resamples, n))])
     return drawn
 
 
@@ -341,11 +335,11 @@ def score_limits(estimate: Estimate) -> tuple[float, float] | None:
 class Band:
     """The mean over the runs at each step, and the band from `low` to `high` around it.
 
-    `kind`: INTERVAL, RANGE, or empty for a single run. The band has zero width for a single run, and at steps with too
-    few runs for its kind.
+    `band`: its kind, INTERVAL or RANGE, or empty for a single run. It has zero width for a single run, and at steps
+    with too few runs for its kind.
     """
 
-    kind: str
+    band: str
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]

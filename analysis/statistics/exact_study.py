@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate
 from cppo_lab.analysis.statistics.estimate import mean_estimate as over_runs
 
@@ -108,20 +108,14 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
     """The finished runs of a scored sweep by condition, in declaration order. Runs that did not log `exact/error` are
     left out.
     """
-    if board not in _READ:  # each claim and the tables need them
-        _READ[board] = _all_curves(board)
-    return _READ[board]
-
-
-def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
-    curves: dict[Condition, Curves] = {}
+    if board in _READ:  # each claim and the tables need them
+        return _READ[board]
+    curves = _READ[board] = dict[Condition, Curves]()
     for model, variant in board.cells:
         runs = {
             run.mlflow_id: run.seed
             for run in board.runs_of(model, variant)
-            if run.mlflow_id is not None
-            and run.seed is not None
-            and run.state in (SelectionState.SCORED, SelectionState.COLLAPSE)
+            if run.mlflow_id is not None and run.seed is not None and run.state not in GAPS
         }
         logged = {name: board.logged(model, variant, name) for name in READ}
         points = {
@@ -132,10 +126,13 @@ def _all_curves(board: Scoreboard) -> dict[Condition, Curves]:
         if not horizon.isdigit() or points[METRICS["error"]].empty:
             continue
         steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
-        tables = {name: _table(of_metric, list(runs), steps) for name, of_metric in points.items()}
-        curves[Condition(model, without_horizon(variant), int(horizon))] = curves_of(
-            tuple(runs.values()), tables
-        )
+        tables = {}
+        for name, of_metric in points.items():
+            tables[name] = table = np.full((len(runs), steps), np.nan)
+            rows = pd.Index([*runs]).get_indexer(of_metric["mlflow_id"].astype(str))
+            table[rows, of_metric["step"].to_numpy() - 1] = of_metric["value"].to_numpy()
+        condition = Condition(model, without_horizon(variant), int(horizon))
+        curves[condition] = curves_of(tuple(runs.values()), tables)
     return curves
 
 
@@ -181,14 +178,6 @@ def without_horizon(variant: str) -> str:
     return " ".join(
         word for word in variant.split(" ") if not word.startswith((f"{name}=", f"{schema.HORIZON}="))
     )
-
-
-def _table(points: pd.DataFrame, runs: Sequence[str], steps: int) -> Array:
-    """[run, step] of a metric, NaN where a run did not log it; steps count from 1."""
-    table = np.full((len(runs), steps), np.nan)
-    rows = pd.Index(runs).get_indexer(points["mlflow_id"].astype(str))
-    table[rows, points["step"].to_numpy() - 1] = points["value"].to_numpy()
-    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,21 +291,18 @@ def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate
     if not n:
         return None
     draws = np.concatenate([np.ones((1, n)), 1 - np.eye(n)]) if n > 1 else np.ones((1, 1))
-    logs = np.stack([part.log_ratios(_expand_weights(draws, seeds, part.seeds)) for part in parts])
-    values = reduce(logs)
+    logs = []
+    for part in parts:
+        weights = np.zeros((len(draws), len(part.seeds)))  # its further seeds have weight 0
+        weights[:, [part.seeds.index(seed) for seed in seeds]] = draws
+        logs.append(part.log_ratios(weights))
+    values = reduce(np.stack(logs))
     if not np.isfinite(values).all():
         return None
     if n == 1:
         return Estimate(float(values[0]), 1, unknown=ONE_RUN)
     error = math.sqrt((n - 1) / n * float(((values[1:] - values[1:].mean()) ** 2).sum()))
     return estimate(float(values[0]), n, error, n - 1)
-
-
-def _expand_weights(draws: Array, seeds: Sequence[int], of_part: Sequence[int]) -> Array:
-    """The weights of the common `seeds` as weights of a part's seeds `of_part`; its further seeds have weight 0."""
-    weights = np.zeros((len(draws), len(of_part)))
-    weights[:, [of_part.index(seed) for seed in seeds]] = draws
-    return weights
 
 
 def of_seeds(curves: Mapping[Condition, Curves], seeds: Collection[int]) -> dict[Condition, Curves]:

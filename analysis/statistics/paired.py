@@ -27,7 +27,7 @@ from cppo_lab.analysis.statistics.estimate import (
     mean_estimate,
     probability_of_improvement,
 )
-from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, by_seed, cell_runs
+from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, Score, by_seed, cell_runs
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def difference_of(
 
 
 def difference(
-    runs: tuple[RunValues, ...], model: str, variant: str, against: str, score: Score | Quantity
+    runs: FinishedRuns, model: str, variant: str, against: str, score: Score | Quantity
 ) -> Difference | None:
     """`variant` minus `against` on one model; None if one of them has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
@@ -92,9 +92,7 @@ def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float
     ]
 
 
-def above_zero(
-    runs: tuple[RunValues, ...], model: str, variant: str, quantity: Score | Quantity
-) -> Difference | None:
+def above_zero(runs: FinishedRuns, model: str, variant: str, quantity: Score | Quantity) -> Difference | None:
     """The mean of a quantity over the runs of a cell, as a difference from 0; None if no run has it."""
     values = list(by_seed(runs, model, variant, quantity).values())
     mean = mean_estimate(values)
@@ -103,9 +101,7 @@ def above_zero(
     return Difference(model, variant, "", quantity, mean, False, len(values), 0, None)
 
 
-def over_models(
-    parts: Sequence[Difference], weights: Sequence[float], runs: tuple[RunValues, ...]
-) -> Estimate | None:
+def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: FinishedRuns) -> Estimate | None:
     """The weighted sum of differences between the same two variants, one per model; None if `parts` is empty.
 
     They are independent, unless a seed draws the starts of all models alike: then each seed that all models share gives
@@ -120,26 +116,23 @@ def over_models(
     return combine([part.estimate for part in parts], weights)
 
 
-def _by_seed(runs: tuple[RunValues, ...], part: Difference) -> dict[int | None, float]:
+def _by_seed(runs: FinishedRuns, part: Difference) -> dict[int | None, float]:
     """Seed -> difference, of the seeds that both sides have; their values if there is one side."""
     ours = by_seed(runs, part.model, part.variant, part.score)
     theirs = by_seed(runs, part.model, part.against, part.score) if part.against else dict.fromkeys(ours, 0.0)
     return _minus(ours, theirs)
 
 
-def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
+def mean_difference(parts: Sequence[Difference], runs: FinishedRuns) -> Difference | None:
     """The mean over models of differences between the same two variants; None if `parts` is empty."""
-    if not parts:
-        return None
-    first = parts[0]
-    value = over_models(parts, [1 / len(parts)] * len(parts), runs)
+    value = over_models(parts, [1 / len(parts)] * len(parts), runs) if parts else None
     if value is None:
         return None
-    sides = [
+    first = parts[0]
+    sides = (
         [np.array(list(by_seed(runs, part.model, variant, first.score).values())) for part in parts]
         for variant in (first.variant, first.against)
-        if variant
-    ]
+    )
     improvement = probability_of_improvement(*sides) if first.against else None
     return replace(_sum_of(parts), estimate=value, improvement=improvement)
 
@@ -174,9 +167,7 @@ def slope_weights(lengths: Sequence[float]) -> tuple[float, ...] | None:
     return tuple((place - mean) / squares for place in places) if squares > _ALIKE**2 else None
 
 
-def slope(
-    parts: Sequence[Difference], lengths: Mapping[str, float], runs: tuple[RunValues, ...]
-) -> Difference | None:
+def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: FinishedRuns) -> Difference | None:
     """The slope of the differences between two variants, one per model, over log2 of the models' `lengths` (tokens);
     None if all models have the same length. `n` is the number of models.
 
@@ -241,7 +232,7 @@ class Effect:
 
 
 def effects(
-    runs: tuple[RunValues, ...],
+    runs: FinishedRuns,
     model: str,
     places: Sequence[AxisPlace],
     baseline: Baseline,

@@ -44,12 +44,9 @@ class Spread:
     def at(self, n: int) -> tuple[float, float]:
         """Error and degrees of freedom with `n` runs."""
         seeds = self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
-        return seeds if self.models is None else max(seeds, self.models, key=_half)
-
-
-def _half(of: tuple[float, float]) -> float:
-    """Half the width of the 95 % interval with this error and these degrees of freedom."""
-    return of[0] * float(stdtrit(of[1], 1 - ALPHA))
+        if self.models is None:
+            return seeds
+        return max(seeds, self.models, key=lambda of: of[0] * float(stdtrit(of[1], 1 - ALPHA)))  # the wider
 
 
 def reached(distance: float, error: float, degrees: float) -> float:

@@ -51,13 +51,12 @@ Counts = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class EvaluationVariance:
-    """Variances of the unweighted mean over benchmarks. `answers`: over other answers to the same problems; None for
-    one answer per problem. `problems`: over other problems; None if a benchmark has a single one. `between`: rho, the
-    share of p (1 - p) that lies between problems; None if `answers` is None or nothing varies.
+    """Of the unweighted mean over benchmarks. `answers`: its variance over other answers to the same problems; None for
+    one answer per problem. `between`: rho, the share of p (1 - p) that lies between problems; None if `answers` is None
+    or nothing varies.
     """
 
     answers: float | None
-    problems: float | None
     between: float | None
 
 
@@ -73,19 +72,24 @@ def within_problem(right: Counts, samples: int) -> FloatArray:
 
 
 def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> EvaluationVariance:
-    """The variances of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
+    """The variance of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
     benchmark number.
     """
-    strata = strata_of(benchmark_of)
-    shares = np.asarray(right, dtype=np.float64) / samples
-    problems = None
-    if all(len(stratum) > 1 for stratum in strata):
-        problems = _over_strata([float(np.var(shares[stratum], ddof=1)) / len(stratum) for stratum in strata])
     if samples < 2:
-        return EvaluationVariance(None, problems, None)
-    inside = within_problem(right, samples)
-    answers = _over_strata([float(inside[stratum].mean()) / (len(stratum) * samples) for stratum in strata])
-    return EvaluationVariance(answers, problems, _between(shares, inside, samples, strata))
+        return EvaluationVariance(None, None)
+    strata = strata_of(benchmark_of)
+    shares, inside = np.asarray(right, dtype=np.float64) / samples, within_problem(right, samples)
+    means = [float(inside[stratum].mean()) for stratum in strata]
+    answers = (
+        math.fsum(mean / (len(stratum) * samples) for mean, stratum in zip(means, strata, strict=True))
+        / len(strata) ** 2
+    )
+    # The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks.
+    spread = math.fsum(
+        float(np.var(shares[stratum])) - mean / samples for mean, stratum in zip(means, strata, strict=True)
+    )
+    total = spread + math.fsum(means)
+    return EvaluationVariance(answers, min(1.0, max(0.0, spread / total)) if total > 0 else None)
 
 
 def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Share | None:
@@ -108,22 +112,6 @@ def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> S
         [float(np.round(shares[stratum].mean(), 12)) for stratum in strata],
         [len(stratum) * samples for stratum in strata],
     )
-
-
-def _over_strata(variances: Sequence[float]) -> float:
-    return math.fsum(variances) / len(variances) ** 2
-
-
-def _between(
-    shares: FloatArray, inside: FloatArray, samples: int, strata: Sequence[NDArray[np.intp]]
-) -> float | None:
-    """The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks."""
-    spread = math.fsum(
-        float(np.var(shares[stratum]) - inside[stratum].mean() / samples) for stratum in strata
-    )
-    noise = math.fsum(float(inside[stratum].mean()) for stratum in strata)
-    total = spread + noise
-    return min(1.0, max(0.0, spread / total)) if total > 0 else None
 
 
 def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
@@ -175,17 +163,14 @@ def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation,
     """The separation of every problem, in order, from the right answers [S, P] (of `samples`) of each run of both
     methods.
     """
-    answers = [samples * len(runs) for runs in (ours, theirs)]
-    counts = [np.asarray(runs).sum(axis=0, dtype=np.int64) for runs in (ours, theirs)]
-    p_values = [
-        fisher(int(a), answers[0], int(b), answers[1]) for a, b in zip(counts[0], counts[1], strict=True)
-    ]
+    n, m = (samples * len(runs) for runs in (ours, theirs))
+    right = [runs.sum(axis=0, dtype=np.int64).tolist() for runs in (ours, theirs)]
+    p_values = [fisher(a, n, b, m) for a, b in zip(*right, strict=True)]
     apart = (ours.min(axis=0) > theirs.max(axis=0)) | (theirs.min(axis=0) > ours.max(axis=0))
+    rows = zip(*right, p_values, holm(p_values), apart.tolist(), strict=True)
     return tuple(
-        Separation(index, float(a) / answers[0], float(b) / answers[1], p, adjusted, bool(every))
-        for index, (a, b, p, adjusted, every) in enumerate(
-            zip(counts[0], counts[1], p_values, holm(p_values), apart, strict=True)
-        )
+        Separation(index, a / n, b / m, p, adjusted, every)
+        for index, (a, b, p, adjusted, every) in enumerate(rows)
     )
 
 
@@ -303,11 +288,12 @@ def problem_difference(
     """
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
     problems = clustered_mean(mine - other, benchmark_of)
-    if paired:
-        interaction = _interaction(ours - theirs, benchmark_of)
-    else:
-        interaction = _interaction(ours, benchmark_of) + _interaction(theirs, benchmark_of)
-    return ProblemDifference(problems, seeds, _both(seeds, problems, interaction), _correlation(mine, other))
+    sides = [ours - theirs] if paired else [ours, theirs]
+    both = _both(seeds, problems, sum(_interaction(side, benchmark_of) for side in sides))
+    a, b = mine - mine.mean(), other - other.mean()
+    scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+    correlation = float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
+    return ProblemDifference(problems, seeds, both, correlation)
 
 
 def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
@@ -342,12 +328,6 @@ def _degrees(quantile: float, *ends: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _quantile(middle) > quantile else (low, middle)
     return (low + high) / 2
-
-
-def _correlation(ours: FloatArray, theirs: FloatArray) -> float | None:
-    a, b = ours - ours.mean(), theirs - theirs.mean()
-    scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
-    return float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
 
 
 # Answers drawn with repeated sampling seeds: the dependence between the errors of two evaluations of the same
@@ -596,12 +576,12 @@ def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
     """phi between neighbouring validations with recorded texts, from the problems for which both have all `samples`
     answers; None without two such validations.
     """
-    ours, theirs = [], []
-    for before, after in pairwise(_graded(texts, samples) for texts in answers.texts):
-        for problem in sorted(before.keys() & after.keys()):
-            ours.append(before[problem])
-            theirs.append(after[problem])
-    return draw_correlation(np.array(ours), np.array(theirs)) if ours and samples > 1 else None
+    pairs = [
+        (before[problem], after[problem])
+        for before, after in pairwise(_graded(texts, samples) for texts in answers.texts)
+        for problem in sorted(before.keys() & after.keys())
+    ]
+    return draw_correlation(*map(np.array, zip(*pairs, strict=True))) if pairs and samples > 1 else None
 
 
 def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
@@ -634,8 +614,8 @@ def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
 
 def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
     """The rows of the common seeds, in the order of ours."""
-    shared = [seed for seed in ours.seeds if seed in theirs.seeds]
-    rows, others = ([side.seeds.index(seed) for seed in shared] for side in (ours, theirs))
+    pairs = [(row, theirs.seeds.index(seed)) for row, seed in enumerate(ours.seeds) if seed in theirs.seeds]
+    rows, others = map(list, zip(*pairs, strict=True))
     return ours.final[rows], theirs.final[others]
 
 

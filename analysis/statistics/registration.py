@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome
 from cppo_lab.errors import counted
@@ -143,7 +142,11 @@ def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict
     """When each run that tests the claim first began, in milliseconds since the epoch, by run id. A result that was
     deleted or replaced has been seen, too.
     """
-    tests = {run.run_id for run in board.runs if _tests(claim, run)}
+    tests = {
+        run.run_id
+        for run in board.runs
+        if run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
+    }
     frame = board.data.runs
     starts: dict[str, int] = {}
     for run_id, start in zip(frame["run_id"], frame["start"], strict=True):
@@ -151,10 +154,6 @@ def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict
             began = int(start.timestamp() * 1000)
             starts[run_id] = min(began, starts.get(run_id, began), deleted.get(run_id, began))
     return starts
-
-
-def _tests(claim: Claim, run: RunScore) -> bool:
-    return run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
 
 
 def _when(time_ms: int) -> str:

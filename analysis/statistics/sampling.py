@@ -36,8 +36,7 @@ from cppo_lab.analysis.statistics.problems import (
     evaluation_variance,
     mean_variance,
 )
-from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, run_values
-from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.analysis.statistics.values import RunValues, run_values
 
 AIME_PROBLEMS = 30
 _MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a run on generated problems
@@ -45,52 +44,43 @@ _MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a
 
 @dataclass(frozen=True)
 class SamplingError:
-    """Standard errors of one evaluation (fractions): `answers` over other answers to the same problems, `problems` over
-    other problems. They are upper bounds unless `known` from each problem's outcome; `between` is then rho, None if
-    nothing varies. `edge`: of an evaluation without a right answer or without a wrong one, whose `answers` is 0, the
-    share with Wilson's 95 % limits (`edge_share`); of a cell, if all its runs are like that.
+    """Standard error of one evaluation (a fraction) over other `answers` to the same problems. It is an upper bound
+    unless `known` from each problem's outcome. `edge`: of an evaluation without a right answer or without a wrong one,
+    whose `answers` is 0, the share with Wilson's 95 % limits (`edge_share`); of a cell, if all its runs are like that.
     """
 
     answers: float
-    problems: float
     known: bool = False
-    between: float | None = None
     edge: Share | None = None
 
 
 def sampling_error(shares: Sequence[float], problems: int, samples: int) -> SamplingError:
-    """Upper bounds for the unweighted mean over benchmarks with these shares, `problems` problems each."""
-    count = len(shares)
+    """The upper bound for the unweighted mean over benchmarks with these shares, `problems` problems each."""
+    count, answers = len(shares), problems * samples
     variance = math.fsum(share * (1 - share) for share in shares)
-    answers, others = (math.sqrt(variance / number) / count for number in (problems * samples, problems))
-    return SamplingError(answers, others, edge=edge_share(shares, [problems * samples] * count))
+    edge = edge_share(shares, [answers] * count)
+    return SamplingError(math.sqrt(variance / answers) / count, edge=edge)
 
 
 def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
-    """The sampling error of the evaluation at the selected step: exact if the run recorded its outcomes, else bounds;
+    """The sampling error of the evaluation at the selected step: exact if the run recorded its outcomes, else a bound;
     None if the benchmarks or their numbers of problems are unknown, too.
     """
-    exact = _known_error(board.data.outcomes.get(run.mlflow_id or ""), run.choice.step)
-    if exact is not None:
-        return exact
-    shares, samples = list(run.choice.components.values()), board.curves.samples
-    problems = _problems(board, run)
-    if not shares or problems is None or samples < 1:
+    outcomes, step = board.data.outcomes.get(run.mlflow_id or ""), run.choice.step
+    if outcomes is not None and step in outcomes.steps:
+        right = outcomes.right[int(np.searchsorted(outcomes.steps, step or 0))]
+        known = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of).answers
+        if known is not None:
+            edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
+            return SamplingError(math.sqrt(known), True, edge)
+    scores, samples = run.choice.components, board.curves.samples
+    made = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
+    problems = int(made) if made.isdecimal() else 0
+    if not problems and all(name.lower().startswith("aime") for name in scores):
+        problems = AIME_PROBLEMS
+    if not scores or not problems or samples < 1:
         return None
-    return sampling_error(shares, problems, samples)
-
-
-def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError | None:
-    """None without outcomes at the step, with one answer per problem, or with a benchmark of one problem."""
-    if outcomes is None or step is None or step not in outcomes.steps:
-        return None
-    right = outcomes.right[int(np.searchsorted(outcomes.steps, step))]
-    variance = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
-    if variance.answers is None or variance.problems is None:
-        return None
-    edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
-    errors = math.sqrt(variance.answers), math.sqrt(variance.problems)
-    return SamplingError(*errors, True, variance.between, edge)
+    return sampling_error(list(scores.values()), problems, samples)
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
@@ -100,29 +90,13 @@ def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> Sampling
     errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
     if not errors or len(errors) < len(runs):
         return None
-    between = [error.between for error in errors if error.between is not None]
+    edges = [error.edge for error in errors if error.edge is not None]
+    alike = len(edges) == len(errors) and len({edge.value for edge in edges}) == 1
     return SamplingError(
         math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors)),
-        math.sqrt(math.fsum(error.problems**2 for error in errors) / len(errors)),
         all(error.known for error in errors),
-        math.fsum(between) / len(between) if between else None,
-        _common_edge([error.edge for error in errors]),
+        max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None,  # the widest
     )
-
-
-def _common_edge(edges: Sequence[Share | None]) -> Share | None:
-    """The widest of the runs' edges; None unless all runs are at the same one."""
-    present = [edge for edge in edges if edge is not None]
-    alike = len(present) == len(edges) and len({edge.value for edge in present}) == 1
-    return max(present, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None
-
-
-def _problems(board: Scoreboard, run: RunScore) -> int | None:
-    logged = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
-    if logged.isdecimal() and int(logged) > 0:
-        return int(logged)
-    names = run.choice.components
-    return AIME_PROBLEMS if names and all(name.lower().startswith("aime") for name in names) else None
 
 
 # The noise of a map of cells: how far apart the final means of equally good cells are.
@@ -161,8 +135,11 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
         counts = [len(finished.cells[model, variant]) for variant in dict.fromkeys(r.variant for r in runs)]
         error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts) / len(counts))
         return _noise_of(error, degrees, len(counts), True)
-    sampled = _evaluation_variances(board, finished, model, variants)
-    if not sampled:
+    # The variance over other answers of each cell's final mean, as for fresh answers.
+    names = {run.variant for run in runs}
+    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in names]
+    sampled = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
+    if len(sampled) < len(names):
         return None
     return _noise_of(math.sqrt(2 * math.fsum(sampled) / len(sampled)), _LARGE, len(sampled), False)
 
@@ -179,16 +156,6 @@ def _residual(runs: Sequence[RunValues], paired: bool) -> tuple[float, int] | No
     fitted, _, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
     degrees = len(runs) - int(rank)
     return (float(((scores - design @ fitted) ** 2).sum()) / degrees, degrees) if degrees else None
-
-
-def _evaluation_variances(
-    board: Scoreboard, finished: FinishedRuns, model: str, variants: Sequence[str]
-) -> list[float]:
-    """The variance over other answers of each cell's final mean, as for fresh answers; empty if one is unknown."""
-    wanted = {variant for variant in variants if (model, variant) in finished.cells}
-    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in wanted]
-    variances = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
-    return variances if len(variances) == len(wanted) else []
 
 
 def _noise_of(error: float, degrees: float, cells: int, seeds: bool) -> MapNoise:

@@ -5,7 +5,6 @@ so their scatter shows the noise of its curve and nothing about other seeds.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,7 @@ from cppo_lab.analysis.statistics.estimate import (
 )
 from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
 from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error
-from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, cell_runs, run_values
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score, by_seed, cell_runs, run_values
 
 CANNOT = (
     "how much the score would change with another seed",
@@ -53,8 +52,6 @@ class Rank:
     """
 
     variant: str
-    value: float
-    runs: int
     rank: int
     margin: float | None
     noise: float | None
@@ -77,7 +74,7 @@ class Ranking:
         return {place.variant: place.rank for place in self.places}
 
 
-def rankings(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[Ranking, ...]:
+def rankings(board: Scoreboard, runs: FinishedRuns) -> tuple[Ranking, ...]:
     """Every model by every score that any of its variants has."""
     every = (_ranking(board, runs, model, score) for model in board.models for score in Score)
     return tuple(ranking for ranking in every if ranking.places)
@@ -92,7 +89,7 @@ def kendall(first: Ranking, second: Ranking) -> float | None:
     return None if math.isnan(tau) else tau
 
 
-def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: Score) -> Ranking:
+def _ranking(board: Scoreboard, runs: FinishedRuns, model: str, score: Score) -> Ranking:
     cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
     means = {variant: math.fsum(values) / len(values) for variant, values in cells.items() if values}
     order = sorted(means, key=lambda variant: -means[variant])
@@ -100,16 +97,11 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
     noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
     places = []
     for variant, below in zip_longest(order, order[1:]):
-        places.append(
-            Rank(
-                variant=variant,
-                value=means[variant],
-                runs=len(cells[variant]),
-                rank=ranks[model, variant],
-                margin=None if below is None else means[variant] - means[below],
-                noise=None if below is None else _both(noise[variant], noise[below]),
-            )
-        )
+        margin = both = None
+        if below is not None:
+            margin, noises = means[variant] - means[below], (noise[variant], noise[below])
+            both = None if None in noises else math.hypot(*filter(None, noises))
+        places.append(Rank(variant, ranks[model, variant], margin, both))
     return Ranking(model, score, tuple(places))
 
 
@@ -121,10 +113,6 @@ def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
         if run.step_noise is not None
     ]
     return math.sqrt(math.fsum(squares)) / len(runs) if len(squares) == len(runs) else None
-
-
-def _both(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else math.hypot(first, second)
 
 
 # All statistics of one scored sweep, for tables and pages.
@@ -165,7 +153,8 @@ class Statistics:
     """Everything about one sweep. `adjusted`: (model, variant, score) -> two-sided p-value of the difference from the
     baseline with Holm's adjustment over all models and variants of the sweep, for the differences that have one.
 
-    `aggregates` and `overall` (mean differences over models) cover the variants with finished runs on every model.
+    `aggregates` and `overall` (mean differences of final means over models) cover the variants with finished runs on
+    every model.
     """
 
     baseline: Baseline
@@ -202,15 +191,14 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
 
 
 def _cell(
-    board: Scoreboard, runs: tuple[RunValues, ...], model: str, variant: str, baseline: Baseline
+    board: Scoreboard, runs: FinishedRuns, model: str, variant: str, baseline: Baseline
 ) -> CellStatistics:
-    scores, differences, against = {}, {}, baseline.of(variant)
-    for score in Score:
-        mean = mean_estimate(list(by_seed(runs, model, variant, score).values()))
-        if mean is not None:
-            scores[score] = mean
-        if against is not None and (minus := difference(runs, model, variant, against, score)) is not None:
-            differences[score] = minus
+    against = baseline.of(variant)
+    means = {score: mean_estimate(list(by_seed(runs, model, variant, score).values())) for score in Score}
+    minus = {
+        score: None if against is None else difference(runs, model, variant, against, score)
+        for score in Score
+    }
     finished = [run for run in board.runs_of(model, variant) if run.state not in GAPS]
     return CellStatistics(
         model=model,
@@ -218,8 +206,8 @@ def _cell(
         runs=len(finished),
         collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
         sampling=cell_sampling_error(board, finished),
-        scores=scores,
-        differences=differences,
+        scores={score: mean for score, mean in means.items() if mean is not None},
+        differences={score: each for score, each in minus.items() if each is not None},
     )
 
 
@@ -236,7 +224,7 @@ def _adjusted(cells: Sequence[CellStatistics]) -> dict[tuple[str, str, Score], f
 
 
 def _aggregates(
-    board: Scoreboard, runs: tuple[RunValues, ...], rng: np.random.Generator, resamples: int
+    board: Scoreboard, runs: FinishedRuns, rng: np.random.Generator, resamples: int
 ) -> tuple[Aggregate, ...]:
     aggregates = []
     for variant in board.variants:
@@ -251,12 +239,11 @@ def _aggregates(
 
 
 def _overall(
-    board: Scoreboard, runs: tuple[RunValues, ...], cells: Sequence[CellStatistics]
+    board: Scoreboard, runs: FinishedRuns, cells: Sequence[CellStatistics]
 ) -> tuple[Difference, ...]:
-    parts: dict[tuple[str, Score], list[Difference]] = defaultdict(list)
+    parts: dict[str, list[Difference]] = {variant: [] for variant in board.variants}
     for cell in cells:
-        for score, of_cell in cell.differences.items():
-            parts[cell.variant, score].append(of_cell)
-    whole = (parts[variant, score] for variant in board.variants for score in Score)
-    means = (mean_difference(of_pair, runs) for of_pair in whole if len(of_pair) == len(board.models))
-    return tuple(mean for mean in means if mean is not None)
+        if Score.FINAL in cell.differences:
+            parts[cell.variant].append(cell.differences[Score.FINAL])
+    whole = (of_variant for of_variant in parts.values() if len(of_variant) == len(board.models))
+    return tuple(mean for each in whole if (mean := mean_difference(each, runs)) is not None)

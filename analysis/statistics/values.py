@@ -154,18 +154,15 @@ def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
     return tuple(run for run in board.runs if run.state not in GAPS and run.choice.score is not None)
 
 
-def by_seed(
-    runs: tuple[RunValues, ...], model: str, variant: str, score: Score | Quantity
-) -> dict[int | None, float]:
+def by_seed(runs: FinishedRuns, model: str, variant: str, score: Score | Quantity) -> dict[int | None, float]:
     """Seed -> score of the runs of one cell that have it."""
     of_cell = cell_runs(runs, model, variant)
     return {run.seed: value for run in of_cell if (value := run.of(score)) is not None}
 
 
-def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[RunValues, ...]:
+def cell_runs(runs: FinishedRuns, model: str, variant: str) -> tuple[RunValues, ...]:
     """The runs of one cell in their order."""
-    finished = runs if isinstance(runs, FinishedRuns) else FinishedRuns(runs)
-    return finished.cells.get((model, variant), ())
+    return runs.cells.get((model, variant), ())
 
 
 def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:

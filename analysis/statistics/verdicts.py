@@ -29,7 +29,6 @@ from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, ReachedPower,
 from cppo_lab.analysis.statistics.values import (
     FinishedRuns,
     Quantity,
-    RunValues,
     Score,
     cell_runs,
     finished_runs,
@@ -42,7 +41,7 @@ PREFIX_SHARE = "rule/prefix_budget_share"
 LENGTH = "train/response_length"
 
 
-def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
+def with_quantity(board: Scoreboard, runs: FinishedRuns, quantity: Quantity) -> FinishedRuns:
     """The runs with their `measured` value, None if a run did not log the metrics it needs."""
     measures: Mapping[Quantity, Callable[[Scoreboard, RunScore], float | None]] = {
         Quantity.RISE: rise,
@@ -110,8 +109,7 @@ class Comparison:
     return before the update.
 
     `p_for`, `p_against`: see below; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment over the
-    comparisons of a claim about scores. `leans_for`: whether the comparison would be supported if the observed
-    difference were the true one.
+    comparisons of a claim about scores.
     """
 
     model: str
@@ -125,7 +123,6 @@ class Comparison:
     p_against: float | None = None
     p_adjusted: float | None = None
     outcome: VerdictOutcome = VerdictOutcome.UNDECIDED
-    leans_for: bool = False
 
     @property
     def estimate(self) -> Estimate | None:
@@ -134,43 +131,33 @@ class Comparison:
 
 
 def compared(
-    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
+    claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
 ) -> list[Comparison]:
     """All comparisons of the claim, by a score or by the quantity that it is about; without p-values and outcomes."""
     if claim.of_errors:
         return _errors(claim, board)
     if isinstance(score, Quantity):
         runs = with_quantity(board, runs, score)
-    single = [
-        _one(claim, runs, model, pair, score)
-        for model in board.models
-        for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells])
-    ]
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    single = []
+    for model in board.models:
+        for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells]):
+            sides = [len(cell_runs(runs, model, variant)) for variant in pair if variant]
+            if claim.kind is Kind.COLLAPSE:
+                lead = _collapses(runs, [model], pair, score) if all(sides) else None
+            elif claim.kind is Kind.POSITIVE:
+                lead = above_zero(runs, model, pair[0], score)
+            else:
+                lead = difference(runs, model, *pair, score)
+            why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
+            single.append(Comparison(model, *pair, lead, min(sides), why))
+            groups[pair].append(single[-1])
     if not claim.over_models and claim.kind is not Kind.TREND:
         return single
-    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
-    for comparison in single:
-        groups[comparison.variant, comparison.against].append(comparison)
     return [_together(claim, board, runs, parts) for parts in groups.values()]
 
 
-def _one(
-    claim: Claim, runs: tuple[RunValues, ...], model: str, pair: tuple[str, str], score: Score | Quantity
-) -> Comparison:
-    sides = [len(cell_runs(runs, model, variant)) for variant in pair if variant]
-    if claim.kind is Kind.COLLAPSE:
-        lead = _collapses(runs, [model], pair, score) if all(sides) else None
-    elif claim.kind is Kind.POSITIVE:
-        lead = above_zero(runs, model, pair[0], score)
-    else:
-        lead = difference(runs, model, *pair, score)
-    why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
-    return Comparison(model, *pair, lead, min(sides), why)
-
-
-def _together(
-    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], parts: Sequence[Comparison]
-) -> Comparison:
+def _together(claim: Claim, board: Scoreboard, runs: FinishedRuns, parts: Sequence[Comparison]) -> Comparison:
     """The comparisons of two variants combined over the models. For scores every model needs runs of both variants, so
     that the mean covers all models; for a quantity, models that did not log it are left out.
     """
@@ -214,7 +201,7 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
 
 
 def _collapses(
-    runs: tuple[RunValues, ...], models: Sequence[str], pair: tuple[str, str], score: Score | Quantity
+    runs: FinishedRuns, models: Sequence[str], pair: tuple[str, str], score: Score | Quantity
 ) -> Difference:
     ours, theirs = ([counts_of(runs, model, variant) for model in models] for variant in pair)
     estimate = share_difference(ours, theirs)
@@ -275,7 +262,8 @@ def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS)
     """Judge the claims on the scored sweeps (by name); a claim whose sweep is missing is undecided."""
     values = {name: run_values(board) for name, board in boards.items()}
     judged = {
-        claim.key: judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ())) for claim in claims
+        claim.key: judge(claim, boards.get(claim.sweep), values.get(claim.sweep, FinishedRuns()))
+        for claim in claims
     }
     return tuple(
         replace(verdict, after=_closed_by(verdict.claim, claims, judged)) for verdict in judged.values()
@@ -292,7 +280,7 @@ def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdi
     return _closed_by(before.claim, claims, judged) or (None if before.outcome.holds else before.claim)
 
 
-def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -> Verdict:
+def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict:
     """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's score
     or quantity, or else by the mean over the last part of the window.
     """
@@ -322,46 +310,30 @@ def judge(claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...]) -
         for other in Score
         if other != score and claim.compares_scores
     }
+    power, provisional = None, is_open
+    if not claim.sequential:
+        fewest = min((each.runs for each in comparisons), default=0)
+        power = reached_power(claim, [each.estimate for each in comparisons], fewest)
+        provisional = (bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results
+    deciding = _deciding(claim, comparisons, outcome)
     return Verdict(
-        claim=claim,
-        score=score,
-        outcome=outcome,
-        comparisons=comparisons,
-        deciding=_deciding(claim, comparisons, outcome),
-        provisional=is_open
-        if claim.sequential
-        else (bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results,
-        others=others,
-        looked=looked,
-        power=None
-        if claim.sequential
-        else reached_power(
-            claim,
-            [each.estimate for each in comparisons],
-            min((each.runs for each in comparisons), default=0),
-        ),
+        claim, score, outcome, comparisons, deciding, provisional, others, power=power, looked=looked
     )
 
 
 def _compare_all(
-    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
+    claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
 ) -> tuple[Comparison, ...]:
     measured = compared(claim, board, runs, score)
     if claim.sequential:
         measured = [_at_a_look(claim, each) for each in measured]
-    estimates = [each.estimate for each in measured]
-    p_for = [None if estimate is None else _p_for(claim, estimate) for estimate in estimates]
-    p_against = [None if estimate is None else _p_against(claim, estimate) for estimate in estimates]
+    p_for, p_against = (
+        [None if each.estimate is None else p_of(claim, each.estimate) for each in measured]
+        for p_of in (_p_for, _p_against)
+    )
     adjusted = p_for if claim.of_errors else _holm(p_for)
     return tuple(
-        replace(
-            each,
-            p_for=p,
-            p_against=against,
-            p_adjusted=of_all,
-            outcome=outcome_of(p, against_of_all),
-            leans_for=each.estimate is not None and _leans_for(claim, each.estimate.value),
-        )
+        replace(each, p_for=p, p_against=against, p_adjusted=of_all, outcome=outcome_of(p, against_of_all))
         for each, p, against, of_all, against_of_all in zip(
             measured, p_for, p_against, adjusted, _holm(p_against), strict=True
         )
@@ -378,11 +350,9 @@ def _at_a_look(claim: Claim, comparison: Comparison) -> Comparison:
     """A comparison of a sequential claim, at the level of a look; without an interval before the first."""
     if comparison.difference is None:
         return comparison
-    estimate = comparison.difference.estimate
+    estimate, early = comparison.difference.estimate, f"the first look is after {schema.FIRST_LOOK} seeds"
     if comparison.runs < schema.FIRST_LOOK:
-        estimate = Estimate(
-            estimate.value, estimate.n, unknown=f"the first look is after {schema.FIRST_LOOK} seeds"
-        )
+        estimate = Estimate(estimate.value, estimate.n, unknown=early)
     else:
         estimate = replace(estimate, level=look_level(len(claim.seeds or ())))
     return replace(comparison, difference=replace(comparison.difference, estimate=estimate))
@@ -400,10 +370,6 @@ def _p_against(claim: Claim, difference: Estimate) -> float | None:
         return difference.p_below(claim.smallest)
     above, below = difference.p_above(claim.margin), difference.p_below(-claim.margin)
     return None if above is None or below is None else min(above, below)
-
-
-def _leans_for(claim: Claim, value: float) -> bool:
-    return value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -464,21 +430,19 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
     """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the one that
     is most certainly small if it is small, else the least certain comparison or one without a number.
     """
-    if not comparisons:
-        return None
+
+    def doubt(comparison: Comparison) -> tuple[int, float]:
+        if comparison.estimate is None:
+            return 2, 0.0
+        if comparison.p_for is None:
+            value = comparison.estimate.value
+            return 1, -value if claim.margin is None else abs(value)
+        return 0, comparison.p_for
+
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
         alike = [each for each in comparisons if each.outcome is outcome]
         return min(alike, key=lambda each: 1.0 if each.p_against is None else each.p_against)
-    return max(comparisons, key=lambda each: _doubt(claim, each))
-
-
-def _doubt(claim: Claim, comparison: Comparison) -> tuple[int, float]:
-    if comparison.difference is None:
-        return 2, 0.0
-    if comparison.p_for is None:
-        value = comparison.difference.estimate.value
-        return 1, -value if claim.margin is None else abs(value)
-    return 0, comparison.p_for
+    return max(comparisons, key=doubt, default=None)
 
 
 # Explains a verdict in one or two sentences.
@@ -496,9 +460,8 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     if verdict.claim.sequential:
         state = "open" if verdict.outcome is VerdictOutcome.UNDECIDED else "decided"
         looks = counted(max(0, verdict.looked - schema.FIRST_LOOK + 1), "look")
-        sentence += (
-            f" Sequential: {state} after {verdict.looked} of {len(verdict.claim.seeds or ())} seeds, {looks}."
-        )
+        seeds = f"{verdict.looked} of {len(verdict.claim.seeds or ())} seeds"
+        sentence += f" Sequential: {state} after {seeds}, {looks}."
     if verdict.after is not None:
         sentence += f" {exploratory(verdict.after)}"
     if verdict.provisional and not verdict.claim.sequential:
@@ -565,25 +528,23 @@ def _counted(verdict: Verdict, count: int) -> str:
 
 def _numbers(claim: Claim, comparison: Comparison, name: Callable[[str], str]) -> str:
     where = "over the models" if claim.kind is Kind.TREND else place(comparison.model)
-    pair = f"{against_words(name(comparison.variant), name(comparison.against) if comparison.against else '')} {where}"
+    pair = f"{against_words(name(comparison.variant), name(comparison.against))} {where}"
     if comparison.difference is None:
         return f"{pair}, where {comparison.why}."
     estimate = comparison.difference.estimate
-    shown = claim.shown(estimate)
-    value, low, high = (None if number is None else _shown(claim, number) for number in shown)
+    value, low, high = (None if number is None else _shown(claim, number) for number in claim.shown(estimate))
     text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
     if low is None:
         return f"{text}, without an interval: {estimate.unknown}."
-    how = _how(claim, comparison.difference)
+    is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
     limit = (
-        f"{_small(claim)} {_size(claim, claim.smallest)} counts as none"
-        if claim.margin is None
-        else f"margin {_size(claim, claim.margin)}{'' if claim.of_errors else ' points'}"
+        f"{'less than' if is_change else 'an advantage below'} {_size(claim, claim.smallest)} counts as none"
     )
-    again = ""
+    if claim.margin is not None:
+        limit = f"margin {_size(claim, claim.margin)}{'' if claim.of_errors else ' points'}"
     if comparison.matched is not None:
-        again = f"; at an equal return, too: {_shown(claim, claim.shown(comparison.matched)[0])}"
-    return f"{text} (95 % interval {low} to {high}, {how}; {limit}{again})."
+        limit += f"; at an equal return, too: {_shown(claim, claim.shown(comparison.matched)[0])}"
+    return f"{text} (95 % interval {low} to {high}, {_how(claim, comparison.difference)}; {limit})."
 
 
 def _shown(claim: Claim, value: float) -> str:
@@ -594,22 +555,13 @@ def _size(claim: Claim, size: float) -> str:
     return f"{-100 * math.expm1(-size):g} %" if claim.of_errors else f"{100 * size:g}"
 
 
-def _small(claim: Claim) -> str:
-    return "less than" if claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE) else "an advantage below"
-
-
 def _how(claim: Claim, difference: Difference) -> str:
-    n = difference.estimate.n
+    slope, n = difference.estimate, difference.estimate.n
     if claim.kind is Kind.TREND:
-        return f"slope over {n} models, which differ in more than length; {_width(difference.estimate)}"
+        models = slope.models if isinstance(slope, SlopeEstimate) else None
+        by_models = models is not None and slope.half == models.half
+        width = "their scatter around the line" if by_models else "the spread over seeds"
+        return f"slope over {n} models, which differ in more than length; width by {width}"
     if claim.kind is Kind.POSITIVE or claim.of_errors:
         return f"{n} {'seeds' if claim.of_errors else 'runs'}"
     return f"{n} pairs of runs" if difference.paired else "unpaired runs"
-
-
-def _width(slope: Estimate) -> str:
-    """What the interval of a slope is as wide as."""
-    by_models = (
-        isinstance(slope, SlopeEstimate) and slope.models is not None and slope.half == slope.models.half
-    )
-    return f"width by {'their scatter around the line' if by_models else 'the spread over seeds'}"

@@ -90,22 +90,22 @@ def summarise(tuning: Tuning, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         "objectives": list(search.search.objectives),
         "parameters": tuning.parameters(),
         "t_stop": tuning.t_stop,
-        "trials": [_trial(trial) for trial in trials if trial.state in _NAMES],
+        "trials": [
+            {
+                "number": trial.number,
+                "state": _NAMES[trial.state],
+                "params": {key: tidy(value) for key, value in trial.params.items()},
+                "values": trial.values if trial.state is TrialState.COMPLETE else None,
+                "curve": sorted(trial.intermediate_values.items()),
+                "run_ids": trial.user_attrs.get(RUN_IDS, []),
+                "mlflow_id": trial.user_attrs.get(MLFLOW_ID),
+                "reason": trial.user_attrs.get(REASON, ""),
+                "seconds": round(trial.duration.total_seconds(), 1) if trial.duration else None,
+            }
+            for trial in trials
+            if trial.state in _NAMES
+        ],
         "best": best_numbers(trials),
-    }
-
-
-def _trial(trial: FrozenTrial) -> dict[str, Any]:
-    return {
-        "number": trial.number,
-        "state": _NAMES[trial.state],
-        "params": {key: tidy(value) for key, value in trial.params.items()},
-        "values": trial.values if trial.state is TrialState.COMPLETE else None,
-        "curve": sorted(trial.intermediate_values.items()),
-        "run_ids": trial.user_attrs.get(RUN_IDS, []),
-        "mlflow_id": trial.user_attrs.get(MLFLOW_ID),
-        "reason": trial.user_attrs.get(REASON, ""),
-        "seconds": round(trial.duration.total_seconds(), 1) if trial.duration else None,
     }
 
 

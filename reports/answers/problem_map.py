@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -28,28 +28,18 @@ def problem_maps(board: Scoreboard) -> list[dict[str, Any]]:
     validated. `alone`: method, other method, and the problems that a run of the first solved and no run of the other
     ever answered right.
     """
-    by_model = {}
-    for model in board.models:
-        runs = {variant: _outcomes(board, model, variant) for variant in board.variants}
-        if methods := {variant: of_runs for variant, of_runs in runs.items() if of_runs}:
-            by_model[model] = _on_same_problems(methods)
+    by_model: dict[str, dict[str, list[Outcomes]]] = {}
+    for model, variant in product(board.models, board.variants):
+        for run in board.runs_of(model, variant):
+            outcomes = board.data.outcomes.get(run.mlflow_id or "")
+            if outcomes is not None and len(outcomes.steps):
+                methods = by_model.setdefault(model, {})
+                first = next(iter(methods.values()), [outcomes])[0]
+                # Those with the same problems and number of answers as the first run.
+                if (outcomes.problems, outcomes.samples) == (first.problems, first.samples):
+                    methods.setdefault(variant, []).append(outcomes)
     most = MOST_CELLS // max(1, len(by_model))
     return [_map(model, methods, most) for model, methods in by_model.items()]
-
-
-def _outcomes(board: Scoreboard, model: str, variant: str) -> list[Outcomes]:
-    outcomes = (board.data.outcomes.get(run.mlflow_id or "") for run in board.runs_of(model, variant))
-    return [of_run for of_run in outcomes if of_run is not None and len(of_run.steps)]
-
-
-def _on_same_problems(methods: dict[str, list[Outcomes]]) -> dict[str, list[Outcomes]]:
-    """The runs with the same problems and number of answers as the first run."""
-    first = next(iter(methods.values()))[0]
-    same = {
-        name: [run for run in runs if (run.problems, run.samples) == (first.problems, first.samples)]
-        for name, runs in methods.items()
-    }
-    return {name: runs for name, runs in same.items() if runs}
 
 
 def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str, Any]:

@@ -106,17 +106,15 @@ def _trace(title: str, own: bool, replayed: "Replayed", cut: slice) -> dict[str,
     S_{t-1} and c_t of rules with a prefix budget.
     """
     keep = replayed.keep[cut]
-    soft = keep if np.any((keep > 0) & (keep < 1)) else None
-    parts = {"soft": soft}
-    for key, values in (("w", replayed.weight), ("s", replayed.prefix_sum), ("c", replayed.limit)):
-        parts[key] = None if values is None else values[cut]
+    parts = {"soft": replayed.keep if np.any((keep > 0) & (keep < 1)) else None}
+    parts |= {"w": replayed.weight, "s": replayed.prefix_sum, "c": replayed.limit}
     return {
         "name": title,
         "own": own,
         "d": replayed.divergence,
         "tests": [visible(test) for test in replayed.tests],
         "reason": b64encode(replayed.reason[cut].tobytes()).decode(),
-        **{key: _packed(values) for key, values in parts.items() if values is not None},
+        **{key: _packed(values[cut]) for key, values in parts.items() if values is not None},
     }
 
 

@@ -26,22 +26,21 @@ def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
 
 
 def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
-    """The texts and tokens of `shown_runs`, from the store. Raises UserError as `read_answers`."""
+    """MLflow run -> the texts and tokens of `shown_runs`, from the store; and if these recorded the answers to all
+    problems at their last validation, the last texts of the other runs, for maj@k.
+
+    Raises UserError as `read_answers`.
+    """
     ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
     if not ids:
         return {}
-    shown = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS)
-    if not all(_complete(board, mlflow_id, own) for mlflow_id, own in shown.items()):
-        return shown
-    others = [mlflow_id for mlflow_id in board.data.outcomes if mlflow_id not in ids]
-    return {**shown, **read_answers(uri, others, 1, 0)}  # for maj@k, over all runs
-
-
-def _complete(board: Scoreboard, mlflow_id: str, answers: RunAnswers) -> bool:
-    """Whether the answers to all problems were recorded at the last validation."""
-    last = answers.texts[-1].samples if answers.texts else ()
-    kept = {sample.problem for sample in last if sample.kind == VALIDATION}
-    return set(board.data.outcomes[mlflow_id].problems) <= kept
+    shown, outcomes = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS), board.data.outcomes
+    for mlflow_id, answers in shown.items():
+        last = answers.texts[-1].samples if answers.texts else ()
+        if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
+            return shown
+    others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
+    return {**shown, **read_answers(uri, others, 1, 0)}
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ interval; what each change of an axis does to it; and against the age of mu, how
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -154,18 +155,25 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
         panels += of_model
     if not panels:
         return None
-    strokes = PALETTES[palette].strokes(groups)
     drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
-    return AxesInfo(
-        title=title,
-        source=origin(core_of(board)),
-        y_label=f"final mean of {score_name(core_of(board), board.curves.samples)} (%)",
-        axes=shown,
-        panels=tuple(panels),
-        keys=keys_of(strokes, drawn),
-        run_ids=run_ids_of(board.runs),
-        noise=" ".join(notes) or None,
+    keys, of = (
+        keys_of(PALETTES[palette].strokes(groups), drawn),
+        score_name(core_of(board), board.curves.samples),
     )
+    return _info(board, title, f"final mean of {of} (%)", shown, panels, keys, " ".join(notes) or None)
+
+
+def _info(
+    board: Scoreboard,
+    title: str,
+    y_label: str,
+    axes: tuple[Axis, ...],
+    panels: Sequence[AxisPanel],
+    keys: tuple[Key, ...],
+    noise: str | None = None,
+) -> AxesInfo:
+    about = (title, origin(core_of(board)), run_ids_of(board.runs))
+    return AxesInfo(*about, y_label, axes, tuple(panels), keys, noise)
 
 
 AGE = "rollout.staleness"
@@ -198,29 +206,15 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) 
             if mean is not None:
                 yield (age,), mean
 
-    panels = tuple(
-        AxisPanel(model, name, lines)
-        for model in board.models
-        for name, of_name in of_names.items()
-        if (
-            lines := tuple(
-                _line(third, axis, points, 1)
-                for third, metric in DRIFT.items()
-                if (points := list(drifts(model, of_name, metric)))
-            )
-        )
-    )
+    panels = []
+    for model, (name, of_name) in product(board.models, of_names.items()):
+        thirds = {third: list(drifts(model, of_name, metric)) for third, metric in DRIFT.items()}
+        if lines := tuple(_line(third, axis, points, 1) for third, points in thirds.items() if points):
+            panels.append(AxisPanel(model, name, lines))
     if not panels:
         return None
-    return AxesInfo(
-        title=title,
-        source=origin(core_of(board)),
-        y_label="KL(mu, pi) before the update (nats)",
-        axes=(axis,),
-        panels=panels,
-        keys=keys_of(PALETTES[palette].strokes(list(DRIFT)), DRIFT),
-        run_ids=run_ids_of(board.runs),
-    )
+    keys = keys_of(PALETTES[palette].strokes(list(DRIFT)), DRIFT)
+    return _info(board, title, "KL(mu, pi) before the update (nats)", (axis,), panels, keys)
 
 
 def _noise(
@@ -272,9 +266,10 @@ def _panels(
     surfaces, loose = {}, []
     for group, of_group in scored.items():
         cells = tuple(
-            _cell(axes[0].at(first), axes[1].at(second), score)
+            Cell(axes[0].at(first), axes[1].at(second), 100 * score.value, low, high, score.n)
             for (first, second), score in of_group
             if first is not None and second is not None
+            for low, high in [_limits(score)]
         )
         if cells:
             surfaces[group] = cells
@@ -290,20 +285,8 @@ def _line(
     points = [(axis.at(values[0]), score) for values, score in scored if values[0] is not None]
     points.sort(key=lambda point: point[0])
     shown = [score for _, score in points] or [scored[0][1]]
-    limits = [_limits(score, unit) for score in shown]
-    return AxisLine(
-        group=group,
-        x=tuple(x for x, _ in points),
-        mean=tuple(unit * score.value for score in shown),
-        low=tuple(low for low, _ in limits),
-        high=tuple(high for _, high in limits),
-        runs=tuple(score.n for score in shown),
-    )
-
-
-def _cell(first: float, second: float, score: Estimate) -> Cell:
-    low, high = _limits(score)
-    return Cell(first, second, 100 * score.value, low, high, score.n)
+    values = ((unit * score.value, *_limits(score, unit), score.n) for score in shown)
+    return AxisLine(group, tuple(x for x, _ in points), *zip(*values, strict=True))
 
 
 def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[None, None]:
@@ -404,15 +387,8 @@ def effects_info(
             if (points := [((change,), e) for *of, change, e in effects if of == [model, group]])
         )
         panels.append(AxisPanel(model, "", tuple(lines)))
-    return AxesInfo(
-        title=title,
-        source=origin(core_of(board)),
-        y_label="effect on the final mean (points)",
-        axes=(axis,),
-        panels=tuple(panels),
-        keys=keys_of(PALETTES[palette].strokes(groups), groups),
-        run_ids=run_ids_of(board.runs),
-    )
+    keys = keys_of(PALETTES[palette].strokes(groups), groups)
+    return _info(board, title, "effect on the final mean (points)", (axis,), panels, keys)
 
 
 def draw_effects(info: AxesInfo, fig: Figure) -> None:

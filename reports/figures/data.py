@@ -11,20 +11,19 @@ nor a part, is an error.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any
 
 from cppo_lab.reports.escapes import csv_text
 
 Scalar = str | int | float
-_KIND = "kind"
 _PLAIN = (str, int, float, NoneType)
 
 
 # The metadata of a dataclass's field that the CSV leaves out: how something looks, or run ids, which are in runs.csv;
 # and of a text about the whole figure, which it has once and not in every row.
-APPEARANCE: Mapping[str, Any] = MappingProxyType({_KIND: "appearance"})
-HEADING: Mapping[str, Any] = MappingProxyType({_KIND: "heading"})
+APPEARANCE = {"kind": "appearance"}
+HEADING = {"kind": "heading"}
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,6 @@ class Info:
     title: str = field(metadata=HEADING)
     source: str = field(metadata=HEADING)
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
-
-
-def columns(*names: str) -> Mapping[str, Any]:
-    """The metadata of a field with points, tuples of so many values (or with one of them): rows with these columns."""
-    return {_KIND: names}
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,14 @@ def figure_csv(info: Any) -> str:
 
 
 def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
-    """A row for each place. There are tens of thousands, so what all of a line have is looked up once."""
+    """A row for each place, with 0 and 1 for False and True. There are tens of thousands, so what all of a line have is
+    looked up once.
+    """
     count = len(next(iter(line.values.values()), (None,)))
-    cells = {name: [_plain(value) for value in values] for name, values in line.values.items()}
+    cells: dict[str, list[Scalar]] = {
+        name: ["" if value is None else int(value) if isinstance(value, bool) else value for value in values]
+        for name, values in line.values.items()
+    }
     blank: list[Scalar] = [""] * count
     given = ([line.names[name]] * count if name in line.names else cells.get(name, blank) for name in names)
     places: Sequence[Scalar] = range(1, count + 1) if line.values else blank
@@ -79,14 +78,11 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
     """The lines of a dataclass: the texts about it, its own values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
     for each in fields(node):
-        value, kind = getattr(node, each.name), each.metadata.get(_KIND)
-        if kind == "appearance" or value is None or value == ():
+        value = getattr(node, each.name)
+        if each.metadata == APPEARANCE or value is None or value == ():
             continue
-        if kind == "heading":
+        if each.metadata == HEADING:
             yield DrawnLine(".".join((*path, each.name)), {"text": str(value)}, {})
-        elif isinstance(kind, tuple):
-            points = value if isinstance(value[0], tuple) else (value,)
-            parts.append((each.name, dict(zip(kind, zip(*points, strict=True), strict=True))))
         elif isinstance(value, Scalar):
             if names.get(each.name, value) != value:
                 raise TypeError(f"{each.name} of {type(node).__name__} would replace that of a part above it")
@@ -102,16 +98,6 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
     for group in groups.values():
         yield DrawnLine(".".join(path), named, group)
     for name, part in parts:
-        inside = (*path, name)
-        yield from (
-            [DrawnLine(".".join(inside), named, part)]
-            if isinstance(part, dict)
-            else _series(part, named, inside)
-        )
+        yield from _series(part, named, (*path, name))
     if not groups and not parts and named != names:
         yield DrawnLine(".".join(path), named, {})
-
-
-def _plain(value: Any) -> Scalar:
-    """Empty for None; 0 and 1 for False and True."""
-    return "" if value is None else int(value) if isinstance(value, bool) else value

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -37,45 +36,44 @@ HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
 LINE_INCHES = 0.22
 HEAD = "head"  # the id of the text above a figure, which a page has beside the drawing
 _POINTS = 72.0  # per inch: the unit of SVG
-_RC: Mapping[str, Any] = MappingProxyType(
-    {
-        "axes.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": "#555555",
-        "axes.linewidth": 0.8,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#E4E4E4",
-        "grid.linewidth": 0.6,
-        "text.color": "#222222",
-        "axes.labelcolor": "#222222",
-        "axes.titlecolor": "#222222",
-        "xtick.color": "#555555",
-        "ytick.color": "#555555",
-        "xtick.labelcolor": "#222222",
-        "ytick.labelcolor": "#222222",
-        "legend.frameon": False,
-        "lines.linewidth": 1.4,
-        "lines.solid_capstyle": "round",
-        "figure.facecolor": "white",
-        "savefig.facecolor": "white",
-        "path.simplify": True,
-        # Deterministic files: SVG ids are hashes of the content with this salt instead of random ones.
-        "svg.hashsalt": "cppo-lab",
-        "svg.fonttype": "none",  # text stays text, on the page and for an editor
-        "pdf.compression": 6,
-    }
-)
+_RC: Mapping[str, Any] = {
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "text.color": "#222222",
+    "axes.labelcolor": "#222222",
+    "axes.titlecolor": "#222222",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelcolor": "#222222",
+    "ytick.labelcolor": "#222222",
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "path.simplify": True,
+    # Deterministic files: SVG ids are hashes of the content with this salt instead of random ones.
+    "svg.hashsalt": "cppo-lab",
+    "svg.fonttype": "none",  # text stays text, on the page and for an editor
+    "pdf.compression": 6,
+}
 # The inches of a unit of length; what a figure may measure.
-_UNITS: Mapping[str, float] = MappingProxyType({"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27})
+_UNITS: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _WIDTHS, _SIZES = (2.0, 40.0), (5.0, 24.0)  # inches, points
 _USUAL_SIZE = 9.0  # points, for which the inches below and the sizes in `sized` are chosen
 LEAST_PANEL = (2.6, 1.6)  # inches of one panel: narrower ones are stacked
 # The fonts of a family by its usual name, all of them part of matplotlib; the last has nearly every character.
-_FONTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"sans": ("DejaVu Sans",), "serif": ("STIXGeneral", "DejaVu Serif")}
-)
+_FONTS: Mapping[str, tuple[str, ...]] = {
+    "sans": ("DejaVu Sans",),
+    "serif": ("STIXGeneral", "DejaVu Serif"),
+}
 _BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
 
 
@@ -120,24 +118,22 @@ def parse_style(text: str) -> Style:
 
 
 def _length(part: str, value: str) -> float:
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)", value, flags=re.ASCII)
-    width = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not _WIDTHS[0] <= width <= _WIDTHS[1]:
-        raise UserError(
-            f"--figures {part!r}: a width is a number with in, cm, mm or pt, such as 3.3in, "
-            f"from {_WIDTHS[0]:g}in to {_WIDTHS[1]:g}in"
-        )
-    return width
+    what = "a width is a number with in, cm, mm or pt, such as 3.3in"
+    return _quantity(part, value, "in|cm|mm|pt", _WIDTHS, "in", what)
 
 
 def _points_of(part: str, value: str) -> float:
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(pt)?", value, flags=re.ASCII)
-    size = float(match[1]) if match else 0.0
-    if not _SIZES[0] <= size <= _SIZES[1]:
-        raise UserError(
-            f"--figures {part!r}: a size is a number of points, such as 8pt, from {_SIZES[0]:g}pt to {_SIZES[1]:g}pt"
-        )
-    return size
+    return _quantity(part, value, "|pt", _SIZES, "pt", "a size is a number of points, such as 8pt")
+
+
+def _quantity(part: str, value: str, units: str, limits: tuple[float, float], unit: str, what: str) -> float:
+    """A number with one of `units`, in `unit`, which no unit means, too."""
+    match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({units})", value, flags=re.ASCII)
+    number = float(match[1]) * (_UNITS[match[2] or unit] / _UNITS[unit]) if match else 0.0
+    low, high = limits
+    if not low <= number <= high:
+        raise UserError(f"--figures {part!r}: {what}, from {low:g}{unit} to {high:g}{unit}")
+    return number
 
 
 def _family(part: str, value: str) -> str:
@@ -146,9 +142,11 @@ def _family(part: str, value: str) -> str:
     return value
 
 
-_PARSERS: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
-    {"width": _length, "font": _family, "size": _points_of}
-)
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    "width": _length,
+    "font": _family,
+    "size": _points_of,
+}
 
 
 def sized(points: float) -> float:
@@ -271,7 +269,11 @@ def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> D
         fig = Figure()
         FigureCanvasAgg(fig)
         fig = picture.draw(picture.info, fig) or fig
-        _lay_out(fig)
+        # Laid out now, so that saving in several formats neither repeats it nor changes it;
+        # `Figure.draw_without_rendering` would also draw everything once.
+        if (engine := fig.get_layout_engine()) is not None:
+            engine.execute(fig)
+        fig.set_layout_engine("none")
         head, curves = _head(fig), _curves(fig)
         svg, png, pdf = (
             save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
@@ -284,17 +286,6 @@ def save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = PNG_D
     out = io.BytesIO()
     fig.savefig(out, format=kind, metadata=dict(metadata), dpi=dpi)
     return out.getvalue()
-
-
-def _lay_out(fig: Figure) -> None:
-    """Compute the layout now, so that saving in several formats neither repeats it nor changes it.
-
-    `Figure.draw_without_rendering` would also draw everything once.
-    """
-    engine = fig.get_layout_engine()
-    if engine is not None:
-        engine.execute(fig)
-    fig.set_layout_engine("none")
 
 
 def _head(fig: Figure) -> float:
@@ -328,8 +319,8 @@ def _curves(fig: Figure) -> list[dict[str, Any]]:
 
 def _points(line: Line2D) -> dict[str, list[float]]:
     places = np.asarray(line.get_xydata(), dtype=float)
-    x, y = places[np.isfinite(places).all(axis=1)].T
-    return {"x": [float(f"{value:.6g}") for value in x], "y": [float(f"{value:.6g}") for value in y]}
+    columns = zip("xy", places[np.isfinite(places).all(axis=1)].T, strict=True)
+    return {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
 
 
 def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
@@ -400,8 +391,8 @@ def panel_grid(
 def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings: Any) -> None:
     """The legend of `keys`; dashed lines need more room."""
     length = 4.5 if any(key.stroke.dash for key in keys) else 2.2
-    handles, labels = [key.handle for key in keys], [key.label for key in keys]
-    _as_they_are(place.legend(handles, labels, handlelength=length, **settings))
+    handles = {key.label: key.handle for key in keys}
+    _as_they_are(place.legend(handles.values(), handles.keys(), handlelength=length, **settings))
 
 
 def _as_they_are(legend: Legend) -> None:

@@ -36,6 +36,7 @@ BOUNDS = (
 )
 PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
 APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
+COLUMNS = 5  # panels in a row, those of one process
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,10 @@ class ExactPanel:
 
 @dataclass(frozen=True)
 class ExactInfo(Info):
-    """The whole figure; `panels` are in row-major order with `columns` per row. `rules` and `contrasts` are the two
+    """The whole figure; `panels` are in row-major order with COLUMNS per row. `rules` and `contrasts` are the two
     legends.
     """
 
-    columns: int = field(metadata=APPEARANCE)
     panels: tuple[ExactPanel, ...]
     rules: tuple[Key, ...]
     contrasts: tuple[Key, ...]
@@ -103,19 +103,22 @@ def exact_info(
     panels = []
     for model in dict.fromkeys(c.model for c in curves):
         last = {c: each for c, each in curves.items() if (c.model, c.horizon) == (model, longest)}
-        ratios = tuple(
-            line
-            for i, each in enumerate(contrasts)
-            if (line := _ratio_line(curves, model, each, strokes[contrast_name(each)], APART**i)) is not None
-        )
+        ratios = []
+        for i, (name, contrast) in enumerate(zip(names, contrasts, strict=True)):
+            of_horizons = ratio_estimates(pairs_of(curves, model, *contrast))
+            if of_horizons:
+                places = tuple(h * APART**i for h in of_horizons)
+                ends = ((each.value, each.low, each.high) for each in of_horizons.values())
+                shown = ([math.exp(each[0] if end is None else end) for end in each] for each in ends)
+                ratios.append(ExactLine(name, strokes[name], True, places, *zip(*shown, strict=True)))
         panels += [
             ExactPanel(
                 model, "error", f"Error against movement, T = {longest}", "movement, mean TV", "mean |Δ|", True, True,
                 None, tuple(_error_line(c.variant, each, rules[c.variant]) for c, each in last.items()),
             ),
             ExactPanel(
-                model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0, ratios,
-                horizons,
+                model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0,
+                tuple(ratios), horizons,
             ),
             ExactPanel(
                 model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
@@ -138,7 +141,6 @@ def exact_info(
     return ExactInfo(
         title=title,
         source=source,
-        columns=5,
         panels=tuple(panels),
         rules=tuple(Key(display_name(name), rules[name]) for name in variants),
         contrasts=tuple(Key(name, strokes[name]) for name in names),
@@ -155,24 +157,6 @@ def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
     x = [math.exp((number + 0.5) * BIN) for number in filled]
     y = [float(error[bins == number].mean()) for number in filled]
     return _line(display_name(variant), stroke, x, y)
-
-
-def _ratio_line(
-    curves: Mapping[Condition, Curves], model: str, contrast: Contrast, stroke: Stroke, shift: float
-) -> ExactLine | None:
-    estimates = ratio_estimates(pairs_of(curves, model, *contrast))
-    if not estimates:
-        return None
-    ratios = list(estimates.values())
-    return ExactLine(
-        contrast_name(contrast),
-        stroke,
-        True,
-        tuple(h * shift for h in estimates),
-        tuple(math.exp(ratio.value) for ratio in ratios),
-        tuple(math.exp(ratio.value if ratio.low is None else ratio.low) for ratio in ratios),
-        tuple(math.exp(ratio.value if ratio.high is None else ratio.high) for ratio in ratios),
-    )
 
 
 def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
@@ -204,10 +188,10 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with one legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    axes = panel_grid(figure, len(info.panels), info.columns, (3.25, 2.8), texts, legend)
+    axes = panel_grid(figure, len(info.panels), COLUMNS, (3.25, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
         draw_exact_panel(panel, ax)
-        title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
+        title = f"{panel.model}: {panel.label}" if i % COLUMNS == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")
 
 

@@ -4,6 +4,7 @@ error below.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from cppo_lab.analysis.statistics.estimate import band
 from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import Absent, above, fill, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
-from cppo_lab.reports.figures.training import DiagnosticPanel, Trace, draw_panel, not_logged, traces_of
+from cppo_lab.reports.figures.training import DiagnosticPanel, draw_panel, not_logged, traces_of
 from cppo_lab.reports.figures.validation import Line, draw_lines, line_of
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
@@ -125,7 +126,7 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
         steps=tuple(int(step) for step in raw.index),
         raw=band(raw).mean,
         smooth_steps=tuple(int(step) for step in smooth.index),
-        band=around.kind,
+        band=around.band,
         smooth=around.mean,
         low=around.low,
         high=around.high,
@@ -135,26 +136,19 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
 def _panel(
     board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
 ) -> DiagnosticPanel:
-    traces = [_smoothed(trace) for trace in traces_of(board, model, metric, strokes, POINTS)]
+    traces = list(traces_of(board, model, metric, strokes, POINTS))
+    for place, trace in enumerate(traces):
+        if len(trace.steps) > FEW_POINTS:  # so many that seven lines would be illegible
+            width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
+            smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
+            traces[place] = replace(trace, smooth=tuple(smooth))
     if metric == LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * KILO:
-        return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
+        label = "response length (k tokens)"
+        for place, trace in enumerate(traces):
+            parts = {name: getattr(trace, name) for name in ("mean", "low", "high", "smooth")}
+            kilos: Any = {name: tuple(value / KILO for value in part) for name, part in parts.items()}
+            traces[place] = replace(trace, **kilos)
     return DiagnosticPanel(model, metric, label, tuple(traces))
-
-
-def _smoothed(trace: Trace) -> Trace:
-    """The trace with a moving average if it has so many points that seven lines would be illegible."""
-    if len(trace.steps) <= FEW_POINTS:
-        return trace
-    width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
-    smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
-    return replace(trace, smooth=tuple(smooth))
-
-
-def _in_thousands(trace: Trace) -> Trace:
-    mean, low, high, smooth = (
-        tuple(value / KILO for value in part) for part in (trace.mean, trace.low, trace.high, trace.smooth)
-    )
-    return replace(trace, mean=mean, low=low, high=high, smooth=smooth)
 
 
 def draw_reward(info: ModelInfo, ax: Axes) -> None:

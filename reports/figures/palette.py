@@ -19,7 +19,6 @@ from cppo_lab.rules import (
     GREEN,
     LONG_SHORT,
     METHODS,
-    NAMED,
     ORANGE,
     OTHERS,
     PURPLE,
@@ -37,19 +36,17 @@ PAPER, COLORBLIND = "paper", "colorblind"
 
 # The colours of drawings on a dark page: hues stay and get lighter, greys are inverted. Others are legible as they are,
 # as colour scales are.
-DARK: Mapping[str, str] = MappingProxyType(
-    {
-        "#000000": "#e4e4e4", "#0052d9": "#5d95fc", "#0072b2": "#45a0e3", "#009e73": "#2db185",
-        "#00a3a1": "#20adab", "#111111": "#dddddd", "#17699b": "#55a0d5", "#1fa2c4": "#29a8ca",
-        "#222222": "#d6d6d6", "#282828": "#d3d3d3", "#2e8b57": "#54ae77", "#555555": "#b7b7b7",
-        "#59a14f": "#65ad5a", "#5c6b73": "#9cacb5", "#777777": "#9d9d9d", "#7b4fb5": "#a97ee9",
-        "#888888": "#8f8f8f", "#8a1c1c": "#e47067", "#8a5a00": "#c08d46", "#8c8c00": "#9e9f27",
-        "#999999": "#7f7f7f", "#9c755f": "#b78e78", "#b07aa1": "#bb84ab", "#b4bac2": "#5c6269",
-        "#b5651d": "#d4813f", "#c8384a": "#f3606c", "#d3d9e0": "#3f4349", "#d55e00": "#ea7126",
-        "#e0352b": "#ff5546", "#e05759": "#ef6566", "#e4e4e4": "#373737", "#f3d9dc": "#493537",
-        "#ffffff": "#181d23",
-    }
-)  # fmt: skip
+DARK: Mapping[str, str] = {
+    "#000000": "#e4e4e4", "#0052d9": "#5d95fc", "#0072b2": "#45a0e3", "#009e73": "#2db185",
+    "#00a3a1": "#20adab", "#111111": "#dddddd", "#17699b": "#55a0d5", "#1fa2c4": "#29a8ca",
+    "#222222": "#d6d6d6", "#282828": "#d3d3d3", "#2e8b57": "#54ae77", "#555555": "#b7b7b7",
+    "#59a14f": "#65ad5a", "#5c6b73": "#9cacb5", "#777777": "#9d9d9d", "#7b4fb5": "#a97ee9",
+    "#888888": "#8f8f8f", "#8a1c1c": "#e47067", "#8a5a00": "#c08d46", "#8c8c00": "#9e9f27",
+    "#999999": "#7f7f7f", "#9c755f": "#b78e78", "#b07aa1": "#bb84ab", "#b4bac2": "#5c6269",
+    "#b5651d": "#d4813f", "#c8384a": "#f3606c", "#d3d9e0": "#3f4349", "#d55e00": "#ea7126",
+    "#e0352b": "#ff5546", "#e05759": "#ef6566", "#e4e4e4": "#373737", "#f3d9dc": "#493537",
+    "#ffffff": "#181d23",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,18 +85,6 @@ class Palette:
         """The strokes of the methods in the main figure."""
         return {rule.name: stroke for rule in METHODS if (stroke := self.stroke_of(rule)) is not None}
 
-    @property
-    def variants(self) -> dict[str, Stroke]:
-        """The strokes of all built-in variants, including those of the main figure."""
-        return {
-            name: stroke for name, variant in NAMED.items() if (stroke := self.stroke_of(variant)) is not None
-        }
-
-    def stroke(self, name: str) -> Stroke | None:
-        """The stroke of a variant's record; None if it has none."""
-        record = known(name)
-        return None if record is None else self.stroke_of(record)
-
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, Stroke]:
@@ -107,23 +92,24 @@ class Palette:
 
         `aliases`: variant -> the variant that it duplicates under another name.
         """
-        strokes = {name: self.stroke(aliases.get(name, name)) for name in variants}
+        records = {name: known(aliases.get(name, name)) for name in variants}
+        strokes = {
+            name: None if record is None else self.stroke_of(record) for name, record in records.items()
+        }
         return assigned(strokes, self.others)
 
 
 _PAPER = Palette(
     stroke_of=lambda variant: variant.stroke,
     others=OTHERS,
-    reasons=MappingProxyType(
-        {
-            "token": "#C8384A",
-            "prefix": "#F0A030",
-            "response": "#A58BC4",
-            "away": "#7FA6DC",
-            "toward": "#D3D9E0",
-        }
-    ),
-    hatches=MappingProxyType({}),
+    reasons={
+        "token": "#C8384A",
+        "prefix": "#F0A030",
+        "response": "#A58BC4",
+        "away": "#7FA6DC",
+        "toward": "#D3D9E0",
+    },
+    hatches={},
 )
 
 _COLORBLIND = Palette(
@@ -136,13 +122,17 @@ _COLORBLIND = Palette(
         )
         for index in range(30)
     ),
-    reasons=MappingProxyType(
-        {"token": VERMILLION, "prefix": "#F0E442", "response": PURPLE, "away": SKY, "toward": "#D3D9E0"}
-    ),
-    hatches=MappingProxyType({"token": "////", "prefix": "....", "response": "xxxx"}),
+    reasons={
+        "token": VERMILLION,
+        "prefix": "#F0E442",
+        "response": PURPLE,
+        "away": SKY,
+        "toward": "#D3D9E0",
+    },
+    hatches={"token": "////", "prefix": "....", "response": "xxxx"},
 )
 
-PALETTES: Mapping[str, Palette] = MappingProxyType({PAPER: _PAPER, COLORBLIND: _COLORBLIND})
+PALETTES: Mapping[str, Palette] = {PAPER: _PAPER, COLORBLIND: _COLORBLIND}
 
 
 def keys_of(strokes: Mapping[str, Stroke], drawn: Collection[str]) -> tuple[Key, ...]:

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as optuna_drawings
 
 from cppo_lab.analysis.search import SearchResult, Value
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING
+from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import Absent, Picture, legend_below, surround
 from cppo_lab.reports.names import objective_name, origin
 from cppo_lab.rules import METHOD_COLOURS
@@ -60,14 +60,11 @@ class Series:
 
 
 @dataclass(frozen=True)
-class SearchInfo:
+class SearchInfo(Info):
     """Everything that one figure shows, and what of Optuna's draws it."""
 
-    title: str = field(metadata=HEADING)
-    source: str = field(metadata=HEADING)
     series: tuple[Series, ...]
     plot: Callable[[], Any] = field(metadata=APPEARANCE)
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
 
 
 class _Highest(PedAnovaImportanceEvaluator):
@@ -195,15 +192,10 @@ def _curves(result: SearchResult) -> Axes:
 
 def search_figures(result: SearchResult) -> tuple[Picture, ...]:
     """All figures: the Pareto front where there are several objectives, the space, and the course of the search."""
-    study, complete, names = (
-        result.optuna,
-        result.complete,
-        [objective_name(name) for name in result.objectives],
-    )
-    labels, targets = (
-        [f"{name} (%)" for name in names],
-        [partial(_percent, place) for place in range(len(names))],
-    )
+    study, complete = result.optuna, result.complete
+    names = [*map(objective_name, result.objectives)]
+    labels = [f"{name} (%)" for name in names]
+    targets = [partial(_percent, place) for place in range(len(names))]
     run_ids = tuple(sorted({run_id for trial in result.trials for run_id in trial.user_attrs["run_ids"]}))
     source = f"search {result.study}, model {result.model}; {origin(result.core)}"
     shares = importances(result)
@@ -215,11 +207,6 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
     numbers = tuple(trial.number for trial in complete)
     table = [Series(name, numbers, column) for name, column in (params | values).items()]
     differ = len(pair) > 1 and len(set(values[names[0]])) > 1
-    curves = {
-        trial.number: sorted(trial.intermediate_values.items())
-        for trial in result.trials
-        if trial.state in STATES
-    }
     pictures: list[Picture] = []
 
     def add(
@@ -231,7 +218,7 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
         absent: str = "",
     ) -> None:
         absent = "no trial is complete" if not complete else absent
-        info = Absent(absent) if absent else SearchInfo(title, source, tuple(series), plot, run_ids)
+        info = Absent(absent) if absent else SearchInfo(title, source, run_ids, tuple(series), plot)
         pictures.append(Picture(f"figure_{name}", "", title, caption, info, draw))
 
     if len(names) > 1:
@@ -285,8 +272,10 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
         "Validation score of each trial that has not failed." + several * (len(result.seeds) > 1),
         partial(_curves, result),
         [
-            Series(f"trial {number}", tuple(dict(curve)), tuple(100 * score for _, score in curve))
-            for number, curve in curves.items()
+            Series(f"trial {trial.number}", tuple(curve), tuple(100 * score for score in curve.values()))
+            for trial in result.trials
+            if trial.state in STATES
+            for curve in [dict(sorted(trial.intermediate_values.items()))]
         ],
     )
     return tuple(pictures)

@@ -59,25 +59,22 @@ def survival_info(
     panels = []
     for model in board.models:
         of_model = [of_cell[model, name] for name in strokes if (model, name) in of_cell]
-        if any(cell.collapsed for cell in of_model):
-            lines = tuple(_line(cell, strokes[cell.variant]) for cell in of_model)
-            panels.append(SurvivalPanel(model, lines))
+        if not any(cell.collapsed for cell in of_model):
+            continue
+        lines = []
+        for cell in of_model:
+            points = [(0, 1.0, cell.runs)]
+            points += [(each.step, each.share.value, each.at_risk - each.collapses) for each in cell.curve]
+            if points[-1][0] < cell.last_step:
+                points.append((cell.last_step, *points[-1][1:]))
+            steps, shares, at_risk = zip(*points, strict=True)
+            about = (cell.variant, display_name(cell.variant), strokes[cell.variant], cell.runs)
+            lines.append(SurvivalLine(*about, steps, tuple(100 * share for share in shares), at_risk))
+        panels.append(SurvivalPanel(model, tuple(lines)))
     if not panels:
         return None
     keys = keys_of(strokes, {line.variant for panel in panels for line in panel.lines})
     return SurvivalInfo(title, source_of(board), run_ids_of(board.runs), tuple(panels), keys)
-
-
-def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
-    points = [(0, 1.0, cell.runs)]
-    points += [(point.step, point.share.value, point.at_risk - point.collapses) for point in cell.curve]
-    if points[-1][0] < cell.last_step:
-        points.append((cell.last_step, *points[-1][1:]))
-    steps, shares, at_risk = zip(*points, strict=True)
-    surviving = tuple(100 * share for share in shares)
-    return SurvivalLine(
-        cell.variant, display_name(cell.variant), stroke, cell.runs, steps, surviving, at_risk
-    )
 
 
 def draw_panel(panel: SurvivalPanel, ax: Axes) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import band
+from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.study import OURS
 from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import Absent, above, fill, panel_grid, sized, step_axis, surround
@@ -43,9 +43,9 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One variant: the mean over its runs with its band (`band` is the kind, see `estimate.band`), at the centre of
-    each bin of steps. `smooth`: a moving average to draw over it, empty for none.
+class Trace(Band):
+    """One variant: the mean over its runs with its band, at the centre of each bin of steps. `smooth`: a moving average
+    to draw over it, empty for none.
     """
 
     variant: str
@@ -53,10 +53,6 @@ class Trace:
     stroke: Stroke = field(metadata=APPEARANCE)
     runs: int
     steps: tuple[float, ...]
-    band: str
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
     smooth: tuple[float, ...] = ()
 
     @property
@@ -109,38 +105,31 @@ def traces_of(
     board: Scoreboard, model: str, metric: str, strokes: Mapping[str, Stroke], points: int = POINTS
 ) -> tuple[Trace, ...]:
     """The variants whose runs on a model logged a metric, each in at most `points` bins."""
-    traces = (_trace(board, (model, name), metric, stroke, points) for name, stroke in strokes.items())
-    return tuple(trace for trace in traces if trace is not None)
-
-
-def _trace(
-    board: Scoreboard, pair: tuple[str, str], metric: str, stroke: Stroke, points: int
-) -> Trace | None:
-    rows = board.logged(*pair, metric)
-    rows = rows[rows["value"].abs() < schema.LARGEST]
-    if rows.empty:
-        return None
-    steps = int(rows["step"].max()) + 1
-    width = max(1, -(-steps // points))
-    # A last bin of a few steps would show the noise of single batches, so its steps join the bin before.
-    last = max(0, steps // width - 1)
-    binned = (
-        rows.assign(bin=(rows["step"] // width).clip(upper=last))
-        .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
-        .mean()
-    )
-    around = band(binned["value"].unstack("mlflow_id"))
-    return Trace(
-        variant=pair[1],
-        name=display_name(pair[1]),
-        stroke=stroke,
-        runs=rows["mlflow_id"].nunique(),
-        steps=tuple(binned["step"].groupby(level="bin").mean()),
-        band=around.kind,
-        mean=around.mean,
-        low=around.low,
-        high=around.high,
-    )
+    traces = []
+    for variant, stroke in strokes.items():
+        rows = board.logged(model, variant, metric)
+        rows = rows[rows["value"].abs() < schema.LARGEST]
+        if rows.empty:
+            continue
+        steps = int(rows["step"].max()) + 1
+        width = max(1, -(-steps // points))
+        # A last bin of a few steps would show the noise of single batches, so its steps join the bin before.
+        last = max(0, steps // width - 1)
+        binned = (
+            rows.assign(bin=(rows["step"] // width).clip(upper=last))
+            .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
+            .mean()
+        )
+        trace = Trace(
+            **vars(band(binned["value"].unstack("mlflow_id"))),
+            variant=variant,
+            name=display_name(variant),
+            stroke=stroke,
+            runs=rows["mlflow_id"].nunique(),
+            steps=tuple(binned["step"].groupby(level="bin").mean()),
+        )
+        traces.append(trace)
+    return tuple(traces)
 
 
 def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:

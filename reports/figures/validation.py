@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
-from cppo_lab.analysis.statistics.estimate import band
+from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import above, fill, panel_grid, sized, step_axis
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
@@ -46,9 +46,8 @@ class SeedLine:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One variant: its runs, and the mean of the finished ones with its band at their common steps. `band` is the kind
-    of band (see `estimate.band`).
+class Line(Band):
+    """One variant: its runs, and the mean of the finished ones with its band at their common steps.
 
     If no run is finished, the unfinished ones are used. A run that collapsed ends early, and so does the mean: the
     later scores of the others would flatter an unstable method.
@@ -59,10 +58,6 @@ class Line:
     stroke: Stroke = field(metadata=APPEARANCE)
     seeds: tuple[SeedLine, ...]
     steps: tuple[int, ...]
-    band: str
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
     @property
     def colour(self) -> str:
@@ -94,40 +89,34 @@ def line_of(
     """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
     window.
     """
-    seeds = []
+    seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
     for run in runs:
         curve = board.curves.of(run.mlflow_id or "")[benchmark].dropna() * 100
         curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
         if len(curve):
-            seeds.append((run, curve))
+            choice = run.choice
+            score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
+            seed = SeedLine(
+                run_id=run.run_id or "",
+                steps=tuple(map(int, curve.index)),
+                values=tuple(map(float, curve)),
+                best_step=None if score is None else choice.step,
+                best=None if choice.step is None or score is None else 100 * score,
+                collapsed=run.state is SelectionState.COLLAPSE,
+            )
+            seeds.append(seed)
+            curves.append((run, curve))
     if not seeds:
         return None
-    finished = [curve for run, curve in seeds if run.state not in GAPS] or [curve for _, curve in seeds]
+    finished = [curve for run, curve in curves if run.state not in GAPS] or [curve for _, curve in curves]
     together = pd.concat(finished, axis=1, join="inner")  # the steps that all have
-    around = band(together, 0, 100)
     return Line(
+        **vars(band(together, 0, 100)),
         variant=runs[0].variant,
         label=display_name(runs[0].variant),
         stroke=stroke,
-        seeds=tuple(_seed_line(run, curve, benchmark) for run, curve in seeds),
+        seeds=tuple(seeds),
         steps=tuple(map(int, together.index)),
-        band=around.kind,
-        mean=around.mean,
-        low=around.low,
-        high=around.high,
-    )
-
-
-def _seed_line(run: RunScore, curve: pd.Series, benchmark: str) -> SeedLine:
-    choice = run.choice
-    score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
-    return SeedLine(
-        run_id=run.run_id or "",
-        steps=tuple(map(int, curve.index)),
-        values=tuple(map(float, curve)),
-        best_step=None if score is None else choice.step,
-        best=None if choice.step is None or score is None else 100 * score,
-        collapsed=run.state is SelectionState.COLLAPSE,
     )
 
 

@@ -5,7 +5,18 @@ from decimal import Decimal
 import pandas as pd
 import pytest
 
-from cppo_lab.analysis.audit import Printing, classify, half_grid_values, percent, round_half_up, same_curve
+from cppo_lab import schema
+from cppo_lab.analysis.audit import (
+    AVERAGE,
+    Printing,
+    audit_tables,
+    classify,
+    half_grid_values,
+    percent,
+    round_half_up,
+    same_curve,
+)
+from tests.analysis.made_sweeps import MadeRun, both, scored
 
 
 @pytest.mark.parametrize(
@@ -48,3 +59,22 @@ def test_same_curve() -> None:
     curve = pd.Series([0.1, 0.2], index=[0, 10])
     others = (curve + 1e-6, curve + 1e-5, curve.iloc[:1])
     assert [same_curve(curve, other) for other in others] == [True, False, False]
+
+
+def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
+    runs = [
+        MadeRun("lucky", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
+        MadeRun("steady", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
+        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED),
+        MadeRun("short", scores=both({10: 0.4, 20: 0.4})),
+    ]
+    board = scored(runs)
+    printed = [
+        {"model": run.model, "method": run.variant, **dict.fromkeys((*board.benchmarks, AVERAGE), "10.00")}
+        for run in board.runs
+    ]
+    audited = {run.score.variant: run for run in audit_tables(board, printed).runs}
+    ranks = {variant: run.late_rank for variant, run in audited.items()}
+    assert ranks == {"lucky": 2, "steady": 1, "fallen": None, "short": None}
+    assert [run.late for run in audited.values()] == [pytest.approx(0.2), pytest.approx(0.3), None, None]
+    assert audited["short"].ends_early and not audited["lucky"].ends_early

@@ -1,17 +1,11 @@
-"""A sweep held against its declaration: seeds, gaps, retries, old configurations; late means, ranks and noise."""
+"""A sweep held against its declaration: seeds, gaps, retries, old configurations; ranks and noise."""
 
 import pandas as pd
 import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.scoring import (
-    late_curve,
-    late_means,
-    rank_descending,
-    score_sweep,
-    step_noise,
-)
+from cppo_lab.analysis.scoring import late_curve, rank_descending, score_sweep, step_noise
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.errors import UserError
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data, scored
@@ -173,15 +167,3 @@ def test_noise_of_an_alternating_curve() -> None:
 def test_ranks_share_a_place_and_stay_inside_a_model() -> None:
     values = {("a", "x"): 0.3, ("a", "y"): 0.3, ("a", "z"): 0.1, ("b", "x"): 0.05}
     assert rank_descending(values) == {("a", "x"): 1, ("a", "y"): 1, ("a", "z"): 3, ("b", "x"): 1}
-
-
-def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
-    runs = [
-        MadeRun("lucky", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
-        MadeRun("steady", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
-        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED),
-        MadeRun("short", scores=both({10: 0.4, 20: 0.4})),
-    ]
-    board = scored(runs)
-    ranks = {variant: late.rank for (_, variant), late in late_means(board).items()}
-    assert ranks == {"lucky": 2, "steady": 1, "fallen": None, "short": None}

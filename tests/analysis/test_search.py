@@ -17,7 +17,6 @@ from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
     SearchResult,
     mean_curves,
-    neighbours,
     parse_search,
     read_search,
     read_seed_values,
@@ -66,19 +65,6 @@ def test_trials_that_have_not_begun_are_left_out() -> None:
     del content["trials"][5:9]
     content["trials"].reverse()
     assert [trial.number for trial in parsed(content).trials] == [*range(5), *range(9, 24)]
-
-
-def test_neighbours_are_near_on_the_declared_scales() -> None:
-    result = parsed(made_search())
-    best = result.ranking[0].params
-
-    def distance(number: int) -> float:
-        params = result.trials[number].params
-        x = math.log(params["rule.delta_b"] / best["rule.delta_b"]) / math.log(25)
-        return math.hypot(x, (params["rule.w_min"] - best["rule.w_min"]) / 0.6)
-
-    others = sorted((trial.number for trial in result.ranking[1:]), key=distance)
-    assert [trial.number for trial in neighbours(result, result.ranking[0])] == others[:3]
 
 
 def test_the_front_comes_first() -> None:

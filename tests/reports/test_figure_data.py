@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.reports.figures import axes, exact_core, gallery, model_curves, schematic, search, tokens
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING, columns, figure_csv
+from cppo_lab.reports.figures.data import APPEARANCE, HEADING, figure_csv
 from cppo_lab.rules import Stroke
 
 
@@ -33,8 +33,6 @@ class Info:
     title: str = field(metadata=HEADING)
     panels: tuple[Panel, ...]
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
-    points: tuple[tuple[int, float], ...] = field(metadata=columns("trial", "score"))
-    best: tuple[int, float] | None = field(metadata=columns("trial", "score"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def test_everything_is_there_once() -> None:
         Line("b2", Stroke("#000000"), None, (0,), (0.3,)),
     )
     panels = (Panel("m", (None, 0.02), seeds), Panel("n", (), ()))
-    heads, *written = rows(Info("t", panels, ("a1", "b2"), ((3, 0.5),), (3, 0.75)))
+    heads, *written = rows(Info("t", panels, ("a1", "b2")))
     assert heads == [
         *(
             "series",
@@ -79,8 +77,6 @@ def test_everything_is_there_once() -> None:
             "floors",
             "steps",
             "values",
-            "trial",
-            "score",
         ),
     ]
     assert [" ".join(value for value in row if value) for row in written] == [
@@ -91,8 +87,6 @@ def test_everything_is_there_once() -> None:
         "panels.lines m a1 0.25 2 5 0.25",
         "panels.lines m b2 1 0 0.3",
         "panels n",  # nothing is drawn in it, but its name
-        "points 1 3 0.5",
-        "best 1 3 0.75",
     ]
 
 

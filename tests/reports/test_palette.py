@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cppo_lab.reports.figures.palette import PALETTES
-from cppo_lab.rules import METHOD_COLOURS, Stroke
+from cppo_lab.rules import METHOD_COLOURS, NAMED, Stroke
 from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 
 OF_PAPER = {
@@ -85,7 +85,7 @@ def test_the_papers_colours_are_not_for_everybody() -> None:
 @pytest.mark.parametrize("palette", list(PALETTES))
 def test_a_variant_looks_the_same_in_every_sweep_and_unlike_others(palette: str) -> None:
     seen: dict[str, Stroke] = {}
-    listed = {*PALETTES[palette].methods, *PALETTES[palette].variants}
+    listed = {name for name, variant in NAMED.items() if PALETTES[palette].stroke_of(variant) is not None}
     for name, variants in panels().items():
         for variant, stroke in PALETTES[palette].strokes(variants, FULL).items():
             if FULL.get(variant, variant) in listed:

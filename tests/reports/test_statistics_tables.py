@@ -50,10 +50,10 @@ def test_several_seeds(demo_board: Scoreboard) -> None:
 
 def test_every_run_is_in_the_group_of_its_cell(demo_board: Scoreboard) -> None:
     first, second = run_groups(demo_board, "0", "https://user:secret@host:5000/mlflow/?x=1")
-    assert [run.run_id for run in (*first.runs, *second.runs)] == ["grpo-0", "grpo-1", "cppo-0", "cppo-1"]
+    assert [run["run_id"] for run in (*first.runs, *second.runs)] == ["grpo-0", "grpo-1", "cppo-0", "cppo-1"]
     assert anchors_of(demo_board, "0")["mini_base", "cppo"] == second.anchor
-    place = f"experiments/{demo_board.data.experiment_id}/runs/{second.runs[1].mlflow_id}"
-    assert second.runs[1].link == f"https://host:5000/mlflow/#/{place}?workflowType=machine_learning"
+    place = f"experiments/{demo_board.data.experiment_id}/runs/{second.runs[1]['mlflow_id']}"
+    assert second.runs[1]["link"] == f"https://host:5000/mlflow/#/{place}?workflowType=machine_learning"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////x/mlflow.db", "postgresql://u:p@host/db", "javascript:alert(1)"])

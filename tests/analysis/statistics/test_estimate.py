@@ -174,7 +174,7 @@ def test_a_band_is_the_interval_of_the_mean_at_each_step(runs: int) -> None:
     values = rng(runs).normal(0.5, 0.1, (6, runs))
     values[0, 1:] = values[1, 2:] = values[2, 3:] = NAN
     found = band(pd.DataFrame(values))
-    assert found.kind == INTERVAL
+    assert found.band == INTERVAL
     for row, *ends in zip(values, found.mean, found.low, found.high, strict=True):
         expected = mean_estimate([value for value in row if not math.isnan(value)])
         wide = expected.n > 2
@@ -185,14 +185,14 @@ def test_a_band_is_the_interval_of_the_mean_at_each_step(runs: int) -> None:
 
 def test_bands_of_few_runs_and_at_the_ends_of_scores() -> None:
     two = band(pd.DataFrame([[0.2, 0.4], [0.5, NAN]]))
-    assert (two.kind, two.mean, two.low, two.high) == (
+    assert (two.band, two.mean, two.low, two.high) == (
         RANGE,
         pytest.approx((0.3, 0.5)),
         (0.2, 0.5),
         (0.4, 0.5),
     )
     single = band(pd.DataFrame([[0.2], [0.4]]))
-    assert (single.kind, single.low, single.high) == ("", (0.2, 0.4), (0.2, 0.4))
+    assert (single.band, single.low, single.high) == ("", (0.2, 0.4), (0.2, 0.4))
     clipped = band(pd.DataFrame([[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]]), 0, 1)
     assert (clipped.low, clipped.high) == ((0.0, 1.0), (1.0, 1.0))
 

@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.paired import (
     slope_weights,
 )
 from cppo_lab.analysis.statistics.power import Design, planned_power, reached_power, spread_of
-from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.analysis.statistics.values import FinishedRuns, Score, run_values
 from tests.analysis.made_sweeps import scored
 from tests.analysis.statistics.made_curves import flat
 
@@ -112,7 +112,7 @@ def slope_of(leads: dict[str, np.ndarray], lengths: dict[str, float] = LENGTHS) 
     for model, values in leads.items():
         mean, n = mean_estimate(values.tolist()), len(values)
         parts.append(Difference(model, "a", "b", Score.FINAL, mean, True, n, n, None))
-    return slope(parts, lengths, ()).estimate
+    return slope(parts, lengths, FinishedRuns()).estimate
 
 
 def test_a_slope_has_the_wider_of_two_intervals() -> None:
