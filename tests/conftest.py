@@ -295,8 +295,7 @@ def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return typed
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take most of the time: for tests of what reports say."""
 
     from cppo_lab.reports.build import PageFigure
@@ -304,7 +303,12 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def page_figure(picture: "Picture", command: str, style: "Style") -> PageFigure:
         return PageFigure(picture.heading, "", picture.absent or "not drawn")
 
-    monkeypatch.setattr("cppo_lab.reports.build.page_figure", page_figure)
+    patch.setattr("cppo_lab.reports.build.page_figure", page_figure)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_undrawn(monkeypatch)
 
 
 @pytest.fixture

@@ -24,8 +24,10 @@ def named(path: Path) -> list[str]:
             parts += node.keys
         elif isinstance(node, ast.MatchValue):
             parts.append(node.value)
-        plain = NAMES - AMBIGUOUS if isinstance(node, ast.Dict) or "core" not in ast.unparse(node) else NAMES
-        lines += [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in plain]
+        found = [part for part in parts if isinstance(part, ast.Constant) and part.value in NAMES]
+        if found and (isinstance(node, ast.Dict) or "core" not in ast.unparse(node)):
+            found = [part for part in found if part.value not in AMBIGUOUS]
+        lines += [part.lineno for part in found]
     return [f"{path.relative_to(ROOT)}:{line}" for line in lines]
 
 

@@ -9,26 +9,27 @@ import pytest
 import torch
 
 from cppo_lab.testing.golden import Vectors, find_method, is_input
-from cppo_lab.testing.vectors import check, check_file, compare, is_exact, main
+from cppo_lab.testing.vectors import check, compare, is_exact, main
 from tests.maths.test_golden import PATH, VECTORS
 
 ARRAYS, MANIFEST = VECTORS.arrays, VECTORS.manifest
 
 
-def write(path: Path, arrays: dict[str, numpy.ndarray], manifest: object) -> Path:
-    numpy.savez(path, manifest=numpy.array(json.dumps(manifest)), **arrays)
-    return path
+def part(*cases: str, **changed: numpy.ndarray) -> Vectors:
+    """Some cases of the golden file, or the blocks without cases; `changed`: arrays in place of its own."""
+    arrays = {key: array for key, array in (ARRAYS | changed).items() if key.partition("/")[0] in cases}
+    manifest = {name: value for name, value in MANIFEST.items() if name != "keys"}
+    return Vectors(
+        arrays,
+        manifest | {"cases": {case: MANIFEST["cases"][case] for case in cases if case in MANIFEST["cases"]}},
+    )
 
 
 def test_the_golden_file_agrees_to_the_last_array(capsys: pytest.CaptureFixture[str]) -> None:
-    report = check_file(PATH)
-    assert report.mismatches == []
-    assert report.unknown == []
-    inputs = 8 * 7 + 5 * 2 + 4 * 5 + 3 + 5  # common; mu, tokens; pi, top-k and groups; extreme; process
-    assert report.checked == len(ARRAYS) - inputs
     assert main([str(PATH)]) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last == f"{report.checked} arrays checked, 0 mismatches, 0 unknown keys"
+    inputs = 8 * 7 + 5 * 2 + 4 * 5 + 3 + 5  # common; mu, tokens; pi, top-k and groups; extreme; process
+    said = f"{len(ARRAYS) - inputs} arrays checked, 0 mismatches, 0 unknown keys"
+    assert capsys.readouterr().out.splitlines() == [said]
 
 
 def kinds() -> list[str]:
@@ -59,9 +60,9 @@ def test_a_change_of_any_computed_array_is_found() -> None:
 def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mask = ARRAYS["main_topk/mask/cppo"].copy()
     mask[0, 3] = 1 - mask[0, 3]
-    path = write(
-        tmp_path / "v.npz", {**ARRAYS, "main_topk/mask/cppo": mask, "main_topk/D/js": mask}, MANIFEST
-    )
+    changed = part("main_topk", **{"main_topk/mask/cppo": mask, "main_topk/D/js": mask})
+    path = tmp_path / "v.npz"
+    numpy.savez(path, manifest=numpy.array(json.dumps(changed.manifest)), **changed.arrays)
     assert main([str(path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     expected, got = f"{mask[0, 3]:g}", f"{1 - mask[0, 3]:g}"
@@ -72,7 +73,8 @@ def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_small_change_is_found() -> None:
     for key, change in (("binary/grad/cppo", 1e-6), ("binary/mask/cppo", 1e-12), ("theory/mdp/L", 1e-8)):
-        [mismatch] = check(Vectors({**ARRAYS, key: numpy.asarray(ARRAYS[key] + change)}, MANIFEST)).mismatches
+        case = key.partition("/")[0]
+        [mismatch] = check(part(case, **{key: numpy.asarray(ARRAYS[key] + change)})).mismatches
         assert mismatch.key == key and mismatch.where.startswith("float64") and mismatch.got != "none"
 
 
@@ -87,12 +89,9 @@ def test_a_file_in_float32_is_compared_as_such() -> None:
 
 
 def test_a_missing_array_is_a_mismatch() -> None:
-    left = {
-        key: array
-        for key, array in ARRAYS.items()
-        if key not in ("binary/loss/cppo/token-mean", "binary/in/D")
-    }
-    lines = check(Vectors(left, MANIFEST)).lines()
+    left = part("binary")
+    del left.arrays["binary/loss/cppo/token-mean"], left.arrays["binary/in/D"]
+    lines = check(left).lines()
     assert (
         lines[0]
         == "MISMATCH binary/loss/cppo/token-mean: expected an array, got none (listed in the manifest)"
@@ -101,16 +100,18 @@ def test_a_missing_array_is_a_mismatch() -> None:
         "MISMATCH binary/mask/cppo: expected inputs to compute it from, got none "
         "(float64: the file has no array 'binary/in/D')"
     ) in lines
-    assert all("binary/" in line for line in lines[:-1] if line.startswith("MISMATCH"))
-    without = {key: array for key, array in ARRAYS.items() if key != "extreme/D/tv"}
-    [mismatch] = check(Vectors(without, MANIFEST)).mismatches
-    assert str(mismatch) == "manifest/keys: expected 2124 arrays, got 2123 (with itself)"
+    few = part("theory")
+    [mismatch] = check(Vectors(few.arrays, few.manifest | {"keys": len(few.arrays) + 2})).mismatches
+    assert (
+        str(mismatch)
+        == f"manifest/keys: expected {len(few.arrays) + 2} arrays, got {len(few.arrays) + 1} (with itself)"
+    )
 
 
 def test_inputs_that_make_no_sense_are_mismatches() -> None:
     broken = ARRAYS["binary/in/logp"].copy()
     broken[0, 0] = numpy.nan
-    mismatches = check(Vectors({**ARRAYS, "binary/in/logp": broken}, MANIFEST)).mismatches
+    mismatches = check(part("binary", "main_topk", **{"binary/in/logp": broken})).mismatches
     assert {mismatch.key.split("/")[0] for mismatch in mismatches} == {"binary"}
     [mask] = [mismatch for mismatch in mismatches if mismatch.key == "binary/mask/cppo"]
     assert "logp is NaN or infinite at 1 valid places" in mask.where
@@ -251,5 +252,5 @@ def test_arrays_that_nothing_defines_are_unknown_and_no_mismatch() -> None:
         *("binary/loss/norule/token-mean", "binary/loss/cppo/token-median", "binary/metric/suffix_counts"),
         *("extreme/D/js", "extreme/D/tv_topk", "theory/mdp/gain"),
     ]
-    report = check(Vectors({**ARRAYS, **dict.fromkeys(keys, numpy.zeros(3))}, MANIFEST))
+    report = check(part("nocase", "binary", "extreme", "theory", **dict.fromkeys(keys, numpy.zeros(3))))
     assert (report.unknown, report.mismatches) == (keys, [])

@@ -53,6 +53,11 @@ CONTAINER = (
     "(docs/verl.md)"
 )
 KEYS = "`cppo show SWEEP` prints the valid keys"
+# Groups of Hydra's own, whose keys are dropped: without them it composes in three quarters of the time.
+_UNUSED = (
+    "~hydra/env", "~hydra/help", "~hydra/hydra_help", "~hydra/hydra_logging", "~hydra/job_logging", "~hydra/launcher",
+    "~hydra/output", "~hydra/sweeper",
+)  # fmt: skip
 # Raised by Hydra and OmegaConf; those of Python for values that they cannot merge or reach.
 _REFUSED = (*UNREADABLE, OmegaConfBaseException, TypeError, AttributeError, LookupError, AssertionError)
 
@@ -244,7 +249,7 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = hydra_compose("config", list(choices))
+            config = hydra_compose("config", [*choices, *_UNUSED])
     except _REFUSED as error:
         raise _refused(choices, error) from None
     values = OmegaConf.to_container(config)
@@ -278,14 +283,16 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
         override.check(override.parsed is None and _is_list(choices, override.key))
     others = [override for override in given if override.kind != "choice"]
     combination, texts = _combination(choices), tuple(override.text for override in others)
-    touched = {override.key.partition(".")[0] for override in others}
-    if touched <= combination.alone and all(override.kind == "value" for override in others):
-        parts = {str(name): () for name in combination.config} | {
-            name: tuple(text for text in texts if re.match(rf"{name}[.=]", text)) for name in touched
-        }
-    else:
-        parts = {str(name): texts for name in _config(choices, texts)}
-    return {name: _section(choices, part, name) for name, part in parts.items()}
+    keys = [override.key.partition(".")[0] for override in others]
+    apart = combination.alone.issuperset(keys) and all(override.kind == "value" for override in others)
+    return {
+        name: _section(
+            choices,
+            tuple(text for text, key in zip(texts, keys, strict=True) if key == name or not apart),
+            name,
+        )
+        for name in map(str, combination.config if apart else _config(choices, texts))
+    }
 
 
 @lru_cache(maxsize=100_000)

@@ -24,7 +24,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests import plausible
 from tests.answers import made
-from tests.conftest import ROOT
+from tests.conftest import ROOT, leave_undrawn
 
 SWEEP = "quickstart variant=grpo seed=0"
 # What is typed for each command. {run} and {other} are ids of finished runs.
@@ -101,6 +101,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setattr(execute, "load_core", lambda name: train)
+        leave_undrawn(patch)
         assert main(["launch", "quickstart", "variant=grpo", "launcher=inline"]) == 0
         for name in ("report", "data prepare"):
             assert main(CASES[name].replace("--out ", "--out made/").split()) == 0
@@ -129,6 +130,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cppo_lab.runs.export.export", lambda runs, run_id, out, say: out)
     patch.setattr("cppo_lab.runs.export.evaluate", lambda subject, other, resources: (10, {"chain24": 0.5}))
     patch.setattr("cppo_lab.cli.reporting.watch_report", Mock(side_effect=KeyboardInterrupt))
+    leave_undrawn(patch)
     patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
     patch.setattr("cppo_lab.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 

@@ -14,6 +14,8 @@ from cppo_lab.runs.folder import read_status
 from tests import plausible
 from tests.conftest import Command
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SWEEP = "quickstart variant=grpo"
 
 

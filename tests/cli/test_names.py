@@ -1,10 +1,12 @@
 """`cppo list`, `cppo new`, and what the shell completes: asked as argcomplete's scripts do, and in a real bash."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -91,20 +93,27 @@ def test_every_example_in_a_new_sweep_is_valid(cppo: Command) -> None:
     assert "cppo_low" in cppo("plan all.yaml").out
 
 
-def completed(line: str, out: Path, check: str = "") -> str:
-    """What argcomplete's script would be told about this command line."""
-    code = f"from cppo_lab.cli import main\n{check}\nmain([])"
-    environment = {
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
-        "_ARGCOMPLETE_SHELL": "bash",
-        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-    }
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, check=True, env={**os.environ, **environment}, timeout=CEILING_SECONDS)
-    return " ".join(sorted(filter(None, out.read_text().split("\v"))))
+# Every line in a process of its own, which begins as `main` is called. An import of a heavy library is an error.
+COMPLETE = """
+import json, os, sys
+from cppo_lab.cli import main
+sys.modules.update(dict.fromkeys("torch mlflow hydra omegaconf pydantic pandas numpy submitit sqlalchemy".split()))
+for number, line in enumerate(json.loads(sys.argv[1])):
+    if not os.fork():
+        os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+        os.environ["_ARGCOMPLETE_STDOUT_FILENAME"] = f"{sys.argv[2]}/{number}"
+        main([])
+    assert os.wait()[1] == 0, line
+"""
+
+
+def completed(lines: Sequence[str], out: Path) -> list[str]:
+    """What argcomplete's script would be told about each of these command lines."""
+    settings = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    command = [sys.executable, "-c", COMPLETE, json.dumps([f"cppo {line}" for line in lines]), str(out)]
+    subprocess.run(command, check=True, env={**os.environ, **settings}, timeout=CEILING_SECONDS)
+    texts = [(out / str(number)).read_text() for number in range(len(lines))]
+    return [" ".join(sorted(filter(None, text.split("\v")))) for text in texts]
 
 
 COMPLETIONS = {
@@ -133,17 +142,13 @@ COMPLETIONS = {
 }
 
 
-@pytest.mark.parametrize("line", COMPLETIONS)
-def test_completion(line: str, files: None, tmp_path: Path) -> None:
-    """An import of a heavy library is an error."""
-    heavy = ("torch", "mlflow", "hydra", "omegaconf", "pydantic", "pandas", "numpy", "submitit", "sqlalchemy")
-    check = f"import sys\nsys.modules.update(dict.fromkeys({heavy}))"
-    assert completed(f"cppo {line}", tmp_path / "out", check) == COMPLETIONS[line]
+def test_completion(files: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = completed([*COMPLETIONS], tmp_path_factory.mktemp("said"))
+    assert dict(zip(COMPLETIONS, found, strict=True)) == COMPLETIONS
 
 
-def test_completion_before_the_first_run(tmp_path: Path) -> None:
-    assert completed("cppo show quickstart_e", tmp_path / "out") == "quickstart_exact"
-    assert completed("cppo logs ", tmp_path / "out") == ""
+def test_completion_before_the_first_run(workspace: Path) -> None:
+    assert completed(["show quickstart_e", "logs "], workspace) == ["quickstart_exact", ""]
 
 
 def test_in_a_real_bash(tmp_path: Path, cppo: Command) -> None:

@@ -111,6 +111,7 @@ def test_another_palette_changes_the_figures_alone(built: ReportRequest, tmp_pat
     assert "#0072b2" in svg and "#0052d9" not in svg
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_incomplete_grid_is_refused_and_nothing_written(built: ReportRequest, tmp_path: Path) -> None:
     more = ExpectedRun("cppo-2", "mini_base", "cppo", 2)
     request = replace(built, expected=(*built.expected, more), out=tmp_path / "out")
@@ -125,6 +126,7 @@ def test_an_incomplete_grid_is_refused_and_nothing_written(built: ReportRequest,
     assert "51.00 ± 1.41†" in html
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("moment", ["scoring", "drawing", "writing", "swapping"])
 def test_an_interrupted_build_leaves_the_old_report(
     demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch, moment: str

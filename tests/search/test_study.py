@@ -188,10 +188,10 @@ def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
         "rule.w_min": {"choices": [0.5, 0.75]},
         "rule.delta_b": {"low": 0.05, "high": 0.5, "step": 0.05},
     }
-    values = search_values(trials=30, parameters=parameters, sampler={"name": "random"})
+    values = search_values(trials=15, parameters=parameters, sampler={"name": "random"})
     study = opened(made_tuning(values), storage_url())
     drawn: dict[str, set[str]] = {key: set() for key in parameters}
-    for _ in range(30):
+    for _ in range(15):
         with claimed(study) as claim:
             for key, value in study.draw(claim.trial).items():
                 drawn[key].add(str(value))
