@@ -209,42 +209,18 @@ class Taken:
 
 
 def fresh(words: Sequence[str], folder: Path, **variables: str) -> Taken:
-    """Run a new Python process in `folder`, imports included; SystemExit if it fails.
-
-    The quick form, whose figures are rough, forks it from a process that has imported most of what it needs.
-    """
+    """Run a new Python process in `folder`, imports included; SystemExit if it fails."""
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     environment |= variables
     with tempfile.NamedTemporaryFile() as file:
-        if "--quick" in sys.argv and words[0] in ("-m", "-c"):
-            from tests.servers.forked import Forked
-
-            start = time.perf_counter()
-            status = Forked(_run, words, environment, log=Path(file.name), folder=folder).end()
-            seconds = cpu = time.perf_counter() - start
-            mebibytes = 0.0
-        else:
-            command = [sys.executable, "-c", METER, file.name, sys.executable, *words]
-            done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
-            status, seconds, cpu, mebibytes = json.loads(done.stdout)
+        command = [sys.executable, "-c", METER, file.name, sys.executable, *words]
+        done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE)
+        status, seconds, cpu, mebibytes = json.loads(done.stdout)
         output = Path(file.name).read_text(encoding="utf-8")
     if status:
         raise SystemExit(f"{output[-2000:]}\n{' '.join(words)} ended with {status}")
     return Taken(seconds, cpu, mebibytes, output)
-
-
-def _run(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """What Python does with these words, `-c CODE` or CPPO and its own, in a process that is there."""
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = [words[0], *words[2:]]
-    if words[0] == "-c":
-        exec(words[1], {"__name__": "__main__"})  # noqa: S102  the benchmarks' own
-    else:
-        from cppo_lab.cli import main
-
-        sys.exit(main([*words[2:]]))
 
 
 def limited(words: Sequence[str], limit: float, log: Path, grace: float, **options: Any) -> int | None:

@@ -431,12 +431,12 @@ def collapses(studies: int) -> Rows:
 
         def study(rng: Random, n: int = n) -> dict[str, float]:
             values, broken = broken_runs(rng, n)
-            lasting = values[~broken].tolist()
-            allowed = mean_with_collapses(lasting, values[broken].tolist())
+            completed = values[~broken].tolist()
+            allowed = mean_with_collapses(completed, values[broken].tolist())
             return {
                 "mean, Student's t": holds(mean_estimate(values.tolist()), mean, otherwise=True),
                 "mean, with collapses (ours)": holds(allowed, mean, otherwise=True),
-                "mean of those that last": holds(mean_estimate(lasting), LEVEL, otherwise=True),
+                "mean of those that last": holds(mean_estimate(completed), LEVEL, otherwise=True),
             }
 
         columns = means(studies, n, study)

@@ -15,9 +15,9 @@ early fork at T = 64 (32 seeds, `sweeps/one_step.yaml`): |error| ~ movement^3, w
 1.0 (seeds) and 1.3 (steps), of movement's 0.3 and 0.57, while movement falls by 12 % a step.
 
 `orders`: why shuffled position weights make larger errors than ordered ones. A pilot on runs of `sweeps/one_step.yaml`
-without a fork, T = 1024, seeds from 0, which test nothing: the weights of a response stand in the right order, shuffled
-anew in each response, in one order of the tokens for the whole run, or with whole eighths of the response shuffled,
-anew or once for the run. Prints the ratio of errors of each two.
+without a fork, T = 1024, seeds from 0, which test nothing: the weights of a response stand in the right order, in a new
+random order for each response, in one random order for the whole run, or with whole eighths of the response shuffled,
+for each response or once for the run. Prints the ratio of errors of each two.
 """
 
 import argparse
@@ -169,7 +169,12 @@ def eighths_once(valid: Tensor, generator: Generator) -> Tensor:
 def orders(model: str = "exact_no_fork", horizon: int = 1024, seeds: int = 24) -> None:
     """Errors with each order over those with each other."""
     curves: dict[str, Curves] = {}
-    shuffles = {"anew": own_permutation, "once": once, "eighths": eighths, "eighths once": eighths_once}
+    shuffles = {
+        "each response": own_permutation,
+        "once": once,
+        "eighths": eighths,
+        "eighths once": eighths_once,
+    }
     for name in ("ordered", *shuffles):
         variant = "cppo_no_prefix_budget" + ("_shuffled" if name in shuffles else "")
         words = (f"model={model}", f"variant={variant}", f"rollout.max_response_length={horizon}")

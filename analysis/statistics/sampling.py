@@ -69,10 +69,10 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     outcomes, step = board.data.outcomes.get(run.mlflow_id or ""), run.choice.step
     if outcomes is not None and step in outcomes.steps:
         right = outcomes.right[int(np.searchsorted(outcomes.steps, step or 0))]
-        known = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of).answers
-        if known is not None:
+        variance = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of).answers
+        if variance is not None:
             edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
-            return SamplingError(math.sqrt(known), True, edge)
+            return SamplingError(math.sqrt(variance), True, edge)
     scores, samples = run.choice.components, board.curves.samples
     made = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
     problems = int(made) if made.isdecimal() else 0

@@ -42,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a name that the terminal's encoding lacks must not end a command
+    # A name that the terminal's encoding lacks must not end a command.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "_ARGCOMPLETE" in os.environ:

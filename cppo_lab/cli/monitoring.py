@@ -193,7 +193,9 @@ def note(options: argparse.Namespace) -> int:
         )
     if added:
         # What a terminal of another encoding has sent is no text for a store.
-        add_notes(folder, {k: v.encode(errors="backslashreplace").decode() for k, v in added.items()})
+        add_notes(
+            folder, {key: value.encode(errors="backslashreplace").decode() for key, value in added.items()}
+        )
         upload([folder], uri)
     given = notes(folder)
     text = given.pop(schema.TAG_NOTE, "")

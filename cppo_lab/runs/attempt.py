@@ -467,9 +467,8 @@ def prepare_process(threads: int, visible_devices: str | None) -> None:
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
-    os.environ["OMP_PROC_BIND"] = (
-        "false"  # bound, as clusters advise, the first thread of every run has one core
-    )
+    # Bound, as clusters advise, the first threads of all runs would share a core.
+    os.environ["OMP_PROC_BIND"] = "false"
     # submitit's local executor hides every device from a job that asked it for none.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if visible_devices is not None:

@@ -53,7 +53,7 @@ CONTAINER = (
     "(docs/verl.md)"
 )
 KEYS = "`cppo show SWEEP` prints the valid keys"
-# Groups of Hydra's own, whose keys are dropped: without them it composes in three quarters of the time.
+# Groups of Hydra's own, whose keys are dropped: which composing need not read.
 _UNUSED = (
     "~hydra/env", "~hydra/help", "~hydra/hydra_help", "~hydra/hydra_logging", "~hydra/job_logging", "~hydra/launcher",
     "~hydra/output", "~hydra/sweeper",

@@ -391,8 +391,8 @@ def panel_grid(
 def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings: Any) -> None:
     """The legend of `keys`; dashed lines need more room."""
     length = 4.5 if any(key.stroke.dash for key in keys) else 2.2
-    handles = {key.label: key.handle for key in keys}
-    _as_they_are(place.legend(handles.values(), handles.keys(), handlelength=length, **settings))
+    handles, labels = [key.handle for key in keys], [key.label for key in keys]
+    _as_they_are(place.legend(handles, labels, handlelength=length, **settings))
 
 
 def _as_they_are(legend: Legend) -> None:

@@ -108,7 +108,7 @@ for number, line in enumerate(json.loads(sys.argv[1])):
 
 
 def completed(lines: Sequence[str], out: Path) -> list[str]:
-    """What argcomplete's script would be told about each of these command lines."""
+    """The completions that argcomplete returns for each of these command lines."""
     settings = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     command = [sys.executable, "-c", COMPLETE, json.dumps([f"cppo {line}" for line in lines]), str(out)]
     subprocess.run(command, check=True, env={**os.environ, **settings}, timeout=CEILING_SECONDS)
