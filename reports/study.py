@@ -13,7 +13,7 @@ from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
-from cppo_lab.reports.answers.view import kept_answers
+from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.collapses import collapse_section
 from cppo_lab.reports.figures.drawing import Picture

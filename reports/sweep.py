@@ -12,7 +12,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
-from cppo_lab.reports.answers.view import kept_answers
+from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.collapses import collapse_section

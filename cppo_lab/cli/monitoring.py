@@ -73,18 +73,18 @@ def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
-    from cppo_lab.sweep import status, watch
+    from cppo_lab.sweep import status
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
-    command = watch.parse_command(options.notify) if options.notify is not None else None
+    command = status.parse_command(options.notify) if options.notify is not None else None
     run_statuses = look_at(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
-        runs = watch.watch(run_statuses, options.every, out, coloured())
+        runs = status.watch(run_statuses, options.every, out, coloured())
     answer(options, status.as_values(runs, runs))
     if command is not None:
-        watch.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
+        status.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
     if any(run.state == schema.FAILED for run in runs):
         return Exit.RUNS_FAILED
     return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO

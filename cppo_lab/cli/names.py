@@ -44,13 +44,13 @@ def _shown(row: dict[str, object]) -> str:
 
 
 def _sweeps(options: argparse.Namespace) -> list[dict[str, object]]:
-    from cppo_lab.sweep.words import sweeps
+    from cppo_lab.sweep.source import sweeps
 
     return [dict(row) for row in sweeps()]
 
 
 def _options(group: str) -> list[dict[str, object]]:
-    from cppo_lab.sweep.words import option_words
+    from cppo_lab.sweep.source import option_words
 
     words = option_words(group)
     return [{"name": name, "meaning": words.get(name, "")} for name in groups()[group]]
@@ -58,7 +58,7 @@ def _options(group: str) -> list[dict[str, object]]:
 
 def _keys(options: argparse.Namespace) -> list[dict[str, object]]:
     from cppo_lab.sweep.compose import values
-    from cppo_lab.sweep.words import key_words
+    from cppo_lab.sweep.source import key_words
 
     words = key_words()
     return [
@@ -77,7 +77,7 @@ _ROWS: dict[str, Callable[[argparse.Namespace], list[dict[str, object]]]] = {
 
 def new(options: argparse.Namespace) -> int:
     """Write a sweep file that runs as it is."""
-    from cppo_lab.sweep.words import sweep_files
+    from cppo_lab.sweep.source import sweep_files
 
     name = options.sweep_name.removesuffix(".yaml")
     path = Path(f"{name}.yaml")
@@ -123,7 +123,7 @@ def complete() -> None:
 
 
 def _sweep_names(**_: object) -> Iterable[str]:
-    from cppo_lab.sweep.words import sweep_files
+    from cppo_lab.sweep.source import sweep_files
 
     return sweep_files()
 
@@ -135,7 +135,7 @@ def _sweeps_and_runs(prefix: str, **_: object) -> Iterable[str]:
 
 def _variants(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:
     """`variant=NAME`; of several names, the last is being typed."""
-    from cppo_lab.sweep.words import variants
+    from cppo_lab.sweep.source import variants
 
     names = variants(parsed_args.sweep) if getattr(parsed_args, "sweep", None) else []
     chosen = prefix.removeprefix("variant=").split(",")[:-1]

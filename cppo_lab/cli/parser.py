@@ -37,7 +37,7 @@ COMMANDS = {
         "monitoring",
         "show the state of runs until all have ended; the exit code is 0 if all are done",
     ),
-    "dash": ("dash", "serve a page of a sweep that renews itself: the report, states of runs and time left"),
+    "dash": ("ui", "serve a page of a sweep that renews itself: the report, states of runs and time left"),
     "logs": ("monitoring", "print a run's output"),
     "cancel": ("monitoring", "stop runs cleanly, and remove queued runs from the queue"),
     "retry": ("monitoring", "retrain runs that failed with an error, or finished ones"),

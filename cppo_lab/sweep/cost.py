@@ -2,20 +2,24 @@
 
 Runs are of the same kind if core, model, layout, batch and response length agree. Past runs take precedence over a
 preflight, and a preflight over the estimate. Without an estimate (the embedded core, CPUs), past runs give only the
-time of the training steps, excluding validations, warm start and start-up.
+time of the training steps, excluding validations, warm start and start-up. `runs/preflight` has the results of
+preflights by kind of run.
 """
 
 import heapq
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.files import runs_folder
+from cppo_lab.errors import UserError
+from cppo_lab.files import replace_file, runs_folder
 from cppo_lab.runs.folder import CONFIG, read_config, read_status, seconds_trained
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
@@ -23,8 +27,85 @@ from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.estimate import amounts_of, estimate, estimate_disk
 from cppo_lab.spec.job import layout_tag
+from cppo_lab.spec.run import digest
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.tracking import preflight
+
+PREFLIGHTS, FILE = "preflight", "measured.json"
+
+
+def kind_of(spec: RunSpec) -> dict[str, str]:
+    """The logged parameters that determine a run's time and memory on a layout; equal for runs of the same kind."""
+    return flatten(
+        {
+            "model": spec.model.model_dump(mode="json"),
+            "batch": spec.batch.model_dump(mode="json"),
+            "rollout": {"max_response_length": spec.rollout.max_response_length},
+        }
+    )
+
+
+def preflight_folder(spec: RunSpec, layout: LayoutSpec, runs: Path) -> Path:
+    """The folder of the preflight of this kind of run."""
+    kind = kind_of(spec) | {"data": spec.data.name, "layout": layout_tag(layout)}
+    name = digest(json.dumps(kind, sort_keys=True))
+    return runs / PREFLIGHTS / f"{spec.model.name}-{layout.name}-{name}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step. Seconds; tokens per second of all devices; lengths in tokens."""
+
+    step: int
+    seconds: float
+    rollout: float
+    update: float
+    weights: float  # the transfer to the rollout engine
+    other: float  # grading, advantages, waiting; of the first step after a start also warm-up
+    sampled_per_second: float = 0.0
+    trained_per_second: float = 0.0
+    response_length: float = 0.0
+    topk_megabytes: float = 0.0
+    logprob_error: float | None = (
+        None  # mean of abs(mu / pi - 1) before the policy has moved far; None: no update
+    )
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """What a preflight found. Seconds, and 2^30 bytes; None where a part was not reached or not measured."""
+
+    model: str
+    layout: str
+    devices: int
+    run_id: str  # of the run whose settings were tried
+    steps: tuple[Step, ...] = ()
+    start: float | None = None  # until verl begins its first step or validation
+    resume: float | None = None  # the same, with a checkpoint to load
+    validation: float | None = None
+    checkpoint: float | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
+    machine: Mapping[str, float | str] = field(default_factory=dict)  # of `phases.MACHINE`
+    error: str = ""  # the error, and the part in which it occurred
+
+    def write(self, folder: Path) -> None:
+        """Write the result to `folder`."""
+        replace_file(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read_preflight(folder: Path) -> PreflightResult | None:
+    """What the preflight in `folder` measured; None if there was none.
+
+    Raises UserError for a file that is not one of ours.
+    """
+    try:
+        values: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        steps = tuple(Step(**step) for step in values.pop("steps"))
+        return PreflightResult(**values, steps=steps)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder / FILE} is damaged ({error}): remove {folder}") from None
+
 
 METRIC = "perf/step_seconds"
 RECENT = 200  # only the newest folders are read, since a plan must not read thousands
@@ -52,7 +133,7 @@ class Hours:
         return float((self.low * self.high) ** 0.5)
 
 
-def whole_run(measurement: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
+def whole_run(measurement: PreflightResult, spec: RunSpec) -> Hours | None:
     """The hours of a complete run, with its start and all validations and checkpoints; None if unknown.
 
     The lower bound is the fastest measured step minus SPREAD. The upper bound is the slowest step plus SPREAD, with
@@ -138,7 +219,7 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
     for run in runs:
         spec = run.spec
         layout = layout_tag(run.layout) if core_of(spec.core).uses_layout else ""
-        params = preflight.kind_of(spec)
+        params = kind_of(spec)
         kind = (spec.core, layout, tuple(params.items()))
         if kind not in medians:
             medians[kind] = [
@@ -146,7 +227,7 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
             ]
         short = None
         if folder is not None and core_of(spec.core).preflight:
-            measurement = preflight.read(preflight.folder_of(spec, run.layout, folder))
+            measurement = read_preflight(preflight_folder(spec, run.layout, folder))
             short = whole_run(measurement, spec) if measurement else None
         run_costs[run.run_id] = cost_of(spec, run.layout, medians[kind], short)
     return run_costs

@@ -1,25 +1,30 @@
 """The state of runs with their numbers and names, from their folders and one look at the launchers' queues; as text,
-and for JSON and CSV.
+and for JSON and CSV. And watching them until all have ended.
 """
 
 import math
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cppo_lab import schema
-from cppo_lab.errors import one_line
+from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
-from cppo_lab.runs.spool import early_signs
+from cppo_lab.runs.spool import early_signs, score_text
 from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.sweep.columns import RUN_ID, aligned
+from cppo_lab.tracking.notify import counts
 
 COLUMNS = (
     *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),
@@ -235,3 +240,89 @@ def totals(runs: Sequence[RunStatus]) -> str:
                 heapreplace(times, times[0] + whole)
         parts.append(f"{which} ends in about {_duration(max(times))}")
     return "; ".join(parts)
+
+
+_URGENCY = (
+    *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),
+    *(schema.STOPPED, schema.COLLAPSED, schema.DONE, schema.MISSING),
+)
+_TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def watch(
+    look: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
+) -> list[RunStatus]:
+    """Show what `look` finds at an interval in seconds until nothing runs or waits; returns what it saw last.
+
+    On a terminal the table is redrawn; elsewhere each change of a state is one line.
+    """
+    before: dict[str, str] = {}
+    while True:
+        runs = look()
+        if out.isatty():
+            out.write(_screen(runs, shutil.get_terminal_size(), coloured))
+        else:
+            out.writelines(f"{line}\n" for line in _changes(runs, before))
+        out.flush()
+        before = {run.run_id: run.state for run in runs}
+        if schema.ALIVE.isdisjoint(before.values()):
+            return runs
+        time.sleep(every)
+
+
+def _screen(runs: Sequence[RunStatus], size: os.terminal_size, coloured: bool) -> str:
+    """The table from the top of the screen; if it is too long, only the most important rows."""
+    room = max(size.lines - 4, 1)
+    shown = runs
+    if len(runs) > room:
+        shown = sorted(runs, key=lambda run: _URGENCY.index(run.state))[: room - 1]
+    lines = [totals(runs), "", *table(shown, size.columns, coloured).splitlines()]
+    if len(shown) < len(runs):
+        lines.append(f"and {len(runs) - len(shown)} more (`cppo status` lists all)")
+    return _TO_THE_TOP + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW
+
+
+def _changes(runs: Sequence[RunStatus], before: Mapping[str, str]) -> list[str]:
+    """One line for every run whose state has changed; the first time a single summary line."""
+    if not before:
+        return [totals(runs)]
+    lines = []
+    for run in runs:
+        if run.state != before.get(run.run_id):
+            step = "" if run.step is None else f"step {run.step}/{run.t_stop}"
+            parts = (run.state, step, score_text(run.score, run.best, run.best_step))
+            reason = f": {run.reason}" if run.reason else ""
+            lines.append(f"{run.run_id} {run.title}: {', '.join(filter(None, parts))}{reason}")
+    return lines
+
+
+def parse_command(text: str) -> list[str]:
+    """The words of a command; no shell reads it.
+
+    Raises UserError if there are none, quotes do not match, or there is no such program.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--notify {text!r}: {error}: quote it as a shell would want it") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UserError(f"--notify {text!r}: there is no such program: give a command on PATH, or its path")
+    return words
+
+
+def notify(command: Sequence[str], sweep: str, runs: Sequence[RunStatus]) -> None:
+    """Run the command once; its environment has the numbers of done (also collapsed), failed and remaining runs.
+
+    A failing command is reported on standard error.
+    """
+    numbers = {f"CPPO_{name.upper()}": str(n) for name, n in counts(run.state for run in runs).items()}
+    environment = {**os.environ, "CPPO_SWEEP": sweep, **numbers}
+    if not sys.flags.safe_path:  # the variable is for our children; this is the user's program
+        environment.pop("PYTHONSAFEPATH", None)
+    try:
+        status = subprocess.run(command, env=environment, check=False).returncode
+    except OSError as error:
+        say(f"cppo: the command of --notify could not be run: {error}")
+        return
+    if status:
+        say(f"cppo: the command of --notify ended with status {status}")

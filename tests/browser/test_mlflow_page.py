@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.reports.run_list import mlflow_link, mlflow_path
+from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from cppo_lab.rules import METHOD_COLOURS
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep

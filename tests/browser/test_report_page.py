@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.run_list import mlflow_link, mlflow_path
+from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from tests.browser.conftest import WAIT_MS
 from tests.reports.made_pair import value, write_pair
 from tests.requirement import BROWSER

@@ -11,8 +11,7 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import write_status
-from cppo_lab.sweep.status import Label, RunStatus
-from cppo_lab.sweep.watch import watch
+from cppo_lab.sweep.status import Label, RunStatus, watch
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
 from tests.cli.test_status import run_id, told

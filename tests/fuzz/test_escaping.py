@@ -21,7 +21,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
-from cppo_lab.reports.run_list import mlflow_link, mlflow_path
+from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped
 from cppo_lab.tracking.parents import ReportLog, SweepText, sweep_note, verdict_markdown

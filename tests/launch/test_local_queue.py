@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.base import Launcher, LauncherSpec
-from cppo_lab.launch.environment import AGREED
-from cppo_lab.launch.inline import launch_inline
-from cppo_lab.launch.local import launch_local
+from cppo_lab.launch.base import AGREED, Launcher, LauncherSpec
+from cppo_lab.launch.local import launch_inline, launch_local
 
 SHELL = {
     "SUBMITIT_PREEMPT_SIGNAL": "HUP",

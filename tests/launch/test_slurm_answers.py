@@ -20,7 +20,6 @@ from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.preflight import PreflightJob
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
@@ -46,6 +45,7 @@ from cppo_lab.spec.job import layout_tag
 from cppo_lab.spec.run import fingerprint
 from cppo_lab.sweep.cancel import WORD, Cancelled, cancel
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.preflight import PreflightJob
 from cppo_lab.sweep.status import Label, RunStatus
 from tests.jobs import job as job_of
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes

@@ -17,10 +17,19 @@ from cppo_lab.analysis.scoring import RunScore, Scoreboard, score_sweep
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
 from cppo_lab.answers.texts import Texts, as_text
 from cppo_lab.answers.tokens import RecordedTokens
-from cppo_lab.reports.answers import problem_map, samples, token_traces
-from cppo_lab.reports.answers.problem_map import problem_maps
-from cppo_lab.reports.answers.samples import shortened, visible
-from cppo_lab.reports.answers.view import MOST_BYTES, answers_view, shown_runs
+from cppo_lab.reports.answers import (
+    FULL,
+    MOST_BYTES,
+    MOST_CELLS,
+    MOST_SAMPLE_BYTES,
+    MOST_TOKEN_BYTES,
+    NOT_SEEN,
+    answers_view,
+    problem_maps,
+    shortened,
+    shown_runs,
+    visible,
+)
 from tests.analysis.made_sweeps import MadeRun, expect, make_data
 from tests.answers import made
 from tests.reports.made_answers import HOSTILE, IDS, TOKENS, made_outcomes, made_texts, made_tokens
@@ -74,7 +83,7 @@ def test_a_map_has_each_share_where_it_belongs() -> None:
     means = dict(zip(IDS, right.mean(axis=(0, 1, 2)), strict=True))
     assert [means[name] for name in shown["problems"]] == sorted(means.values(), reverse=True)
     share = right.sum(axis=1)[:, :, [IDS.index(name) for name in shown["problems"]]] / 32
-    assert np.abs(cells(shown) / problem_map.FULL - share).max() <= 0.501 / problem_map.FULL
+    assert np.abs(cells(shown) / FULL - share).max() <= 0.501 / FULL
     assert shown["steps"] == list(made_outcomes("cppo", 0).steps)
     alone = {(ours, theirs): problems for ours, theirs, problems in shown["alone"]}
     assert shown["problems"].index(IDS[-1]) in alone[1, 0] and (0, 1) not in alone
@@ -92,7 +101,7 @@ def test_runs_that_ended_early_leave_blanks() -> None:
     whole, short = made_outcomes("dppo", 0), made_outcomes("cppo", 0).until(100)
     (shown,) = problem_maps(scored({("dppo", 0): whole, ("cppo", 0): short}))
     cppo, end = cells(shown)[1], shown["steps"].index(110)
-    assert (cppo[end:] == problem_map.NOT_SEEN).all() and (cppo[:end] <= problem_map.FULL).all()
+    assert (cppo[end:] == NOT_SEEN).all() and (cppo[:end] <= FULL).all()
 
 
 def test_controls_are_written_out_and_no_text_can_act_on_the_page() -> None:
@@ -170,7 +179,7 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     assert view is not None and len(view["content"].encode()) <= MOST_BYTES
     content = json.loads(view["content"])
     assert len(content["tokens"]) >= 1 and content["texts"]["left"] > 0 and content["maps"][0]["left"] > 0
-    parts = samples.MOST_BYTES + token_traces.MOST_BYTES + 3 * problem_map.MOST_CELLS
+    parts = MOST_SAMPLE_BYTES + MOST_TOKEN_BYTES + 3 * MOST_CELLS
     assert parts < MOST_BYTES
 
 

@@ -5,10 +5,10 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.reports import build, run_list
+from cppo_lab.reports import build, sections
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
-from cppo_lab.reports.run_list import MANY, run_groups
+from cppo_lab.reports.sections import MANY, run_groups
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 from tests.reports.conftest import board_of, page_of
@@ -73,7 +73,7 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "MOST_ROWS", 10)
-    monkeypatch.setattr(run_list, "MANY", 12)
+    monkeypatch.setattr(sections, "MANY", 12)
     few, small, large = (page_of(board_of(*made(count, 1)))[1] for count in (3, 15, 60))
     assert "more, in the" not in few
     assert len(large) < 1.05 * len(small)

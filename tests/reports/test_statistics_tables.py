@@ -3,7 +3,7 @@
 import pytest
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.run_list import anchors_of, mlflow_link, run_groups
+from cppo_lab.reports.sections import anchors_of, mlflow_link, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import TextTable, main_table
 

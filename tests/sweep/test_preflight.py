@@ -11,15 +11,33 @@ import pytest
 from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation
 from cppo_lab.errors import UserError
-from cppo_lab.launch import preflight as module
-from cppo_lab.launch.preflight import PreflightJob, _Part, shortened
 from cppo_lab.spec import VerlRun
-from cppo_lab.sweep.cost import LONGER, PREFLIGHT, SPREAD, Hours, costs, whole_run
+from cppo_lab.sweep import preflight as module
+from cppo_lab.sweep.cost import (
+    FILE,
+    LONGER,
+    PREFLIGHT,
+    SPREAD,
+    Hours,
+    PreflightResult,
+    Step,
+    costs,
+    read_preflight,
+    whole_run,
+)
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
-from cppo_lab.sweep.preflight import RunKind, job_of, kinds, open_kinds, report
-from cppo_lab.tracking.preflight import FILE, PreflightResult, Step, read
+from cppo_lab.sweep.preflight import (
+    PreflightJob,
+    RunKind,
+    _Part,
+    job_of,
+    kinds,
+    open_kinds,
+    report,
+    shortened,
+)
 
 STEP = Step(1, 100.0, 60.0, 30.0, 5.0, 5.0, 4000.0, 8000.0, 1000.0, 12.5, 1e-3)
 RESULT = PreflightResult(
@@ -131,7 +149,7 @@ def test_the_plan_goes_by_it_until_there_are_past_runs(
     run: PlannedRun, kind: RunKind, tmp_path: Path
 ) -> None:
     on_file(kind, RESULT)
-    assert read(kind.folder) == RESULT
+    assert read_preflight(kind.folder) == RESULT
     hours = whole_run(RESULT, run.spec)
     cost = costs([run], lambda *_: [], tmp_path)[run.run_id]
     assert hours is not None and cost is not None
@@ -235,7 +253,7 @@ def test_parts_become_a_measurement(job: PreflightJob) -> None:
     dead = job._measured({1: _Part(error="OutOfMemoryError: 80 GB")})
     assert dead.error == "starting, before the first validation: OutOfMemoryError: 80 GB"
     job.give_up("out of time")  # no launcher goes on with it
-    given_up = read(job.folder)
+    given_up = read_preflight(job.folder)
     assert given_up is not None and given_up.error == "out of time"
 
 
@@ -243,7 +261,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}", json.dumps({"steps": [{"x": 1}]})):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(UserError, match="is damaged"):
-            read(tmp_path)
+            read_preflight(tmp_path)
 
 
 def test_a_folder_that_is_a_link_is_not_emptied(job: PreflightJob, tmp_path: Path) -> None:

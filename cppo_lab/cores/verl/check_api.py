@@ -2,18 +2,248 @@
 
 Supported: verl >=0.9.1,<0.9.2; the touch points were written for and tested with 0.9.1. To move to another version, run
 `check_api()`, fix what it names, then run the tests marked `verl`.
+
+The contract lists everything of verl that the core calls, overrides, registers with or reads, with parameters. Half of
+the entries are not public interfaces but methods that we override and one private dict, which verl changes without
+notice even between patch releases.
 """
 
 import ast
 import importlib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.verl.api_contract import API_CONTRACT, FIELDS, PRIVATE, VLLM, VLLM_WORKER, ContractItem
+REGISTRY, OVERRIDE, CALL, FIELDS, PRIVATE = (
+    "public registry",
+    "overridden",
+    "called",
+    "fields",
+    "private dict",
+)
+
+
+@dataclass(frozen=True)
+class ContractItem:
+    """One attribute of verl that we rely on."""
+
+    module: str
+    attribute: str  # dotted below the module
+    kind: str
+    parameters: tuple[
+        str, ...
+    ]  # of the function, or of the class's constructor; for FIELDS and PRIVATE: names in it
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.attribute}"
+
+
+def _points(kind: str, module: str, attributes: dict[str, str]) -> list[ContractItem]:
+    """Touch points of a module: attribute -> its parameters, separated by spaces."""
+    return [ContractItem(module, name, kind, tuple(names.split())) for name, names in attributes.items()]
+
+
+_REPLICA = "replica_rank config model_config gpus_per_node is_reward_model is_teacher_model name_suffix"
+_INPUTS = "image_data video_data audio_data mm_processor_kwargs"
+VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+VLLM_WORKER = "verl.workers.rollout.vllm_rollout.utils"
+_DEVICE = {"PlatformRegistry.register": "platform", "set_platform": "platform", "get_platform": ""}
+_ENGINE = {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"}
+_REPLICAS = {
+    "RolloutReplica": _REPLICA,
+    "RolloutReplica.launch_servers": "self",
+    "RolloutReplica.abort_all_requests": "self reject_request",
+}
+_TOKEN_OUTPUT = {"TokenOutput": "token_ids log_probs routed_experts stop_reason num_preempted extra_fields"}
+_ADAPTER = {
+    "BaseRollout": "config model_config device_mesh args kwargs",
+    "BaseRollout.resume": "self tags",
+    "BaseRollout.release": "self",
+    "BaseRollout.update_weights": "self weights wire_format kwargs",
+}
+_VLLM_WORKER = {"vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"}
+_VLLM_SERVER = {
+    "vLLMHttpServer.generate": f"self prompt_ids sampling_params request_id {_INPUTS} priority kv_transfer_params",
+    "vLLMHttpServer.run_server": "self args",
+    "vLLMHttpServer._preprocess_engine_kwargs": "self engine_kwargs",
+    "vLLMHttpServer._get_worker_extension_cls": "self",
+    "vLLMReplica.__init__": f"self {_REPLICA}",
+}
+_LOOP_OUTPUT = {
+    "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs routed_experts multi_modal_data "
+    "reward_score num_turns metrics extra_fields mm_processor_kwargs mm_processor_output"
+}
+_LOOP = {
+    "AgentLoopOutput.as_dict": "self",
+    "AgentLoopWorker._run_agent_loop": "self sampling_params trajectory agent_name trace kwargs",
+}
+_TENSORDICT = {
+    "get_non_tensor_data": "data key default",
+    "assign_non_tensor_data": "tensor_dict key val",
+    "list_of_dict_to_tensordict": "list_of_dicts",
+}
+_TRAINER = {
+    "PPOTrainer": "config",
+    "PPOTrainer._init_resource_pool_mgr": "self",
+    "PPOTrainer._load_checkpoint": "self",
+    "PPOTrainer.on_init_end": "self",
+    "PPOTrainer.on_step_end": "self",
+    "PPOTrainer.on_validate_end": "self",
+    "PPOTrainer.on_sample_end": "self",
+    "PPOTrainer.step": "self metrics timing_raw",
+    "PPOTrainer.get_llm_client": "self",
+    "PPOTrainer._submit_batch_to_rollout": "self batch",
+    "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
+    "PPOTrainer._compute_old_log_prob": "self batch metrics",
+    "PPOTrainer._compute_advantage": "self batch metrics",
+    "PPOTrainer._update_actor": "self batch metrics",
+    "PPOTrainer._validate": "self",
+    "PPOTrainer._compute_metrics": "self batch metrics timing_raw global_steps epoch",
+    "PPOTrainer._save_checkpoint": "self",
+}
+_BUFFER = {
+    "ReplayBuffer.__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy "
+    "sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size "
+    "max_inflight_gen_batches sync_refill_failed_groups",
+    "ReplayBuffer.sample": "self global_steps partition_id batch_size",
+    "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
+    "ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
+    "ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
+}
+_SERVERS = {
+    "CheckpointEngineManager.update_weights": "self global_steps",
+    "CheckpointEngineManager.sleep_replicas": "self",
+    "CheckpointEngineManager.resume_generation_replicas": "self",
+}
+_PADDING = {
+    "construct_minimal_padding_template": "source_td source_tag eos_token_id",
+}
+_MAIN = {
+    "run_ppo": "config task_runner_class",
+}
+_WORKER = {
+    "ActorRolloutRefWorker.init_model": "self",
+    "ActorRolloutRefWorker.update_actor": "self data",
+    "ActorRolloutRefWorker.update_weights": "self global_steps mode",
+    "ActorRolloutRefWorker.save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep",
+    "ActorRolloutRefWorker.load_checkpoint": "self local_path hdfs_path del_local_after_load",
+    "TrainingWorker.train_mini_batch": "self data",
+    "TrainingWorker.train_batch": "self data",
+    "TrainingWorker.infer_batch": "self data",
+    "TrainingWorker.set_loss_fn": "self loss_fn",
+}
+
+_MERGER = {
+    "FSDPModelMerger.__init__": "self config",
+    "FSDPModelMerger._get_world_size": "self",
+    "FSDPModelMerger._load_rank_zero_state_dict": "self world_size",
+    "FSDPModelMerger._load_and_merge_state_dicts": "self world_size total_shards mesh_shape mesh_dim_names",
+    "FSDPModelMerger._merge_by_placement": "self tensors placement",
+    "FSDPModelMerger.save_hf_model_and_tokenizer": "self state_dict",
+    "FSDPModelMerger.merge_and_save": "self",
+}
+_MERGER_CONFIG = {
+    "ModelMergerConfig": "operation backend target_dir hf_upload_path private test_hf_dir tie_word_embedding "
+    "trust_remote_code is_value_model local_dir hf_model_config_path use_cpu_initialization"
+}
+
+_ENGINE_RANKS = {
+    "BaseEngine.get_data_parallel_rank": "self",
+    "BaseEngine.is_mp_src_rank_with_outputs": "self",
+}
+_LOOPS = "verl.experimental.agent_loop"
+_V1 = "verl.trainer.ppo.v1"
+_ULYSSES = {
+    "get_ulysses_sequence_parallel_world_size": "group",
+    "slice_input_tensor": "x dim padding group",
+}
+_REWARD = {
+    "RewardManagerBase": "config tokenizer compute_score",
+    "RewardManagerBase.run_single": "self data",
+}
+_DISPATCH = {
+    "register": "dispatch_mode execute_mode blocking materialize_futures",
+    "make_nd_compute_dataproto_dispatch_fn": "mesh_name",
+}
+API_CONTRACT: tuple[ContractItem, ...] = (
+    # Loading, device and engine
+    *_points(CALL, "verl.utils.import_utils", {"import_external_libs": "external_libs"}),
+    *_points(REGISTRY, "verl.plugin.platform", _DEVICE),
+    *_points(
+        REGISTRY, "verl.workers.engine", {"EngineRegistry.register": "model_type backend device vendor"}
+    ),
+    *_points(CALL, "verl.workers.engine.fsdp.transformer_impl", _ENGINE),
+    *_points(
+        CALL, "verl.utils.distributed", {"initialize_global_process_group_ray": "timeout_second backend"}
+    ),
+    *_points(CALL, "verl.utils.config", {"omega_conf_to_dataclass": "config dataclass_type"}),
+    # Rollout servers
+    *_points(REGISTRY, "verl.workers.rollout.replica", {"RolloutReplicaRegistry.register": "name loader"}),
+    *_points(OVERRIDE, "verl.workers.rollout.replica", _REPLICAS),
+    *_points(FIELDS, "verl.workers.rollout.replica", _TOKEN_OUTPUT),
+    *_points(PRIVATE, "verl.workers.rollout.base", {"_ROLLOUT_REGISTRY": "vllm/async"}),
+    *_points(OVERRIDE, "verl.workers.rollout.base", _ADAPTER),
+    *_points(CALL, "verl.workers.rollout.utils", {"get_max_position_embeddings": "hf_config"}),
+    *_points(
+        OVERRIDE,
+        "verl.workers.rollout.llm_server",
+        {
+            f"{name}.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"
+            for name in ("LLMServerClient", "FullyAsyncLLMServerClient")
+        },
+    ),
+    *_points(
+        CALL, "verl.workers.rollout.llm_server", {"LLMServerManager.get_client": "self client_cls kwargs"}
+    ),
+    *_points(OVERRIDE, VLLM, _VLLM_SERVER),
+    *_points(OVERRIDE, VLLM_WORKER, _VLLM_WORKER),
+    # Agent loop
+    *_points(REGISTRY, f"{_LOOPS}.agent_loop", {"register": "agent_name"}),
+    *_points(FIELDS, f"{_LOOPS}.agent_loop", _LOOP_OUTPUT),
+    *_points(OVERRIDE, f"{_LOOPS}.agent_loop", _LOOP),
+    *_points(
+        OVERRIDE,
+        f"{_LOOPS}.single_turn_agent_loop",
+        {"SingleTurnAgentLoop.run": "self sampling_params priority kwargs"},
+    ),
+    *_points(OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
+    *_points(CALL, "verl.utils.tensordict_utils", _TENSORDICT),
+    *_points(CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
+    *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
+    # Trainer
+    *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
+    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"}),
+    *_points(CALL, "verl.checkpoint_engine", _SERVERS),
+    *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
+    *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
+    *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
+    *_points(CALL, "verl.trainer.main_ppo", _MAIN),
+    # Worker
+    *_points(OVERRIDE, "verl.workers.engine_workers", _WORKER),
+    # Loss
+    *_points(CALL, "verl.workers.utils.losses", {"ppo_loss": "config model_output data dp_group"}),
+    *_points(CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
+    *_points(CALL, "verl.utils.metric", {"Metric": "aggregation value"}),
+    *_points(CALL, "verl.utils.ulysses", _ULYSSES),
+    # Export
+    *_points(OVERRIDE, "verl.model_merger.fsdp_model_merger", _MERGER),
+    *_points(CALL, "verl.model_merger.fsdp_model_merger", {"merge_non_dtensor_shards": "key shards"}),
+    *_points(CALL, "verl.model_merger.base_model_merger", _MERGER_CONFIG),
+    # Reward
+    *_points(OVERRIDE, "verl.experimental.reward_loop.reward_manager.base", _REWARD),
+    # Configuration
+    *_points(CALL, "verl.utils.config", {"validate_config": "config use_reference_policy use_critic"}),
+    *_points(CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
+    *_points(CALL, "verl.utils.import_utils", {"load_class_from_fqn": "fqn description"}),
+    *_points(CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
+    *_points(CALL, "verl.single_controller.base.decorator", _DISPATCH),
+)
+
 
 VERL_RANGE = ">=0.9.1,<0.9.2"
 _FIRST, _BELOW = (0, 9, 1), (0, 9, 2)

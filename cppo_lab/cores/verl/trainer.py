@@ -129,7 +129,7 @@ def padding_rows(
 
 # verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
 #
-# Everything else is verl's. The overridden methods are listed in `api_contract`.
+# Everything else is verl's. The overridden methods are listed in `check_api`.
 
 
 TRACES = "verl_traces.pt"

@@ -16,8 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Job
-from cppo_lab.launch.environment import AGREED
+from cppo_lab.launch.base import AGREED, Job
 from cppo_lab.plugins import hub_cache
 from cppo_lab.spec import Spec
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab.errors import UserError, say
-from cppo_lab.launch.environment import agreed
+from cppo_lab.launch.base import agreed
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 from cppo_lab.runs.state import Place
 

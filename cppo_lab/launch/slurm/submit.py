@@ -18,8 +18,7 @@ from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import replace_file
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.launch.environment import AGREED, agreed, variables
+from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, agreed, variables
 from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm

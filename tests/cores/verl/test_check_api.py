@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl import api_contract, check_api
+from cppo_lab.cores.verl import check_api
 
 pytestmark = pytest.mark.verl
 ROOT = Path(__file__).parents[3]
@@ -46,8 +46,8 @@ def test_what_is_missing_or_has_changed_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_modules_that_are_missing_or_read_in_their_source() -> None:
     """vLLM's server is read: vLLM is not installed here."""
-    [point] = (item for item in api_contract.API_CONTRACT if item.attribute == "vLLMHttpServer.run_server")
-    gone = replace(point, module="verl.no_such_module", attribute="thing", kind=api_contract.CALL)
+    [point] = (item for item in check_api.API_CONTRACT if item.attribute == "vLLMHttpServer.run_server")
+    gone = replace(point, module="verl.no_such_module", attribute="thing", kind=check_api.CALL)
     changed = replace(point, parameters=("self", "arguments"))
     missing = replace(point, attribute="vLLMHttpServer.stream")
     assert check_api.check_api((point,)) == []
@@ -156,7 +156,7 @@ def test_the_table_has_every_method_that_we_override() -> None:
         TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager, AsyncLabTrainer, AsyncLabReplayBuffer,
         ResumingClient, _PieceClient,
     ]  # fmt: skip
-    listed = {f"{point.module}.{point.attribute}" for point in api_contract.API_CONTRACT}
+    listed = {f"{point.module}.{point.attribute}" for point in check_api.API_CONTRACT}
     missing = []
     for ours in classes:
         for name, value in vars(ours).items():
@@ -184,7 +184,7 @@ UNLISTED = {
 
 
 def test_the_table_has_everything_that_we_import() -> None:
-    listed = {f"{point.module}.{point.attribute}" for point in api_contract.API_CONTRACT}
+    listed = {f"{point.module}.{point.attribute}" for point in check_api.API_CONTRACT}
     imported = {
         f"{node.module}.{alias.name}"
         for path in Path(check_api.__file__).parent.rglob("*.py")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.sweep.cost import read_preflight
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import job_of, kinds
-from cppo_lab.tracking.preflight import read
 from tests.conftest import Command
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -25,7 +25,7 @@ def test_a_preflight_measures_every_part(workspace: Path, cppo: Command) -> None
     done = cppo("preflight", *COMMAND)
     assert "quickstart: 1 short job, of 1 kinds of runs" in done.err
     [folder] = (workspace / "runs" / "preflight").glob("tiny_qwen3-*")
-    measured = read(folder)
+    measured = read_preflight(folder)
     assert measured is not None
     assert [step.step for step in measured.steps] == [1, 2]
     for step in measured.steps:
@@ -51,7 +51,7 @@ def test_what_cannot_start_is_the_result(workspace: Path) -> None:
     runs = workspace / "runs"
     [kind] = kinds(plan, runs)
     job_of(kind, plan, runs).run()
-    measured = read(kind.folder)
+    measured = read_preflight(kind.folder)
     assert measured is not None
     assert measured.error.startswith("starting, before the first validation: UserError: ")
     assert "cppo data prepare" in measured.error

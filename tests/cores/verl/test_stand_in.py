@@ -17,12 +17,11 @@ from cppo_lab.data.problem import is_wrapped
 from cppo_lab.doctor.check import OK
 from cppo_lab.doctor.machine import check_data, check_model
 from cppo_lab.errors import UserError
-from cppo_lab.launch.preflight import make_stand_ins
 from cppo_lab.spec import HubModel, PathsSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.preflight import kinds
+from cppo_lab.sweep.preflight import kinds, make_stand_ins
 
 pytestmark = pytest.mark.verl
 MODELS = ("qwen3_0_6b_base", "qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base")

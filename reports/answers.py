@@ -1,0 +1,334 @@
+"""The page's section on answers, as one JSON object of bounded size: heat maps of each problem's share of right answers
+at every validation, the texts that runs kept, and training responses token by token with the decisions of the rules of
+the report's runs on the same tokens.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import permutations, product, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cppo_lab.analysis.answers import RunAnswers, read_answers, spread
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.statistics.problems import solved_by_one
+from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
+from cppo_lab.answers.tokens import RecordedTokens
+from cppo_lab.errors import UserError
+from cppo_lab.reports.escapes import escape_json
+from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.rules import rule_of
+
+if TYPE_CHECKING:
+    from cppo_lab.analysis.replay import Replayed  # torch
+
+MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
+MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
+MOST_ALONE = 200  # problems of one ordered pair of methods
+FULL, NOT_SEEN = 60_000, 2**16 - 1  # values of a cell: all answers right; not validated
+
+
+def problem_maps(board: Scoreboard) -> list[dict[str, Any]]:
+    """One map for each model with runs that recorded outcomes, as JSON, with at most MOST_CELLS cells in total.
+
+    A map has P problems from easy to hard (by the mean share over all methods and validations) and V validations.
+    `cells` of a method: a [V, P] array in base64, the mean share over its runs times FULL, NOT_SEEN where no run was
+    validated. `alone`: method, other method, and the problems that a run of the first solved and no run of the other
+    ever answered right.
+    """
+    by_model: dict[str, dict[str, list[Outcomes]]] = {}
+    for model, variant in product(board.models, board.variants):
+        for run in board.runs_of(model, variant):
+            outcomes = board.data.outcomes.get(run.mlflow_id or "")
+            if outcomes is not None and len(outcomes.steps):
+                methods = by_model.setdefault(model, {})
+                first = next(iter(methods.values()), [outcomes])[0]
+                # Those with the same problems and number of answers as the first run.
+                if (outcomes.problems, outcomes.samples) == (first.problems, first.samples):
+                    methods.setdefault(variant, []).append(outcomes)
+    most = MOST_CELLS // max(1, len(by_model))
+    return [_map(model, methods, most) for model, methods in by_model.items()]
+
+
+def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str, Any]:
+    first = next(iter(methods.values()))[0]
+    steps = sorted({int(step) for runs in methods.values() for run in runs for step in run.steps})
+    shares = {name: _shares(runs, steps) for name, runs in methods.items()}
+    difficulty = np.nan_to_num(np.nanmean(np.concatenate(list(shares.values())), axis=0))
+    order = sorted(range(len(first.problems)), key=lambda place: (-difficulty[place], first.problems[place]))
+    order = spread(order, min(MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
+    rows = spread(range(len(steps)), max(2, most // (len(order) * len(methods))))
+    places = {place: number for number, place in enumerate(order)}
+    ever = {name: np.concatenate([run.right for run in runs]) for name, runs in methods.items()}
+    alone = []
+    for (i, ours), (j, theirs) in permutations(enumerate(methods), 2):
+        solved = solved_by_one(ever[ours], ever[theirs], first.samples)
+        if shown := sorted(places[place] for place in solved if place in places):
+            alone.append([i, j, shown[:MOST_ALONE]])
+    return {
+        "model": model,
+        "k": first.samples,
+        "steps": [steps[row] for row in rows],
+        "problems": [first.problems[place] for place in order],
+        "left": len(first.problems) - len(order),
+        "methods": [
+            {
+                "name": display_name(name),
+                "runs": len(runs),
+                "cells": _cells(shares[name][np.ix_(rows, order)]),
+            }
+            for name, runs in methods.items()
+        ],
+        "alone": alone,
+    }
+
+
+def _shares(runs: Sequence[Outcomes], steps: Sequence[int]) -> NDArray[np.float64]:
+    """[V, P], mean over the runs that were validated at a step; NaN where none was."""
+    total = np.zeros((len(steps), len(runs[0].problems)))
+    count = np.zeros((len(steps), 1))
+    for run in runs:
+        rows = np.searchsorted(steps, run.steps)
+        total[rows] += run.right / run.samples
+        count[rows] += 1
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _cells(shares: NDArray[np.float64]) -> str:
+    scaled = np.nan_to_num(np.rint(shares * FULL))
+    return b64encode(np.where(np.isnan(shares), NOT_SEEN, scaled).astype("<u2").tobytes()).decode()
+
+
+TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
+MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
+
+
+def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
+    """The runs whose texts and tokens the page shows: the first run with outcomes of each cell."""
+    shown: list[RunScore] = []
+    for pair in board.cells:
+        shown += [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes][:1]
+    return tuple(shown)
+
+
+def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
+    """MLflow run -> the texts and tokens of `shown_runs`, from the store; and if these recorded the answers to all
+    problems at their last validation, the last texts of the other runs, for maj@k.
+
+    Raises UserError as `read_answers`.
+    """
+    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
+    if not ids:
+        return {}
+    shown, outcomes = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS), board.data.outcomes
+    for mlflow_id, answers in shown.items():
+        last = answers.texts[-1].samples if answers.texts else ()
+        if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
+            return shown
+    others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
+    return {**shown, **read_answers(uri, others, 1, 0)}
+
+
+def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:
+    """What the section shows; None if no run of the board recorded answers. `answers`: those of `shown_runs`.
+
+    `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
+    `not_replayed`: why some methods have no token decisions.
+    """
+    ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
+    runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
+    maps, samples = problem_maps(board), shown_samples(runs)
+    tokens, reasons = token_responses(runs)
+    parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
+    if not any(parts.values()):
+        return None
+    # The decisions of our rule are shown first.
+    content = {"maps": maps, "texts": samples, "tokens": tokens, "ours": display_name(OURS)}
+    return {"content": escape_json(content), **parts, "not_replayed": reasons}
+
+
+# Control characters except newline and tab; bidirectional controls and zero-width characters; lone surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with every control character written out, such as ⟨U+202E⟩, so that none takes effect on the page."""
+    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+
+
+def shortened(text: str, most: int) -> str:
+    """`visible` text of about `most` characters at most; the middle of a longer text is replaced by a note."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters are left out …]\n{text[-half:]}"
+    return visible(text)
+
+
+MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it
+LONGEST = 6_000  # characters of one prompt or response
+LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
+
+
+def shown_samples(
+    runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_SAMPLE_BYTES
+) -> dict[str, Any]:
+    """The samples of these runs that fit into `most` bytes, as JSON; `left` counts the others. Each run's first answer
+    to each problem at each step comes first, then its training groups, then further answers; later steps come first.
+    """
+    rows = [
+        (number, sample)
+        for number, (_, answers) in enumerate(runs)
+        for texts in answers.texts
+        for sample in texts.samples
+    ]
+
+    def order(row: tuple[int, Sample]) -> tuple[int, ...]:
+        number, sample = row
+        rank = 1 if sample.kind == TRAINING else 0 if sample.draw == 0 else 2
+        return rank, -sample.step, number, sample.group or 0, sample.draw
+
+    prompts: dict[str, int] = {}
+    shown, used = [], 0
+    for number, sample in sorted(rows, key=order):
+        prompt = shortened(sample.prompt, LONGEST)
+        entry = _plain(runs[number][0], sample, prompts.get(prompt, len(prompts)))
+        new = [entry] if prompt in prompts else [entry, prompt]
+        used += sum(len(escape_json(part)) + 1 for part in new)
+        if used > most:
+            break
+        prompts.setdefault(prompt, len(prompts))
+        shown.append(entry)
+    return {"prompts": list(prompts), "samples": shown, "left": len(rows) - len(shown)}
+
+
+def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
+    named = {"answer": sample.answer, "truth": sample.truth}
+    entry: dict[str, Any] = {
+        "model": run.model,
+        "method": display_name(run.variant),
+        "seed": run.seed,
+        "step": sample.step,
+        "problem": visible(sample.problem[:LONGEST_NAME]),
+        "draw": sample.draw,
+        "prompt": prompt,
+        "text": shortened(sample.response, LONGEST),
+        "right": sample.right,
+        "length": sample.length,
+        "stop": visible(sample.stop[:LONGEST_NAME]),
+        **{key: visible(text[:LONGEST_NAME]) for key, text in named.items() if text is not None},
+    }
+    if sample.kind == TRAINING:
+        entry["group"] = sample.group
+        for key, value in (("reward", sample.reward), ("advantage", sample.advantage)):
+            entry[key] = None if value is None else float(f"{value:.4g}")
+    return entry
+
+
+MOST_TOKEN_BYTES = 3_000_000  # of all responses of a page, as embedded in it
+MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
+LONGEST_PIECE = 200  # characters of one token
+_HALF = float(np.finfo(np.float16).max)
+
+
+def token_responses(
+    runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_TOKEN_BYTES
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The responses that fit into `most` bytes of JSON, the first of every run before the second of any; and why the
+    decisions of some runs' rules cannot be replayed from their recorded tokens: these have none.
+    """
+    recorded = [(run, answers.tokens[-1]) for run, answers in runs if answers.tokens]
+    reasons = {run.variant: reason for run, tokens in recorded if (reason := _why_not(tokens)) is not None}
+    queues = [_responses(run, tokens, recorded) for run, tokens in recorded if run.variant not in reasons]
+    shown, used = [], 0
+    for response in (response for row in zip_longest(*queues) for response in row if response is not None):
+        used += len(escape_json(response)) + 1
+        if used > most:
+            break
+        shown.append(response)
+    return shown, list(dict.fromkeys(reasons.values()))
+
+
+def _why_not(tokens: RecordedTokens) -> str | None:
+    try:
+        from cppo_lab.analysis.replay import why_not  # torch
+
+        return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
+    except ModuleNotFoundError as error:  # the page is complete otherwise
+        return f"package {error.name!r} is not installed"
+    except UserError as error:  # a rule of a package that is not installed here
+        return str(error)
+
+
+def _responses(
+    run: RunScore, tokens: RecordedTokens, recorded: Sequence[tuple[RunScore, RecordedTokens]]
+) -> Iterator[dict[str, Any]]:
+    """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first ones of a
+    longer one) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
+    """
+    from cppo_lab.analysis.replay import FROM_SAMPLED, own_divergence, replay  # torch
+
+    replayed = [(display_name(run.variant), True, replay(tokens))]
+    others = {
+        display_name(other.variant): theirs.rule
+        for other, theirs in recorded
+        if other.model == run.model and other.variant != run.variant
+    }
+    for title, rule in others.items():
+        divergence = own_divergence(rule)
+        # What cannot be computed from recorded tokens is replaced by what the run measured.
+        same = divergence == own_divergence(tokens.rule) or divergence not in FROM_SAMPLED
+        with suppress(UserError):  # a rule that cannot be replayed from a file is not offered
+            result = replay(
+                tokens, rule.name, rule.constants, path=rule.path, divergence=None if same else divergence
+            )
+            replayed.append((title, False, result))
+    texts = tokens.texts()
+    for number, whole in enumerate(tokens.responses()):
+        cut = slice(whole.start, min(whole.stop, whole.start + MOST_TOKENS))
+        yield {
+            "model": run.model,
+            "method": display_name(run.variant),
+            "seed": run.seed,
+            "step": tokens.step,
+            "group": int(tokens.group[number]),
+            "draw": int(tokens.draw[number]),
+            "advantage": float(f"{tokens.advantage[number]:.4g}"),
+            "reward": float(f"{tokens.reward[number]:.4g}"),
+            "length": whole.stop - whole.start,
+            "pieces": [visible(text[:LONGEST_PIECE]) for text in texts[cut]],
+            "mu": _packed(tokens.rollout_logp[cut]),
+            "ratio": _packed(tokens.logp[cut] - tokens.rollout_logp[cut]),
+            "d": _packed(tokens.divergence[cut]),
+            "rules": [_trace(title, own, result, cut) for title, own, result in replayed],
+        }
+
+
+def _trace(title: str, own: bool, replayed: "Replayed", cut: slice) -> dict[str, Any]:
+    """One rule on the tokens of a response, for JSON. `own`: the run was trained with it. `reason`: 0, or 1 + the index
+    in `tests` of the test that masked or reduced the token. `soft`: the weights, if a token is kept in part; w_t,
+    S_{t-1} and c_t of rules with a prefix budget.
+    """
+    keep = replayed.keep[cut]
+    parts = {"soft": replayed.keep if np.any((keep > 0) & (keep < 1)) else None}
+    parts |= {"w": replayed.weight, "s": replayed.prefix_sum, "c": replayed.limit}
+    return {
+        "name": title,
+        "own": own,
+        "d": replayed.divergence,
+        "tests": [visible(test) for test in replayed.tests],
+        "reason": b64encode(replayed.reason[cut].tobytes()).decode(),
+        **{key: _packed(values[cut]) for key, values in parts.items() if values is not None},
+    }
+
+
+def _packed(values: NDArray[np.float32]) -> str:
+    """Half-precision floats, little-endian, in base64; larger values are clipped to the largest finite one."""
+    return b64encode(np.clip(values, -_HALF, _HALF).astype("<f2").tobytes()).decode()
