@@ -205,20 +205,22 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
         raise unknown("core", core, groups()["core"])
     models: tuple[str, ...] | None = None
     variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
-    asked = dict[str, str]()
+    asked, given = dict[str, str](), dict[str, str]()
     axes, common = sweep.axes_of(core), list[str]()
     for override in map(read, overrides):
         text, key = override.text, override.key
         if override.right is None or override.sets(""):
             raise UserError(f"override {text!r} is not of the form key=value")
+        # Of a plain value the last counts, as for Hydra.
+        if key in given and (key in axes or key in ("model", "variant") or override.values() is not None):
+            raise UserError(f"override {text!r}: {given[key]!r} appears too: give {key} once")
+        given[key] = text
         if override.sets("model"):
             models = tuple(override.names)
         elif override.sets("variant"):
             variants = {name: _variant(sweep, name) for name in override.names}
-        elif key in axes and key not in asked:
-            axes[key], asked[key] = _axis_values(override), text
         elif key in axes:
-            raise UserError(f"override {text!r}: {asked[key]!r} appears too: give {key} once")
+            axes[key], asked[key] = _axis_values(override), text
         elif (override.sets(key) or key not in groups()) and _is_set_by_variants(sweep, key):
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
