@@ -22,7 +22,7 @@ from cppo_lab import schema
 TIE = 1e-5
 # PAPER: `collapse` is a run that diverged (Table 4), without a threshold. We set one for the paper's curves only: the
 # last mean score inside the window is below this share of the run's best. This holds for CISPO on Qwen3-30B-A3B-Base
-# (ends at 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best). Our own runs stop
+# (ends at 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best). Our runs stop
 # by the rule of cores/collapse.py, whose share of 0.4 has to persist over several validations.
 COLLAPSE_SHARE = 0.1
 

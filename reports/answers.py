@@ -307,13 +307,13 @@ def _responses(
             "mu": _packed(tokens.rollout_logp[cut]),
             "ratio": _packed(tokens.logp[cut] - tokens.rollout_logp[cut]),
             "d": _packed(tokens.divergence[cut]),
-            "rules": [_trace(title, own, result, cut) for title, own, result in replayed],
+            "rules": [_trace(title, trained, result, cut) for title, trained, result in replayed],
         }
 
 
-def _trace(title: str, own: bool, replayed: "Replayed", cut: slice) -> dict[str, Any]:
-    """One rule on the tokens of a response, for JSON. `own`: the run was trained with it. `reason`: 0, or 1 + the index
-    in `tests` of the test that masked or reduced the token. `soft`: the weights, if a token is kept in part; w_t,
+def _trace(title: str, trained: bool, replayed: "Replayed", cut: slice) -> dict[str, Any]:
+    """One rule on the tokens of a response, for JSON. `trained`: the run was trained with it. `reason`: 0, or 1 + the
+    index in `tests` of the test that masked or reduced the token. `soft`: the weights, if a token is kept in part; w_t,
     S_{t-1} and c_t of rules with a prefix budget.
     """
     keep = replayed.keep[cut]
@@ -321,7 +321,7 @@ def _trace(title: str, own: bool, replayed: "Replayed", cut: slice) -> dict[str,
     parts |= {"w": replayed.weight, "s": replayed.prefix_sum, "c": replayed.limit}
     return {
         "name": title,
-        "own": own,
+        "own": trained,
         "d": replayed.divergence,
         "tests": [visible(test) for test in replayed.tests],
         "reason": b64encode(replayed.reason[cut].tobytes()).decode(),

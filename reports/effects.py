@@ -15,7 +15,7 @@ from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed
 
 _NOTES = (
-    "Points, with the 95 % interval of the mean over seeds: each gives one contrast of its own runs, the mean over the "
+    "Points, with the 95 % interval of the mean over seeds: each gives one contrast of its runs, the mean over the "
     "settings of the other axes. Numbers: the highest value against the lowest; else each value against the first. Two "
     "changes: by how much the second makes the difference of the first larger. Mean: over all settings.",
     "adjusted p: two-sided, of the final mean, with Holm's adjustment over the table.",

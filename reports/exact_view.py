@@ -45,7 +45,7 @@ _OF_RUNS = (
 )
 _OF_UPDATES = (
     "Each step measures one update of a rule from the state and batch of one training that all rules share, brought to "
-    "the movement of that training's own update."
+    "the movement of that training's update."
 )
 
 _NO_TEST_SEED = "of all seeds in this report (none is a test seed)"
@@ -53,7 +53,7 @@ _NO_TEST_SEED = "of all seeds in this report (none is a test seed)"
 
 def exact_section(scored: Scored) -> Section | None:
     """The section; None if no run has logged the surrogate's error."""
-    board, standings, title = scored.board, scored.own, scored.title
+    board, standings, title = scored.board, scored.standings, scored.title
     everything = read_curves(board)
     if not everything:
         return None

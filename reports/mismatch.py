@@ -117,7 +117,7 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
             )
     notes = {
         "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
-        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its own update."
+        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update."
         "": 1,
         "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
         f"that is meant for training: {'; '.join(spent)}.": len(spent),

@@ -60,7 +60,7 @@ def origin(core: str) -> str:
 
 
 def score_name(core: str, samples: int) -> str:
-    """What the scores of a core are: `Avg@16`, or its own name for them."""
+    """What the scores of a core are: `Avg@16`, or its name for them."""
     return core_if_installed(core).score or f"Avg@{samples}"
 
 

@@ -77,7 +77,7 @@ class Scored:
         return sweep_statistics(self.board, baseline=self.baseline)
 
     @cached_property
-    def own(self) -> dict[Claim, Standing]:
+    def standings(self) -> dict[Claim, Standing]:
         """The sweep's hypotheses, each with its standing."""
         return {claim: standing(self.stated, claim, self.board) for claim in self.stated.claims}
 
@@ -106,8 +106,13 @@ def statistics(scored: Scored) -> Section:
 
 def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False) -> Section:
     """The claims about scores that these sweeps can test, with what `verdict_view` says of them."""
-    own = {claim: how for sweep in scored.values() for claim, how in sweep.own.items() if not claim.of_errors}
-    view = verdict_view({name: sweep.board for name, sweep in scored.items()}, core, whole, own)
+    standings = {
+        claim: how
+        for sweep in scored.values()
+        for claim, how in sweep.standings.items()
+        if not claim.of_errors
+    }
+    view = verdict_view({name: sweep.board for name, sweep in scored.items()}, core, whole, standings)
     tables = {"verdicts": verdict_table(view)}
     return Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
 

@@ -211,7 +211,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     gone = withdrawn(request.name, request.stated)
     about = About.of("sweep", request, report.core, gone, beside=request.beside)
     sections = tuple(section for section in sweep_sections(report) if section)
-    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.own]
+    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
     of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
     gaps = describe_gaps(board.gaps)
     missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""

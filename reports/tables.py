@@ -287,7 +287,7 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 # PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/selection.py, conf/config.yaml.
 COLLAPSE_OF_PAPER = (
     f"collapse: the run diverged; the step is its curve's last. Counted here: a curve that ends below "
-    f"{COLLAPSE_SHARE:g} of its own best score. Our own runs are ended during training, below 0.4 of their best."
+    f"{COLLAPSE_SHARE:g} of its own best score. Our runs are ended during training, below 0.4 of their best."
 )
 COLLAPSE = (
     "collapse: training was ended, because the validation score stayed below a share of the run's best "

@@ -92,17 +92,18 @@ def verdict_view(
     boards: Mapping[str, Scoreboard],
     core: str,
     whole: bool = False,
-    own: Mapping[Claim, Standing] = MappingProxyType({}),
+    standings: Mapping[Claim, Standing] = MappingProxyType({}),
 ) -> VerdictView:
-    """The sweeps' `own` hypotheses, each with its standing, and the paper's claims that these sweeps (by name) can
+    """The hypotheses of the sweeps with their `standings`, and the paper's claims that these sweeps (by name) can
     test; for the `whole` study, the claims about missing sweeps are named too.
     """
     claims = claims_about({name: board.variants for name, board in boards.items()}, whole)
-    judged = verdicts(boards, [*own, *claims])
+    judged = verdicts(boards, [*standings, *claims])
     of_scores = [each for each in judged if each.claim.kind is not Kind.COLLAPSE and each.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
     lines = tuple(
-        verdict_line(each, boards[each.claim.sweep], own.get(each.claim), alone=alone) for each in judged
+        verdict_line(each, boards[each.claim.sweep], standings.get(each.claim), alone=alone)
+        for each in judged
     )
     by_score, paired, rule, power = _method(judged)
     tested = any(comparison.p_for is not None for each in judged for comparison in each.comparisons)

@@ -4,7 +4,7 @@ Runs with the same seed-dependent start are compared in pairs: if two or more se
 difference, in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
 equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`). Where the
 seed draws the starts of all models alike, seeds are also the units over models (`over_models`). In a factorial sweep
-each seed gives one contrast of its own runs (`effects`), whether they share their start or not.
+each seed gives one contrast of its runs (`effects`), whether they share their start or not.
 """
 
 import math

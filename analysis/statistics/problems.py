@@ -262,7 +262,7 @@ def _demand(samples: int, k: int) -> None:
 #     var = var over seeds + var over problems - var of the interaction
 #
 # With few seeds the interaction may be overestimated, so the result is never taken below either part. The interval adds
-# the squared half-widths of the parts, each with its own Student's t. Satterthwaite's degrees of freedom would trust
+# the squared half-widths of the parts, each with its Student's t. Satterthwaite's degrees of freedom would trust
 # three seeds too much whenever they happen to agree (91 % coverage instead of 95).
 
 

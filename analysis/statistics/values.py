@@ -212,7 +212,7 @@ _START = "model.warm_start."  # prefix of the logged configuration keys
 
 
 def is_paired(board: Scoreboard, run: RunScore) -> bool:
-    """Whether a run is compared with the runs of its own seed, by design and not by the outcome.
+    """Whether a run is compared with the runs of its seed, by design and not by the outcome.
 
     `pairing` of the sweep file decides if it is set, or else `starts_with_seed`.
     """

@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- A subcommand loads its own files only, so that each answers at once.
+- A subcommand loads its files only, so that each answers at once.
 - A user's mistake is one line on standard error with a remedy, and no traceback; `answer.py` has the exit codes.
 - `--json` prints one object on standard output, with the same heading for every command, errors included (`answer.py`).
 - Functions here read arguments and print. What a command does is in the other rooms.

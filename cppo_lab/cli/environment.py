@@ -98,7 +98,7 @@ def data_arguments(command: CommandParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="a validation set of your own, in place of those of AIME; repeatable",
+        help="your validation set, in place of those of AIME; repeatable",
     )
     prepare.add_argument(
         "--skip", action="store_true", help="skip and count damaged rows; without it, the first is an error"

@@ -4,7 +4,7 @@ What is true of `runs/<id>/`, whatever is killed:
 
 - One process trains a run at a time: it holds `lock` (flock), which the kernel releases when the process ends.
 - A metric is in the spool before `Recorder.log()` returns, or, on a full disk, in memory until there is room. The
-  spool is only appended to; what is on file stays. (verl's trainer is another process: its rows are in its own file
+  spool is only appended to; what is on file stays. (verl's trainer is another process: its rows are in another file
   first, from which the process that holds the lock passes them to `log`.)
 - `status.json` is a convenience for whoever looks on: it may be seconds older than the spool, and says `running` until
   somebody says otherwise. Lock, status and spool together are the state.

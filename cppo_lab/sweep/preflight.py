@@ -131,7 +131,7 @@ class PreflightJob(Equipped):
         self._nothing(why).write(self.folder)
 
     def _meeting(self, last: int) -> Allocation | None:
-        """The machines, with a folder of their own to meet for the part up to step `last`."""
+        """The machines, with a new folder to meet in for the part up to step `last`."""
         if self.allocation is None:
             return None
         return replace(self.allocation, meeting=self.allocation.meeting / f"part-{last}")

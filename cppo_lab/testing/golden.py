@@ -6,7 +6,7 @@ says which tokens count. Nothing in it is trusted: pickled objects are refused, 
 `UserError`.
 
 Every array is recomputed from the file's inputs, in one dtype. Constants come from the manifest where it gives
-them; the names of some methods carry their own:
+them; the names of some methods carry them:
 
     grpo_dual<c>            dual clip c
     cispo_hi<h>             clip_high h, lower side open; minpro_hi<h> likewise

@@ -1,6 +1,6 @@
 """Mirrors runs to Trackio or Weights & Biases, beside the tracking store: their configuration and points, no files.
 
-A process of its own beside a launcher, or beside a job that nobody waits for, reads the spools: no run and no upload
+A separate process beside a launcher, or beside a job that nobody waits for, reads the spools: no run and no upload
 waits for a mirror, and nothing reads one. The mirror says which step it has last, and no earlier one is sent again; so
 steps evaluated after a run's end are left out, and times are those of sending. W&B in offline mode cannot say it: what
 was not completed is then written whole, as another offline run with the same id.

@@ -1,6 +1,6 @@
 """Messages to a webhook: a run has early signs of a collapse, collapses, is stopped, fails; or a launch has ended.
 
-A process of its own beside the launcher, or beside a job that nobody waits for, reads the status of the runs and sends:
+A separate process beside the launcher, or beside a job that nobody waits for, reads the status of the runs and sends:
 no run waits for the webhook. A run sends a message once for each reason: the claim, an empty file in its folder, comes
 before the message, and is taken back only if the message certainly did not arrive. Standard library only.
 """

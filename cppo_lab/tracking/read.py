@@ -50,7 +50,7 @@ PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
 FEW = 10  # runs that are asked for one by one
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
-# Histories come through the tracking server alone: other places need their own clients and raise other errors.
+# Histories come through the tracking server alone: other places need other clients and raise other errors.
 _SERVED = ("mlflow-artifacts:", "http:", "https:")
 SILENCE_SECONDS = 10.0  # without an answer, after which a server or a database counts as away
 T = TypeVar("T")

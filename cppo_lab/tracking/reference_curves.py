@@ -1,7 +1,7 @@
 """The paper's curves as runs, from the CSV files in `reports/paper/`; imports nothing of MLflow.
 
 Each (model, method) of the main grid is one run; an ablation curve that equals a curve of the main grid point by point
-is that same run under another name, every other ablation curve is a run of its own.
+is that same run under another name, every other ablation curve is a separate run.
 """
 
 import contextlib

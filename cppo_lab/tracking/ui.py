@@ -210,7 +210,7 @@ def free_port(host: str, wanted: int | None) -> int:
 
 
 def served_at(host: str, port: int) -> str:
-    """The address of the page. A server on all addresses is opened at this machine's own."""
+    """The address of the page. A server on all addresses is opened at this machine's."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, and opened at the loopback address
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -75,7 +75,7 @@ def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iter
 
 
 def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
-    """The lines of a dataclass: the texts about it, its own values, then those of its parts."""
+    """The lines of a dataclass: the texts about it, its values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
     for each in fields(node):
         value = getattr(node, each.name)

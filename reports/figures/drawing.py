@@ -207,7 +207,7 @@ class Drawn:
 
     @cached_property
     def inline(self) -> str:
-        """The SVG as an element of a page: without its head, with ids of its own, and with colours as variables."""
+        """The SVG as an element of a page: without its head, with unique ids, and with colours as variables."""
         name = self.picture.name
         opening, rest = (
             re.sub(r"<metadata>.*?</metadata>", "", self.svg, flags=re.DOTALL)

@@ -66,9 +66,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Palette:
-    """`own`: returns a record's stroke in this palette, so that a variant looks the same in every panel. `others`:
-    strokes for variants without one. `reasons`: colours by a token's fate in Figures 1 and 3; `hatches`: the matching
-    hatches.
+    """`stroke_of`: returns a record's stroke in this palette, so that a variant looks the same in every panel.
+    `others`: strokes for variants without one. `reasons`: colours by a token's fate in Figures 1 and 3; `hatches`: the
+    matching hatches.
     """
 
     stroke_of: Callable[[Variant], Stroke | None]

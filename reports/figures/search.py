@@ -157,7 +157,7 @@ def _restyle(ax: Any) -> None:
 def _history(result: SearchResult, target: Callable[[FrozenTrial], float], label: str) -> Axes:
     ax = optuna_drawings.plot_optimization_history(result.optuna, target=target, target_name=label)
     numbers = [trial.number for trial in result.complete]
-    best = [*accumulate(map(target, result.complete), max)]  # which Optuna draws of its own value alone
+    best = [*accumulate(map(target, result.complete), max)]  # which Optuna draws of its value alone
     ax.step(numbers, best, where="post", color=BEST, label="best so far")
     ax.legend()
     return ax

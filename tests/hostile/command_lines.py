@@ -207,7 +207,7 @@ LINES = {
     "plan quickstart variant=grpo seed=0 'tracking.uri='\"'\"'ftp://u:secret@h'\"'\"''":
         f"tracking URI 'ftp://u:***@h' {FORMS}",
     "plan quickstart seed=0 seed=1": "override 'seed=1': 'seed=0' appears too: give seed once",
-    "plan quickstart variant=cppo variant=grpo": "override 'variant=grpo': 'variant=cppo' appears too: give variant once",
+    "plan quickstart variant=cppo variant=grpo": "'variant=cppo' appears too: give variant once",
     "plan quickstart batch.prompts=8 batch.prompts=8,16": "'batch.prompts=8' appears too: give batch.prompts once",
     "plan quickstart core=verl divergence=exact_tv model=qwen3_8b_base":
         "choose divergence=topk_tv or topk_kl",

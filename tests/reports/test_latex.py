@@ -106,7 +106,7 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
         )
         for key in ("higher", *NAMES[:12])
     }
-    view = verdict_view({"demo": board}, "mini", own=own)
+    view = verdict_view({"demo": board}, "mini", standings=own)
     sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)]
     files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, sections, NAMES)
     macros = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])

@@ -103,7 +103,7 @@ def test_a_collapse_is_a_word() -> None:
 def test_verdicts_and_their_standing() -> None:
     board = board_of(*grid())
     standing = Standing("Pre-registered on 2026-01-01 (ab_c).", True)
-    view = verdict_view({"demo": board}, "mini", own={OWN: standing})
+    view = verdict_view({"demo": board}, "mini", standings={OWN: standing})
     said = texts(board, view, withdrawn=("Hypotheses of old were withdrawn.",))
     numbers = numbers_of(board, view)
     assert numbers["cppoDemoHigherVerdict"] == "supported"
@@ -111,7 +111,7 @@ def test_verdicts_and_their_standing() -> None:
     hypothesis = "Hypothesis of sweep demo: CPPO is above DPPO 100 %. Pre-registered on 2026-01-01 (ab"
     assert hypothesis in said["methods.md"] and "Hypotheses of old were withdrawn." in said["methods.md"]
     assert r"CPPO is above DPPO 100 \%" in said["methods.tex"]
-    late = verdict_view({"demo": board}, "mini", own=LATE)
+    late = verdict_view({"demo": board}, "mini", standings=LATE)
     assert numbers_of(board, late)["cppoDemoHigherVerdict"] == "supported (exploratory)"
 
 
@@ -163,7 +163,7 @@ def test_methods_say_nothing_that_the_records_do_not_show(
 def test_verdicts_on_single_runs_have_no_test() -> None:
     board = board_of(*grid(seeds=1))
     for own in ({}, LATE):
-        view = verdict_view({"demo": board}, "mini", own=own)
+        view = verdict_view({"demo": board}, "mini", standings=own)
         said = texts(board, view)["methods.md"]
         assert view.lines and "Claims of the paper that these runs can test: " in said
         assert not [word for word in ("one-sided", "in pairs", "interval", "power") if word in said]

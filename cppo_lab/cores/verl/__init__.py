@@ -17,7 +17,7 @@ from cppo_lab.core_records import CoreRecord
 VERL = CoreRecord(
     name="verl",
     title="verl's trainer",
-    note="Runs through **verl's own trainer**, at the scale of their model. The tiny models among them "
+    note="Runs through **verl's trainer**, at the scale of their model. The tiny models among them "
     "(`tiny_qwen3`) are for testing; their scores mean nothing.",
     settings="cppo_lab.spec.run:VerlRun",
     train="cppo_lab.cores.verl.core:train",

@@ -220,7 +220,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     def all_reduce_speed(self) -> float:
         """Bytes per second through each rank's network, in units of 1e9, when all ranks sum a large tensor.
 
-        NCCL goes on by TCP where it finds no InfiniBand, and says so in its own log alone.
+        NCCL goes on by TCP where it finds no InfiniBand, and says so in its log alone.
         """
         message = torch.zeros(_BYTES, dtype=torch.uint8, device=get_device_name())
         for _ in range(3):  # the first connects
