@@ -1,6 +1,7 @@
 """The plan of a sweep or study: every run once, with its id and names; and a run by a prefix of its id."""
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab.core_records import BUILT_IN, core_names
 from cppo_lab.core_records import core_of as core_record
-from cppo_lab.errors import UserError, together, unknown
+from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
@@ -208,6 +209,7 @@ def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
 
 
 LENGTH = 12  # hexadecimal digits of a complete id
+TELL_SECONDS = 2.0  # between two lines of a search in sweeps: all of the shipped ones take a minute
 _BEGINNING = re.compile(r"[0-9a-f]{4,12}")
 
 
@@ -295,7 +297,11 @@ def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
     """Runs of the named sweeps, with each core for which they have models; a complete id ends the search."""
     by_id: dict[str, Found] = {}
+    began = time.monotonic()
     for name in names:
+        if time.monotonic() - began > TELL_SECONDS:
+            say(f"cppo: looking for run {beginning!r} in sweep {name}; --in SWEEP names the right one")
+            began = time.monotonic()
         for core, run, paths in _declared(name):
             if run.run_id.startswith(beginning) and run.run_id not in by_id:
                 config = run.spec.model_dump(mode="json", exclude_none=True)

@@ -76,12 +76,16 @@ def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     assert list(workspace.iterdir()) == []
 
 
-def test_in_sweeps_and_studies_that_are_named(workspace: Path) -> None:
+def test_in_sweeps_and_studies_that_are_named(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("mine.yaml").write_text(OURS)
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run_id
+    monkeypatch.setattr(plan_module, "TELL_SECONDS", 0.0)
     with pytest.raises(UserError, match="--in SWEEP"):
         find(run_id)
+    assert f"looking for run '{run_id}' in sweep quickstart; --in SWEEP" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"unknown run 'abcd'.*--in SWEEP"):
         find("abcd", "tune_cppo")  # a search declares no runs of its own
     for name in ("mine.yaml", "all.yaml"):  # of a study, with the cores that all its sweeps have
