@@ -152,9 +152,9 @@ class Rule(Variant):
 
     @functools.cached_property
     def load(self) -> Callable[..., Any]:
-        """The rule as a callable of tokens and its constants, with `fixed` bound and `needs` checked.
+        """The rule as a callable of tokens and its constants, with `fixed` bound, `needs` and its output checked.
 
-        Raises UserError if the function cannot be imported, or has another signature.
+        Raises UserError if the function cannot be imported, has another signature, or returns no `RuleOutput`.
         """
         function = load(self.function, "rule.path") if isinstance(self.function, str) else self.function
         parameters = list(inspect.signature(function).parameters.values())
@@ -172,7 +172,13 @@ class Rule(Variant):
             for need, remedy in _GIVEN.items():
                 if need in self.needs and getattr(tokens, need) is None:
                     raise ValueError(f"{need}=None: rule {self.name!r} needs {remedy}")
-            return function(tokens, **constants, **self.fixed)
+            output = function(tokens, **constants, **self.fixed)
+            if fault := _output_fault(output, tokens.logp):
+                raise UserError(
+                    f"rule {self.name!r} returns {fault}: return a RuleOutput as docs/rules.md says, with objective "
+                    f"and keep of shape {list(tokens.logp.shape)} and {tokens.logp.dtype}"
+                )
+            return output
 
         return called
 
@@ -214,6 +220,29 @@ class Rule(Variant):
             for name, parameter in inspect.signature(self.load).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY and name not in self.fixed
         }
+
+
+def _output_fault(output: Any, logp: Any) -> str:
+    """What keeps a rule's `output` on tokens with `logp` [B, T] from being a RuleOutput; empty: it is one."""
+
+    def form(value: Any) -> str:
+        is_tensor = isinstance(value, type(logp))
+        return (
+            f"of shape {list(value.shape)} and {value.dtype}" if is_tensor else f"of {type(value).__name__}"
+        )
+
+    if not all(hasattr(output, name) for name in ("objective", "keep", "stats", "tests")):
+        return f"a {type(output).__name__}"
+    for name in ("objective", "keep"):
+        if form(getattr(output, name)) != form(logp):
+            return f"{'an' if name == 'objective' else 'a'} {name} {form(getattr(output, name))}"
+    for name, value in output.stats.items():
+        if not isinstance(value, type(logp)) or value.ndim:
+            return f"the statistic {name!r} {form(value)}, not a scalar tensor"
+    for name, value in output.tests.items():
+        if not isinstance(value, type(logp)) or value.shape != logp.shape:
+            return f"the test {name!r} {form(value)}"
+    return ""
 
 
 # What tokens must have for a rule that needs it.

@@ -86,21 +86,19 @@ class RuleLoss:
 
         With `centering`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
 
-        Raises UserError if the rule's `keep` is none.
+        Raises UserError if the rule's `keep` is no weight, or its objective has no gradient.
         """
         rule = partial(centred, self.rule) if self.centering else self.rule
         output: RuleOutput = rule(tokens, **self.constants)
-        keep = output.keep
-        fits = (keep.shape, keep.dtype) == (tokens.logp.shape, tokens.logp.dtype)
-        if not fits or not bool(((keep >= 0) & (keep <= 1)).all()):
-            fault = (
-                "a value that is NaN or outside [0, 1]"
-                if fits
-                else f"shape {list(keep.shape)} and {keep.dtype}"
-            )
+        if not bool(((output.keep >= 0) & (output.keep <= 1)).all()):
             raise UserError(
-                f"rule {self.name!r} returns a keep with {fault}: return a weight in [0, 1] for each token, of shape "
-                f"{list(tokens.logp.shape)} and {tokens.logp.dtype}, as docs/rules.md says"
+                f"rule {self.name!r} returns a keep with a value that is NaN or outside [0, 1]: return a weight in "
+                "[0, 1] for each token, as docs/rules.md says"
+            )
+        if tokens.log_ratio.requires_grad and not output.objective.requires_grad:
+            raise UserError(
+                f"rule {self.name!r} returns an objective without a gradient: compute it from tokens.logp or "
+                "tokens.log_ratio, and detach only its weights"
             )
         if self.weights is not None:
             output = corrected(output, tokens, rollout_logp, **self.weights)

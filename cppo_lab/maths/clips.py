@@ -21,6 +21,7 @@ from cppo_lab.maths.tokens import (
     importance_objective,
     non_negative,
     positive,
+    refuse_overflow,
     weight_of,
 )
 
@@ -293,4 +294,5 @@ def _pulled_back(tokens: Tokens, delta: float, scale: Tensor, test: str) -> Rule
     gate = 1 - (tokens.advantages.sign() * shift.detach() / delta).clamp(0, 1)
     keep = gate * tokens.valid
     objective = surrogate - tokens.advantages.abs() * (shift * change) / (2 * delta)
+    refuse_overflow(objective, tokens.log_ratio)  # CFPO's square may overflow where rho does not
     return decided(tokens, keep, {test: keep < 1}, objective)

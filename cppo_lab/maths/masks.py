@@ -212,14 +212,14 @@ def cppo(
     away = tokens.moves_away
     finish = functools.partial(masked, tokens, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
     if math.isinf(delta_b):  # no prefix test, and no statistics of it
-        return finish(token_fails=(weights * d > delta) & away)
-    tests = threshold_tests(d, weights, tokens.valid, delta, rate)
-    token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
+        token_fails, prefix_fails = (weights * d > delta) & away, None
+    else:
+        tests = threshold_tests(d, weights, tokens.valid, delta, rate)
+        token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
     if random_mask and tokens.permutation is not None:
-        token_fails = _first(
-            away, own_order(tokens.valid, tokens.permutation), (token_fails | prefix_fails).sum(1)
-        )
-        prefix_fails = torch.zeros_like(token_fails)
+        fails = token_fails if prefix_fails is None else token_fails | prefix_fails
+        token_fails = _first(away, own_order(tokens.valid, tokens.permutation), fails.sum(1))
+        prefix_fails = None if prefix_fails is None else torch.zeros_like(token_fails)
     output = finish(token_fails=token_fails, prefix_fails=prefix_fails)
     output.stats.update(budget_stats(tokens, rate, delta_b))
     return output

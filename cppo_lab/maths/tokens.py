@@ -192,9 +192,7 @@ class Tokens:
             if name != "logp"
         }
         log_ratio = logp - cleared["rollout_logp"]
-        overflows = _check_values(
-            mask, log_ratio.detach(), cleared["advantages"], cleared.get("divergence"), given
-        )
+        overflows = _check_values(mask, log_ratio.detach(), cleared, given)
         active = cleared["advantages"] != 0
         values = cleared | {
             "logp": logp,
@@ -261,7 +259,7 @@ class Tokens:
 
 
 def _check_values(
-    mask: Tensor, log_ratio: Tensor, advantage: Tensor, cleared: Tensor | None, given: dict[str, Tensor]
+    mask: Tensor, log_ratio: Tensor, cleared: dict[str, Tensor], given: dict[str, Tensor]
 ) -> bool:
     """Raise ValueError for NaN, infinite or negative values; valid tensors take one short pass each.
 
@@ -269,15 +267,21 @@ def _check_values(
     """
     # A NaN or an infinity always makes the sum non-finite. Finite values may overflow, too: `finite` then decides.
     largest = log_ratio.amax() if log_ratio.numel() else log_ratio.sum()
-    suspect = [log_ratio.sum(), advantage.sum(), largest.exp()]
-    if cleared is not None and cleared.numel():
-        suspect.append(torch.where(cleared.amin() < 0, torch.nan, cleared.amax()))
+    divergence = cleared.get("divergence")
+    covered = ("rollout_logp", "divergence")  # by log_ratio, and below
+    suspect = [
+        log_ratio.sum(),
+        largest.exp(),
+        *(part.sum() for name, part in cleared.items() if name not in covered),
+    ]
+    if divergence is not None and divergence.numel():
+        suspect.append(torch.where(divergence.amin() < 0, torch.nan, divergence.amax()))
     if bool(torch.stack(suspect).isfinite().all()):
         return False
     finite(mask, **given)
     finite(mask, log_ratio=log_ratio)
-    if cleared is not None and bool((cleared < 0).any()):
-        least = float(cleared.min())
+    if divergence is not None and bool((divergence < 0).any()):
+        least = float(divergence.min())
         raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
     return not bool(largest.exp().isfinite())
 
@@ -290,13 +294,19 @@ def importance_objective(tokens: Tokens, keep: Tensor, log_ratio: Tensor | None 
     """
     log_ratio = tokens.log_ratio if log_ratio is None else log_ratio
     objective: Tensor = _ImportanceObjective.apply(log_ratio, keep, tokens.advantages)
-    if tokens.overflows and bool((bad := ~objective.detach().isfinite()).any()):
+    if tokens.overflows:
+        refuse_overflow(objective, log_ratio)
+    return objective
+
+
+def refuse_overflow(objective: Tensor, log_ratio: Tensor) -> None:
+    """Raise NotFinite at the first token whose objective is NaN or infinite; both [B, T]."""
+    if bool((bad := ~objective.detach().isfinite()).any()):
         row, column = bad.nonzero()[0].tolist()
         raise NotFinite(
             f"the probability ratio of kept token [{row}, {column}] overflows (log_ratio "
             f"{log_ratio[row, column].item():g}): see logp and rollout_logp there, or mask such tokens"
         )
-    return objective
 
 
 class _ImportanceObjective(torch.autograd.Function):

@@ -15,8 +15,10 @@ rely: a response has the same objective, gradient and statistics, however it is 
 micro-batches.
 """
 
+import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 
@@ -138,6 +140,52 @@ class RuleTests:
                 assert bool((gradient[batch.advantages == 0] == 0).all()), "a gradient of nothing"
                 assert bool((gradient[output.keep == 0] == 0).all()), "a masked token has a gradient"
             assert not output.objective[padding].any() and not output.keep[padding].any(), "padding counts"
+
+    def test_keep_and_statistics_say_what_is_learned(self) -> None:
+        """A kept token with A != 0 has a gradient, the sums that every rule reports are those of `keep`, and a token
+        that is dropped or weakened has failed one of the tests, if there are any.
+        """
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            output, gradient = self._differentiated(batch)
+            tokens = Tokens(*batch, **self._drawn(batch))
+            if not self.pulls_back:
+                silent = tokens.active & (output.keep > 0) & (gradient == 0)
+                assert not silent.any(), "a kept token has no gradient"
+            for name, value in common_stats(tokens, output.keep).items():
+                assert name in output.stats, f"the statistic {name} is missing: see maths.tokens.decided"
+                torch.testing.assert_close(output.stats[name], value, msg=f"not {name} of keep", **CLOSE)
+            failed = torch.zeros_like(batch.valid)
+            for test in output.tests.values():
+                failed |= test
+            if output.tests:
+                assert not (tokens.active & (output.keep < 1) & ~failed).any(), "dropped by no test"
+
+    def test_a_batch_without_tokens_gives_zeros(self) -> None:
+        """Some ranks and micro-batches hold padding alone."""
+        batch = random_batch(3)
+        batch = batch._replace(valid=torch.zeros_like(batch.valid))
+        output, gradient = self._differentiated(batch)
+        assert not output.objective.any() and not output.keep.any() and not gradient.any()
+        assert all(number == 0 for number in summarise(output.stats).values()), "statistics of nothing"
+
+    def test_a_call_leaves_nothing_behind(self) -> None:
+        """Tokens and torch's random numbers stay as they are; an earlier batch, of another run in the same process,
+        does not matter: the rule agrees with itself imported afresh, where that is possible.
+        """
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            tokens = Tokens(*batch, **self._drawn(batch))
+            torch.rand(1)  # else a rule that seeds them would leave the state that its last call left
+            drawing, values = torch.get_rng_state(), _tensors(tokens)
+            output = self.rule.load(tokens, **self.constants)
+            assert torch.equal(torch.get_rng_state(), drawing), "it uses torch's global random numbers"
+            for name, value in _tensors(tokens).items():
+                assert torch.equal(value, values[name]), f"it changes tokens.{name}"
+            if (fresh := _imported_afresh(self.rule)) is not None:
+                other = fresh(Tokens(*batch, **self._drawn(batch)), **self.constants)
+                for here, there in zip(output[:2], other[:2], strict=True):
+                    assert torch.allclose(here, there, rtol=ROUNDING, atol=0), "it depends on earlier calls"
 
     def test_only_logp_carries_a_gradient(self) -> None:
         """Masks, coefficients, divergences and statistics are detached."""
@@ -290,6 +338,29 @@ class RuleTests:
         logp = batch.logp.clone().requires_grad_()
         output = self._call(batch._replace(logp=logp), **drawn)
         return output, torch.autograd.grad(output.objective.sum(), logp)[0]
+
+
+def _tensors(tokens: Tokens) -> dict[str, Tensor]:
+    """Copies of the tensors of `tokens` by their names."""
+    return {name: value.clone() for name, value in vars(tokens).items() if isinstance(value, Tensor)}
+
+
+def _imported_afresh(rule: Rule) -> Callable[..., RuleOutput] | None:
+    """The rule from another copy of its module, without what calls have left in the first; None: it has no module of
+    its own, such as a function within a function or of the script that runs.
+    """
+    function = rule.function
+    module, name = (
+        function.split(":") if isinstance(function, str) else (function.__module__, function.__qualname__)
+    )
+    if module == "__main__" or not name.isidentifier():
+        return None
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.loader is not None, f"{module} is not found"
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    loaded: Callable[..., RuleOutput] = replace(rule, function=getattr(copy, name)).load
+    return loaded
 
 
 def _same(one: Mapping[str, float], other: Mapping[str, float]) -> None:

@@ -1,6 +1,7 @@
 """One update of a rule from each state of another training: against plain training, and against numbers by hand."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,8 @@ def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part
         assert row["exact/matched"] == 1
         assert row["exact/update_movement"] < other["exact/update_movement"]
     training = exact_rows(along(TIGHT, {**ALONG, "match": "update"}, **stale))
-    assert {row["exact/update_length"] for row in training} == {1.0}
+    # Up to rounding, which differs between processors.
+    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * len(training), rel=1e-12)
 
 
 def test_the_movement_of_an_update_is_from_the_policy_before_it_where_mu_goes() -> None:
@@ -185,14 +187,15 @@ def test_a_resumed_run_measures_the_same() -> None:
     assert [step(resumed, number) for number in (3, 4)] == expected[2:]
 
 
-def test_a_random_mask_drops_as_many_tokens_that_move_away() -> None:
+@pytest.mark.parametrize("delta_b", [0.01, math.inf])  # with the prefix test, and without it
+def test_a_random_mask_drops_as_many_tokens_that_move_away(delta_b: float) -> None:
     generator = torch.Generator().manual_seed(3)
     logp, rollout = (torch.randn((6, 20), generator=generator).double() / 5 - 1 for _ in range(2))
     valid = torch.arange(20) < torch.tensor([[20], [20], [13], [7], [2], [1]])
     advantages = torch.randn((6, 1), generator=generator).double().expand(6, 20)
     divergence = (logp - rollout).abs().masked_fill(~valid, 0.0)
     order = torch.rand((6, 20), generator=generator).masked_fill(~valid, 2.0).argsort(1)
-    constants: dict[str, Any] = {"delta": 0.2, "delta_b": 0.01, "delta_b_mode": "fixed", "w_min": 0.5}
+    constants: dict[str, Any] = {"delta": 0.2, "delta_b": delta_b, "delta_b_mode": "fixed", "w_min": 0.5}
     plain = cppo(Tokens(logp, rollout, advantages, valid, divergence), **constants)
     shuffled = cppo(
         Tokens(logp, rollout, advantages, valid, divergence, order), random_mask=True, **constants

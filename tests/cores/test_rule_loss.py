@@ -1,14 +1,15 @@
 """The loss of the embedded cores: its horizon, and a rule whose output is none."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cppo_lab.cores.rule_loss import RuleLoss
 from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.rules import Rule
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.maths.maths_batches import random_batch
@@ -26,27 +27,37 @@ def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda keep: keep[:, :1], r"shape \[5, 1\] and torch.float64"),
-        (lambda keep: keep[0], r"shape \[12\]"),
-        (lambda keep: keep.bool(), r"shape \[5, 12\] and torch.bool"),
-        (lambda keep: keep.float(), r"torch.float32"),
-        (lambda keep: keep * torch.nan, r"a value that is NaN or outside \[0, 1\]"),
-        (lambda keep: 2 * keep, r"a value that is NaN or outside \[0, 1\]"),
-        (lambda keep: -keep, r"a value that is NaN or outside \[0, 1\]"),
+        (lambda out: None, "a NoneType"),
+        (lambda out: tuple(out), "a tuple"),
+        (lambda out: out._replace(keep=out.keep[:, :1]), r"a keep of shape \[5, 1\] and torch.float64"),
+        (lambda out: out._replace(keep=out.keep[0]), r"a keep of shape \[12\]"),
+        (lambda out: out._replace(keep=out.keep.bool()), r"a keep of shape \[5, 12\] and torch.bool"),
+        (lambda out: out._replace(keep=out.keep.float()), r"a keep .*torch.float32"),
+        (
+            lambda out: out._replace(keep=out.keep * torch.nan),
+            r"a keep with a value that is NaN or outside \[0, 1\]",
+        ),
+        (lambda out: out._replace(keep=2 * out.keep), r"a keep with a value that is NaN or outside \[0, 1\]"),
+        (lambda out: out._replace(keep=-out.keep), r"a keep with a value that is NaN or outside \[0, 1\]"),
+        (lambda out: out._replace(objective=out.objective.sum(1)), r"an objective of shape \[5\]"),
+        (lambda out: out._replace(objective=out.objective.bfloat16()), r"an objective .*torch.bfloat16"),
+        (lambda out: out._replace(objective=out.objective.tolist()), "an objective of list"),
+        (lambda out: out._replace(objective=out.objective.detach()), "an objective without a gradient"),
+        (lambda out: out._replace(stats=out.stats | {"masked": 1.0}), "the statistic 'masked' of float"),
+        (lambda out: out._replace(stats=out.stats | {"masked": out.keep}), "the statistic 'masked' of shape"),
+        (lambda out: out._replace(tests={"mine": out.keep[0]}), r"the test 'mine' of shape \[12\]"),
     ],
 )
-def test_a_rule_whose_keep_is_none_is_named(change: Callable[[Tensor], Tensor], said: str) -> None:
-    """Else it would train on, with statistics that say nothing."""
+def test_what_is_no_output_of_a_rule_is_named(change: Callable[[RuleOutput], Any], said: str) -> None:
+    """Else it would train on, with statistics that say nothing, or end in an error that names no rule."""
     loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
-    plain, tokens = loss.rule, Tokens(*random_batch(0))
+    plain, batch = loss.rule, random_batch(0)
+    tokens = Tokens(*batch._replace(logp=batch.logp.requires_grad_()))
     assert loss(tokens, tokens.rollout_logp)[1].keep.any()
 
-    def changed(given: Tokens, **constants: float) -> RuleOutput:
-        output = plain(given, **constants)
-        return output._replace(keep=change(output.keep))
+    def changed(given: Tokens, **constants: float) -> Any:
+        return change(plain(given, **constants))
 
-    loss.rule = changed
-    with pytest.raises(
-        UserError, match=rf"rule 'grpo' returns a keep with .*{said}.*return a weight in \[0, 1\]"
-    ):
+    loss.rule = Rule(name="grpo", function=changed).load
+    with pytest.raises(UserError, match=rf"rule 'grpo' returns {said}.*: (return|compute)"):
         loss(tokens, tokens.rollout_logp)

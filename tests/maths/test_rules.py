@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.masks import masked
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
@@ -93,6 +94,14 @@ FAULTS: dict[str, Callable[[RuleOutput], RuleOutput]] = {
     ),
     "keep with a gradient": lambda o: o._replace(keep=o.keep * (1 + 0 * o.objective)),
     "padding is kept": lambda o: o._replace(keep=torch.ones_like(o.keep)),
+    "a mask that keep hides": lambda o: o._replace(keep=torch.ones_like(o.keep) * (o.keep.cumsum(1) > 0)),
+    "a statistic that is not of keep": lambda o: o._replace(
+        stats=o.stats | {"masked": o.stats["masked"] / 2}
+    ),
+    "a statistic that is missing": lambda o: o._replace(
+        stats={name: value for name, value in o.stats.items() if name != "ratio"}
+    ),
+    "a test that no token fails": lambda o: o._replace(tests={"mine": torch.zeros_like(o.keep).bool()}),
 }
 
 
@@ -101,6 +110,48 @@ def test_a_faulty_rule_fails_the_conformance_tests(fault: str) -> None:
     check_rule(of_dppo(lambda output: output), {"delta": 0.1})
     with pytest.raises(AssertionError):
         check_rule(of_dppo(FAULTS[fault]), {"delta": 0.1})
+
+
+SEEN: list[float] = []
+
+
+def of_the_first_batch(tokens: Tokens, *, delta: float) -> RuleOutput:
+    """A threshold that the first batch of a process sets for all later ones."""
+    SEEN.append(float(tokens.required_divergence.max()))
+    return masked(tokens, token_fails=(tokens.required_divergence > delta * SEEN[0]) & tokens.moves_away)
+
+
+def that_clamps_in_place(tokens: Tokens, *, delta: float) -> RuleOutput:
+    fails = (tokens.required_divergence > delta) & tokens.moves_away
+    tokens.required_divergence.clamp_(max=delta)
+    return masked(tokens, token_fails=fails)
+
+
+def that_seeds_torch(tokens: Tokens, *, delta: float) -> RuleOutput:
+    torch.manual_seed(0)
+    return masked(tokens, token_fails=(tokens.required_divergence > delta) & tokens.moves_away)
+
+
+def that_needs_a_token(tokens: Tokens, *, delta: float) -> RuleOutput:
+    largest = tokens.required_divergence[tokens.valid].max() - tokens.required_divergence[tokens.valid].max()
+    return masked(tokens, token_fails=(tokens.required_divergence > delta + largest) & tokens.moves_away)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (of_the_first_batch, "it depends on earlier calls"),
+        (that_clamps_in_place, "it changes tokens.divergence|not divergence of keep"),
+        (that_seeds_torch, "it uses torch's global random numbers"),
+        (that_needs_a_token, "statistics of nothing|max"),
+    ],
+)
+def test_a_rule_that_leaves_something_behind_fails_the_conformance_tests(
+    rule: Callable[..., RuleOutput], said: str
+) -> None:
+    record = Rule(name="theirs", function=rule, needs=frozenset({DIVERGENCE, RESPONSE}))
+    with pytest.raises((AssertionError, RuntimeError), match=said):
+        check_rule(record, {"delta": 0.1})
 
 
 def test_a_record_that_is_wrong_fails_the_conformance_tests() -> None:
@@ -248,8 +299,10 @@ def test_a_batch_without_tokens_gives_zeros_and_no_nan(name: str, shape: tuple[i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RULES)
 def test_ratios_that_overflow_are_named_or_bounded(name: str, dtype: torch.dtype) -> None:
-    """Never NaN, never an infinite loss in silence: finite log-probabilities may be too far apart for a ratio."""
-    for far in (-2000.0, -200.0, 2000.0):
+    """Never NaN, never an infinite loss in silence: finite log-probabilities may be too far apart for a ratio, or for
+    its square.
+    """
+    for far in (-2000.0, -400.0, -200.0, -60.0, 2000.0):
         for sign in (1.0, -1.0):
             batch = random_batch(0, dtype=dtype)
             batch.rollout_logp[0, 2] = far

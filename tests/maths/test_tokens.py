@@ -32,6 +32,10 @@ REFUSED = [
     ({"rollout_logp": with_value(BATCH.logp, -INF)}, r"rollout_logp is NaN or infinite .* \(-inf\)"),
     ({"advantages": with_value(BATCH.advantages, INF)}, r"advantages is NaN or infinite"),
     ({"divergence": with_value(BATCH.divergence, NAN)}, r"divergence is NaN or infinite"),
+    # A comparison with NaN would keep the token in silence (PDM, a D_t from another origin), or drop it (ESTR).
+    ({"drift": with_value(BATCH.logp, NAN)}, r"drift is NaN or infinite"),
+    ({"rollout_entropy": with_value(BATCH.logp, NAN)}, r"rollout_entropy is NaN or infinite"),
+    ({"origin_logp": with_value(BATCH.logp, -INF)}, r"origin_logp is NaN or infinite"),
     ({"divergence": with_value(BATCH.divergence, -0.5)}, r"divergence has negative values, the least -0.5"),
     (
         {
