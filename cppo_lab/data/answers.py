@@ -143,8 +143,18 @@ _CHOICE = re.compile(
     r"(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|选项?+\s*+)*+"
     r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
 )
+# The letter of a choice before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42"
+_LABELLED = re.compile(
+    rf"(?i:(?:option|choice)\s++)?+(?:\\(?:text|math)[a-z]*+\s*+\{{\s*+[(\[]?([A-J])\s*+[)\].:]{{1,2}}{_SPACE}*+\}}{_SPACE}*+"
+    rf"|\(([A-J])\)[.:]?+{_SPACE}++|([A-J])[).:]{_SPACE}++)(\S.*)",
+    re.DOTALL,
+)
+_LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
+_NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
+_EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|[$`]")
+_SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])")
 
 
 @dataclass(frozen=True)
@@ -180,11 +190,28 @@ def answer_of(response: str) -> Answer | None:
     marks = [match.end() for pattern in patterns for match in pattern.finditer(final)]
     if marks:
         marked = _END_TAG.split(final[max(marks) :], maxsplit=1)[0]
-        return Answer(tidy(_first_formula_or_line(marked)), True)
+        return Answer(tidy(_once(_first_formula_or_line(marked))), True)
     boxed = _last_boxed(final)
     if boxed is not None:
         return Answer(tidy(boxed), True)
     return Answer(_PERCENT.sub("", _ascii(final[-PROSE:])), False)
+
+
+def without_label(text: str, truth: str) -> str:
+    """An answer without the letter of a choice before it, as in "(A) 42"; the letter alone if the truth is one. As it
+    is if the truth has the letter, too, or the answer another choice.
+    """
+    match = _LABELLED.fullmatch(_bare(text))
+    if match is None:
+        return text
+    label, content = next(filter(None, match.groups()[:3])), match[4]
+    if _LABEL.search(content):
+        return text
+    choice = _CHOICE.fullmatch(_bare(truth))
+    if choice and choice[1].isupper():  # not i or e
+        alone = choice[1] != label or not (_CHOICE.fullmatch(content) or _NOT_ALONE.search(content))
+        return label if alone else text
+    return text if re.search(rf"(?<![\\A-Za-z]){label}(?![A-Za-z])", truth) else content
 
 
 def stated(text: str) -> str | None:
@@ -275,7 +302,7 @@ def tidy(text: str) -> str:
         text = match[1]
     if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
         text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
-    text = _PERCENT.sub("", _BOX.sub(r" \1", _END_TAG.sub("", text))).replace("`", " ")
+    text = _PERCENT.sub("", _BOX.sub(r" \1", _END_TAG.sub("", _SIZE.sub("", text)))).replace("`", " ")
     if not re.search("[0-9]", text):
         text = in_digits(text)
     text = _POWER.sub(
@@ -338,6 +365,19 @@ def _first_formula_or_line(text: str) -> str:
     if closing and (place := text.find(closing, 1)) >= 0:
         end = place + len(closing)
     return text[:end] + text[end:].split("\n", 1)[0]
+
+
+def _once(text: str) -> str:
+    """A line without a box that repeats what stands before or behind it: "42 \\boxed{42}"."""
+    boxes = list(_BOX.finditer(text))
+    if len(boxes) != 1 or boxes[0][1] != "{":
+        return text
+    before, inside = text[: boxes[0].start()], text[boxes[0].end() :]
+    end = next((end for end, depth in _braces(inside) if depth < 0), None)
+    if end is None or before[-1:].isalnum():  # "42\\boxed{42}" may be a product
+        return text
+    beside = _EMPTY.sub(" ", f"{before} {inside[end:]}")
+    return beside if canonical(beside) == canonical(inside[: end - 1]) else text
 
 
 def _braces(text: str) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,12 @@ PARENT_CHECK_MS = 5_000
 RETIRE_BYTES = 512 << 20  # a child that holds more than this after a grade is replaced
 CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
 _DELIMITERS = ("$", "\\(", "\\[")
+_DELIMITER = re.compile(r"\$|\\[()\[\]]")
+# A formula between delimiters, and what it is said to be ("f(2) = $5$")
+_FORMULA = re.compile(
+    r"(?:\$[^$]*+\$|\\\((?:(?!\\\)).)*+\\\)|\\\[(?:(?!\\\]).)*+\\\])|(?<![^,;])[^,;=$\\]*+=\s*(?=\$|\\[(\[])"
+)
+_IN_BRACKETS = re.compile(r"(?<!\\)\([^()]*+\)")  # "$2\\sqrt3$ (3.46)", "(1) $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
@@ -105,6 +111,9 @@ _PART_OF = re.compile(
     r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled)\b|[-+/^]\s*\$?$)"
 )
 _SYMBOL = re.compile(r"(?<![\\A-Za-z])[A-Za-z]'*+(?![A-Za-z])")
+# An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
+_ORDERED = re.compile(r"(?:[^=]*=)?\s*(?:\\left\s*)?\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
+_SET = re.compile(r"\\\{((?:(?!\\\}|[(=]).)++)\\\}")
 # The base in which a number is written: 42_8
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
 
@@ -164,6 +173,10 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     def grade(answer: str, marked: bool, truth: str) -> bool:
         if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)) or _conflict(answer, truth):
             return False
+        if _ORDERED.fullmatch(truth) and any(
+            "," in content for content in _SET.findall(_asserted(answer, truth))
+        ):
+            return False
         if marked and _PART_OF.search(answer) and not _PART_OF.search(truth):
             return False
         if not marked:
@@ -220,8 +233,12 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     """
     single = not _LISTING.search(truth)
     bare = _ENVIRONMENT.sub(" ", answer)
-    if answer.count("$") > 2 and not _WORD.search(bare):
-        answer = bare = bare.replace("$", " ")
+    said = _IN_BRACKETS.sub(" ", bare)
+    outside = _FORMULA.sub(" ", said)  # "41 $42$" gives both
+    if not _WORD.search(bare) and (
+        answer.count("$") > 2 or (outside != said and re.search("[0-9]", outside))
+    ):
+        answer, bare = (_DELIMITER.sub(" ", text) for text in (answer, bare))
     whole = _delimited(answer)
     if not _WORD.search(bare) and not (single and _JOINT.search(bare)):
         return [[whole]]

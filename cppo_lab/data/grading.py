@@ -21,9 +21,11 @@ from cppo_lab.data.answers import (
     stated,
     tidy,
     whole_number,
+    without_label,
     without_units,
 )
 from cppo_lab.data.grader_pool import GraderPool
+from cppo_lab.data.units import other_unit
 
 TAIL = 300  # characters of the response that the rule looks at
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
@@ -176,15 +178,19 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         return Grade(0.0, answer_rule, marked, error=1.0)
     if "\n" in truth.strip() and _flat(response).endswith(_flat(truth)):  # an answer ends with its line
         return Grade(1.0, answer_rule, marked)
+    said = answer.text if answer.marked else stated(answer.text)
+    text = answer.text if said is None else without_label(said, truth)
+    if said is not None and other_unit(text, truth):
+        return Grade(0.0, answer_rule, marked)
     truth = tidy(truth)
-    text = answer.text if re.search("[A-Za-z]", truth) else without_units(answer.text)
+    if not re.search("[A-Za-z]", truth):
+        text = without_units(text)
     whole, true_whole = whole_number(text), whole_number(truth)
     if whole is not None and true_whole is not None:
         return Grade(float(whole == true_whole), answer_rule, marked)
     if truth and canonical(text) == canonical(truth):
         return Grade(1.0, answer_rule, marked)
-    said = text if answer.marked else stated(text)
-    verdict = _pool(limit_seconds, workers).grade(text if said is None else said, said is not None, truth)
+    verdict = _pool(limit_seconds, workers).grade(text, said is not None, truth)
     return Grade(
         float(verdict.right),
         answer_rule,

@@ -1,10 +1,9 @@
 """Training and validation sets in verl's layout, written once and the same every time."""
 
 import codecs
+import contextlib
 import filecmp
 import json
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from cppo_lab.data.manifest import MANIFEST, FileRecord, content_sha256, manifes
 from cppo_lab.data.problem import Problem, problem_of
 from cppo_lab.data.sources import BENCHMARKS, SPLITS, Source, local, sha256_of, sources_of
 from cppo_lab.errors import UserError
+from cppo_lab.files import appearing, folder_at
 
 MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
 BATCH = 4096  # rows of parquet in memory at a time
@@ -104,7 +104,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    # ValueError: text that is not UTF-8; OverflowError: a time that Python does not have
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path} cannot be read as parquet after row {number} ({reason[:200]}): fetch or write it again"
@@ -209,26 +210,21 @@ def prepare(
         sources = {"train": sources["train"]} | {
             name: local(path, "local") for name, path in validation.items()
         }
-    _require_ours_or_free(out, sources)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        made = work / "made"
-        made.mkdir()
+    place = _ours_or_free(out, sources)
+    with contextlib.suppress(_Unchanged), appearing(place, replace=True) as made:
         records = {
             f"{split}.parquet": _write_split(split, origin, made, say, skip)
             for split, origin in sources.items()
         }
         (made / MANIFEST).write_text(manifest_text(records), encoding="utf-8")
-        if _equal(made, out):
+        if _equal(made, place):
             say(f"{out}: unchanged")
-        else:
-            if out.exists():
-                out.rename(work / "old")
-            made.rename(out)
-    finally:
-        shutil.rmtree(work)
+            raise _Unchanged
     return records
+
+
+class _Unchanged(Exception):
+    """The folder has the same files already."""
 
 
 def _write_split(
@@ -243,7 +239,14 @@ def _write_split(
         )
     if not problems:
         what = "validate" if benchmark else "train"
-        raise UserError(f"{source.path} holds no row to {what} on: pass another file with --from")
+        reasons = [f"{left_out['rows_read']} rows read"]
+        reasons += [f"{left_out['rows_skipped']} damaged ones skipped"] if left_out["rows_skipped"] else []
+        reasons += [
+            f"answers that contradict each other: {given['answers']}" for given in left_out["conflicts"][:1]
+        ]
+        raise UserError(
+            f"{source.path} holds no row to {what} on ({', '.join(reasons)}): mend it, or pass another file"
+        )
     rows = [row_of(problem, index, split) for index, problem in enumerate(problems)]
     path = folder / f"{split}.parquet"
     write_rows(path, rows)
@@ -257,17 +260,17 @@ def _write_split(
     )
 
 
-def _require_ours_or_free(out: Path, splits: Iterable[str]) -> None:
-    """Refuse to replace a folder that holds anything but prepared data."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file: name a folder")
-    if not out.exists() or not any(out.iterdir()):
-        return
+def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:
+    """The resolved path of a folder that may be written: one that holds anything but prepared data is refused."""
+    place = folder_at(out)  # what a link points to is replaced, not the link
+    if not place.exists() or not any(place.iterdir()):
+        return place
     ours = {MANIFEST, *(f"{split}.parquet" for split in (*SPLITS, *splits))}
-    foreign = sorted(path.name for path in out.iterdir() if path.name not in ours)
-    if foreign or not (out / MANIFEST).is_file():
+    foreign = sorted(path.name for path in place.iterdir() if path.name not in ours)
+    if foreign or not (place / MANIFEST).is_file():
         what = ", ".join(foreign[:5]) or f"data without {MANIFEST}"
         raise UserError(f"--out {out} is in use ({what}): name a new folder, or move that away")
+    return place
 
 
 def _equal(folder: Path, other: Path) -> bool:

@@ -61,6 +61,7 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
     Raises:
         UserError: a key is missing or its value cannot be used.
     """
+    row = {key: row[key] for key in row if row[key] is not None}  # in parquet, keys of other rows are null
     if "prompt" in row:
         messages = _messages(row, "prompt", where)
         answer = _answer(_field(row, "reward_model", where), "ground_truth", where)
@@ -82,8 +83,8 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
         identifier = row.get("id")
     else:
         raise UserError(
-            f"{where}: neither `prompt` nor `problem` is among the keys {sorted(map(str, row))}: each row needs "
-            "`problem` or `messages`, and `answer`, or verl's `prompt` and `reward_model.ground_truth`"
+            f"{where}: neither `prompt` nor `problem` is among the keys with a value, {sorted(map(str, row))}: "
+            "each row needs `problem` or `messages`, and `answer`, or verl's `prompt` and `reward_model.ground_truth`"
         )
     name = benchmark or TRAINING_SOURCE
     if benchmark in BENCHMARKS:
@@ -92,7 +93,7 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
         name = _text(row, "data_source", where, MAX_ANSWER)
     if identifier is None or isinstance(identifier, bool) or not isinstance(identifier, int | str):
         identifier = f"{name}-{position}"
-    return Problem(name, messages, answer, str(identifier))
+    return Problem(name, messages, answer, _storable(str(identifier), "id", where, MAX_PROMPT))
 
 
 def _shown(value: object) -> str:
@@ -111,7 +112,7 @@ def _field(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
 def _present(row: Mapping[str, Any], key: str, where: str) -> Any:
     if row.get(key) is None:
         raise UserError(
-            f"{where}: `{key}` is missing: its keys are {sorted(map(str, row))}; add it or drop the row"
+            f"{where}: `{key}` is missing: its keys with a value are {sorted(map(str, row))}; add it or drop the row"
         )
     return row[key]
 
@@ -155,7 +156,7 @@ def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
     """An answer as text. Whole numbers are accepted, floats are not: they may not be the number that was meant."""
     value = _present(row, key, where)
     if isinstance(value, float):
-        kind = "not a number" if math.isnan(value) else "a binary fraction"
+        kind = "a binary fraction" if math.isfinite(value) else "not a number"
         raise UserError(
             f"{where}: `{key}` is {value!r}, {kind}: write the answer as text or as a whole number"
         )

@@ -308,10 +308,70 @@ CAREFUL: Table = {
     "4\u200b2": (("42",), ("4",)),
 }
 # fmt: on
+# Beside the number: a unit of measure, the letter of a choice, another formula. Currencies, and nouns such as
+# apples, are no units; a truth of one letter outside text has none, either (5m may be a product).
+# fmt: off
+BESIDE: Table = {
+    "5 \\text{ cm}": (
+        (
+            "5 cm", "5", "5cm", "5 centimetres", "5\\,\\mathrm{cm}", "x = 5 cm", "5 cm long", "(A) 5 cm",
+            "5 units", "5 cm \\boxed{5 cm}",
+        ),
+        ("5 kg", "5\\text{ kg}", "5 km", "5 m", "5 \\mathrm{mm}", "5 seconds", "5 Kilograms", "5 inches", "5 dollars"),
+    ),
+    "20 $cm^{2}$": (("20 cm^2", "20\\text{ cm}^2"), ("20 kg", "20 m^2")),
+    "30 \\mathrm{~km} / \\mathrm{h}": (
+        ("30 km/h", "30 kilometers an hour", "30", "30 kph"), ("30 m/s", "30 kg", "30 mph"),
+    ),
+    "12 \\text{ hours}": (("12 hrs", "twelve hours", "12 h", "12 hours per day"), ("12 minutes", "twelve days")),
+    "5 \\text{ minutes}": (("5 min", "5 m"), ("5 s",)),
+    "90^\\circ": (("90", "90°", "90 degrees"), ("90 radians", "90 K g 90 kg")),
+    "\\frac{1}{2} \\text{ kg}": (("0.5 kilograms", "1/2 kg"), ("0.5 g", "1/2 cm")),
+    "5m": (("5m", "5 m", "5 meters"), ("5n",)),
+    "3 ms": (("3ms",), ()),
+    "\\$5": (("\\$5 a day", "5 dollars"), ("6 dollars",)),
+    "42": (
+        (
+            "A) 42", "(A) 42", "(A) $42$", "$\\textbf{(A)}\\ 42$", "\\text{(A) } 42", "\\textbf{(D)}~42", "D: 42",
+            "C. 42", "Option B: 42", "42 (A)", "42 \\boxed{42}", "42. $\\boxed{42}$", "$42$ \\boxed{42}",
+            "\\boxed{42} 42", "42 \\(\\boxed{42}\\)", "(1) $42$", "6*7 = $42$", "42 ($6 \\cdot 7$)", "$42$ m/s^2",
+        ),
+        (
+            "A) 43", "(A) 43", "A42", "A) not 42", "A) 42, B) 43", "(A) 42 (B) 43", "42 \\boxed{43}", "43 \\boxed{42}",
+            "2 \\boxed{42}", "42 - \\boxed{42}", "41 $42$", "41, $42$", "41, x = $42$", "41 \\(42\\)", "$42$ 41",
+            "41. $\\boxed{42}$", "41 $\\boxed{42}$",
+        ),
+    ),
+    "-7": (("(B) $-7$", "\\textbf{(C)}~{-7}"), ("A) 7", "(A) - 8")),
+    "x+1": (("(A) x+1", "x+1 \\boxed{x+1}"), ("Ax+1", "(A) x+2")),
+    "A": (
+        ("(A) 42", "A. 42", "\\textbf{(A)}\\ 42", "A: 42"),
+        ("(B) 42", "B) A", "A) or B)", "A) is wrong", "D. $A$", "A) B"),
+    ),
+    "A+1": (("A+1",), ("A) 1", "(B) 1")),
+    "i": (("i", "D. $i$"), ("-i",)),
+    "\\frac{3}{4}": (("(D) 3/4", "3/4 \\boxed{\\frac34}", "0.75 ($\\frac34$)"), ("3/4 \\boxed{\\frac{3}{5}}",)),
+    "2\\sqrt{3}": (
+        ("(B) 2\\sqrt{3}", "$2\\sqrt3$ (3.46)", "\\(2\\sqrt{3}\\) ≈ 3.46"),
+        ("(B) 3\\sqrt2", "3 $2\\sqrt3$"),
+    ),
+    "\\frac{3}{2}": (("1 $\\frac12$",), ("2 $\\frac12$",)),
+    "(3,4)": (
+        ("x=3, y=4", "\\big(3,4\\big)", "f(2) = $(3,4)$", "\\{x=3, y=4\\}", "(3,4) (not \\{3,4\\})"),
+        ("\\{3,4\\}", "\\left\\{3,4\\right\\}", "$\\{3, 4\\}$", "the set \\{3,4\\}", "\\{4,3\\}"),
+    ),
+    "(x, y) = (\\frac12, 4)": (("(0.5, 4)",), ("\\{\\frac12, 4\\}",)),
+    "(0,1)": ((), ("\\{0,1\\}", "[0,1]")),
+    "\\{3,4\\}": (("\\{4,3\\}", "3, 4"), ("\\{3,5\\}",)),
+    "3, 4": (("3, 4 \\boxed{3,4}", "(A) 3,4", "\\{3,4\\}"), ("3, 4 \\boxed{3,5}",)),
+    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": (("\\begin{bmatrix}1\\\\2\\end{bmatrix}",), ()),
+}
+# fmt: on
 # fmt: off
 RESPONSES: Table = {
     "42": (
         (
+            "The answer is $\\boxed{\\textbf{(C)}\\ 42}$", "The answer is (C) 42.",
             "First \\boxed{41}, no: \\boxed{42}", "Answer:\n\n$$\\frac{84}{2}$$\n", "The final answer is 42.",
             "so the result is 42.", "<think>Answer: 41</think> Answer: 42",
             "<think>a</think>b<think>c</think>Answer: 42", "<think>a<think>b</think>Answer: 42",
@@ -375,7 +435,7 @@ def rows(table: Table, before: str = "") -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize(
     ("response", "truth", "verdict"),
-    [row for table in (ANSWERS, CLEANED, CAREFUL) for row in rows(table, "Some work.\nAnswer: ")]
+    [row for table in (ANSWERS, CLEANED, CAREFUL, BESIDE) for row in rows(table, "Some work.\nAnswer: ")]
     + rows(RESPONSES),
 )
 def test_the_table_of_answers(response: str, truth: str, verdict: float) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,43 @@ def test_the_folder_can_be_read_by_others(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    """Or data would move from the large disk that a user linked to."""
+    (tmp_path / "disk").mkdir()
+    for name, target in (("link", "disk"), ("ahead", "disk/new")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        for source in ("sample", str(own_rows(tmp_path, b'{"problem": "p", "answer": 1}'))):
+            prepare(source, tmp_path / name)
+            assert (tmp_path / name).readlink() == tmp_path / target
+            assert sorted(contents(tmp_path / target)) == FILES
+        shutil.rmtree(tmp_path / target)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match=r"--out .*loop is a circular link: name another folder"):
+        prepare("sample", tmp_path / "loop")
+
+
+def test_what_a_killed_preparation_left_is_removed(tmp_path: Path) -> None:
+    if (child := os.fork()) == 0:
+        prepare(
+            "sample", tmp_path / "data", lambda _: os._exit(9), {"held": own_rows(tmp_path, b"{}")}, skip=True
+        )
+    os.waitpid(child, 0)
+    assert any(path.name.startswith(".data.") for path in tmp_path.iterdir())
+    prepare("sample", tmp_path / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "mine.jsonl"]
+
+
+def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    rows = [
+        {"problem": "p", "messages": None, "prompt": None, "answer": "1"},
+        {"problem": None, "messages": asked, "prompt": None, "answer": "4"},
+    ]
+    prepare(str(write_parquet(tmp_path / "mine.parquet", rows)), tmp_path / "data")
+    made = read_parquet(tmp_path / "data" / "train.parquet")
+    assert [row["prompt"][-1]["content"] for row in made] == [f"{BEFORE}p{AFTER}", "2 + 2?"]
 
 
 def own_rows(tmp_path: Path, data: bytes) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from cppo_lab.cli import main
@@ -54,6 +55,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no reward model": (changed(reward_model=None), "`reward_model` is missing"),
     "reward model as text": (changed(reward_model="1"), "`reward_model` is '1'"),
     "no ground truth": (changed(reward_model={"style": "rule"}), "`ground_truth` is missing"),
+    "half a surrogate as id": (
+        b'{"problem": "p", "answer": "1", "id": "\\ud800"}',
+        "`id` holds half a surrogate pair",
+    ),
+    "an infinite answer": (b'{"problem": "p", "answer": 1e400}', "`answer` is inf, not a number"),
     "a number as data source": (changed(data_source=3), "`data_source` is 3"),
 }
 
@@ -92,7 +98,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ([{"problem": "p", "answer": 70.0}], "row 1: `answer` is 70.0, a binary fraction"),
             (
                 [{"problem": "p", "answer": "1"}, {"problem": None, "answer": "1"}],
-                "row 2: `problem` is missing",
+                "row 2: neither `prompt` nor `problem` is among the keys with a value, ['answer']",
+            ),
+            (
+                [{"problem": "p", "answer": "1", "id": pyarrow.scalar(2**60, pyarrow.timestamp("us"))}],
+                "after row 0 (date value out of range)",
             ),
             ([{"question": "p"}], "has the columns ['question']"),
             ([], "has the columns []"),
@@ -124,7 +134,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "absent", "no such file or folder; valid: hub, sample"),
     ({}, "", "holds no training set"),
     ({"train.csv": b"problem,answer"}, "train.csv", "is neither .jsonl nor .parquet"),
-    ({"train.jsonl": []}, "", "holds no row to train on"),
+    ({"train.jsonl": []}, "", "holds no row to train on (0 rows read): mend it, or pass another file"),
+    (
+        {"train.jsonl": [dapo_row("p", "1"), dapo_row("p", "2")]},
+        "",
+        "holds no row to train on (2 rows read, answers that contradict each other: ['1', '2'])",
+    ),
     (
         TRAIN | {"train.parquet": [BARE]},
         "",
