@@ -270,6 +270,21 @@ def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS)
     )
 
 
+def not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[str, str, int]]:
+    """(model, variant, seed) of the runs without a result that no claim waits for: those with later seeds than the look
+    that decided a sequential claim.
+    """
+    late, awaited = set[tuple[str, str, int]](), set[tuple[str, str, int]]()
+    for verdict in verdicts({board.data.sweep: board}, claims):
+        claim = verdict.claim
+        is_decided = claim.sequential and verdict.outcome is not VerdictOutcome.UNDECIDED
+        seeds = (claim.seeds or ())[verdict.looked :] if is_decided else ()
+        later = {place for place in claim.tests if place[2] in seeds}
+        late |= later
+        awaited |= claim.tests - later
+    return frozenset(late - awaited - board.results)
+
+
 def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdict]) -> Claim | None:
     """The first claim in the chain before `claim` that is not supported."""
     if claim.after is None:

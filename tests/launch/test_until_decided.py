@@ -43,6 +43,12 @@ def test_a_clear_difference_ends_the_study_at_its_first_look(
     # Again: nothing is left to train, and the answer is the same.
     code, again, runs = launched(workspace, capsys, "1.0e-6", 1.0)
     assert code == 0 and runs == 8 and "0 to train" in again and "decided after 4 of 6 seeds" in again
+    # Seeds after the decision are no gap of its report; the one that tests nothing is.
+    report = ["report", "mine.yaml", *SHORT[:2], "--json"]
+    assert main(report) == 2 and "2 of 10 runs have no result" in capsys.readouterr().err
+    assert main([*report, "seed=0,1,2,3,4,5"]) == 0
+    page = Path(json.loads(capsys.readouterr().out)["page"]).read_text(encoding="utf-8")
+    assert "decided after 4 of 6 seeds" in page and "Incomplete" not in page
 
 
 def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(
