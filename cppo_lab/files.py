@@ -414,6 +414,10 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
                 raise
             raise UserError(f"--out {place}: another process has written there in the meantime") from None
         shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:  # a write names no file
+            error.filename = str(place)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
