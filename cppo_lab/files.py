@@ -364,20 +364,14 @@ def masked_errors() -> Iterator[None]:
 # the same place removes the leftovers of a killed one.
 
 
-def folder_at(out: Path) -> Path:
-    """The resolved path of `out`, which a folder may have. Raises UserError for a file and for a circular link."""
+def require_free(out: Path) -> Path:
+    """The resolved path of `out`. Raises UserError if it exists, unless it is an empty folder."""
     try:
         place = out.resolve()
     except (OSError, RuntimeError):  # RuntimeError: raised by pathlib for circular links before Python 3.13
         raise UserError(f"--out {out} is a circular link: name another folder") from None
     if place.exists() and not place.is_dir():
         raise UserError(f"--out {out} is a file: name a folder")
-    return place
-
-
-def require_free(out: Path) -> Path:
-    """The resolved path of `out`. Raises UserError if it exists, unless it is an empty folder."""
-    place = folder_at(out)
     if place.is_dir() and any(place.iterdir()):
         raise UserError(f"--out {out} exists and is not empty: name another folder, or remove it yourself")
     return place
@@ -385,7 +379,7 @@ def require_free(out: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
-    """An empty folder that is renamed to `place` (from `folder_at`) at the end; if writing fails, nothing appears.
+    """An empty folder that is renamed to `place` (from `require_free`) at the end; if writing fails, nothing appears.
 
     `replace`: it replaces the existing folder; if writing fails, the old folder stays.
     Raises UserError if somebody else has put something there meanwhile.
@@ -414,6 +408,10 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
                 raise
             raise UserError(f"--out {place}: another process has written there in the meantime") from None
         shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:  # a write names no file
+            error.filename = str(place)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

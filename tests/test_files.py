@@ -204,8 +204,12 @@ def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="No space"), appearing(place, replace=True) as folder:
+    with (
+        pytest.raises(OSError, match=r"No space.*model") as error,  # a write names no file
+        appearing(place, replace=True) as folder,
+    ):
         (folder / "file").write_text("new")
+    assert error.value.filename == str(place)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (place / "file").read_text() == "old"
 

@@ -1,9 +1,11 @@
 """Training and validation sets in verl's layout, written once and the same every time."""
 
 import codecs
-import contextlib
+import errno
 import filecmp
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +19,6 @@ from cppo_lab.data.manifest import MANIFEST, FileRecord, content_sha256, manifes
 from cppo_lab.data.problem import Problem, problem_of
 from cppo_lab.data.sources import BENCHMARKS, SPLITS, Source, local, sha256_of, sources_of
 from cppo_lab.errors import UserError
-from cppo_lab.files import appearing, folder_at
 
 MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
 BATCH = 4096  # rows of parquet in memory at a time
@@ -211,7 +212,11 @@ def prepare(
             name: local(path, "local") for name, path in validation.items()
         }
     place = _ours_or_free(out, sources)
-    with contextlib.suppress(_Unchanged), appearing(place, replace=True) as made:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        made = work / "made"
+        made.mkdir()
         records = {
             f"{split}.parquet": _write_split(split, origin, made, say, skip)
             for split, origin in sources.items()
@@ -219,12 +224,17 @@ def prepare(
         (made / MANIFEST).write_text(manifest_text(records), encoding="utf-8")
         if _equal(made, place):
             say(f"{out}: unchanged")
-            raise _Unchanged
+        else:
+            if place.exists():
+                place.rename(work / "old")
+            made.rename(place)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
+            error.filename = str(place)  # a write names no file
+        raise
+    finally:
+        shutil.rmtree(work)
     return records
-
-
-class _Unchanged(Exception):
-    """The folder has the same files already."""
 
 
 def _write_split(
@@ -262,7 +272,12 @@ def _write_split(
 
 def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:
     """The resolved path of a folder that may be written: one that holds anything but prepared data is refused."""
-    place = folder_at(out)  # what a link points to is replaced, not the link
+    try:
+        place = out.resolve()  # what a link points to is replaced, not the link
+    except (OSError, RuntimeError):  # RuntimeError: raised by pathlib for circular links before Python 3.13
+        raise UserError(f"--out {out} is a circular link: name another folder") from None
+    if place.exists() and not place.is_dir():
+        raise UserError(f"--out {out} is a file: name a folder")
     if not place.exists() or not any(place.iterdir()):
         return place
     ours = {MANIFEST, *(f"{split}.parquet" for split in (*SPLITS, *splits))}

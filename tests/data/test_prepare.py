@@ -1,5 +1,6 @@
 """Prepared data: layout, duplicates, the same bytes every time, whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
@@ -247,15 +248,18 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
         prepare("sample", tmp_path / "loop")
 
 
-def test_what_a_killed_preparation_left_is_removed(tmp_path: Path) -> None:
-    if (child := os.fork()) == 0:
-        prepare(
-            "sample", tmp_path / "data", lambda _: os._exit(9), {"held": own_rows(tmp_path, b"{}")}, skip=True
-        )
-    os.waitpid(child, 0)
-    assert any(path.name.startswith(".data.") for path in tmp_path.iterdir())
+def test_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     prepare("sample", tmp_path / "data")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "mine.jsonl"]
+    before = contents(tmp_path / "data")
+    monkeypatch.setattr("cppo_lab.data.prepare.write_rows", full)
+    with pytest.raises(OSError, match="No space") as error:
+        prepare("sample", tmp_path / "data")
+    assert error.value.filename == str(tmp_path / "data")
+    assert contents(tmp_path / "data") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path) -> None:

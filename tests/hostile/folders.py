@@ -112,7 +112,7 @@ REPORTS = [
 
 CHANGED: tuple[Content, ...] = ("{}", "[" * 100_000, b"\xff\xfe", '{"sha256": 5, "files": []}')
 ROWS: dict[Content, str] = {
-    "": " holds no row to train on: pass another file with --from",
+    "": " holds no row to train on (0 rows read): mend it, or pass another file",
     "{": f", line 1 is not a row in JSON (…): {ROW}",
     "[]\n": ", line 1 is list, not an object: write one {...} per line",
     "[" * 100000 + "\n": f", line 1 is nested too deeply to be a row: {ROW}",
@@ -123,7 +123,8 @@ ROWS: dict[Content, str] = {
         f", line 1 is not a row in JSON (the value NaN is not a JSON number): {ROW}",
     '{"problem": "x", "answer": true}\n': ", line 1: `answer` is True: give the answer as text",
     '{"question": "x"}\n':
-        ", line 1: neither `prompt` nor `problem` is among the keys ['question']: each row needs",
+        ", line 1: neither `prompt` nor `problem` is among the keys with a value, ['question']: each row "
+        "needs",
     '{"prompt": "x", "reward_model": {"ground_truth": "1"}}\n':
         ", line 1: `prompt` is 'x': give a list of messages {'role': 'user', 'content': ...} (roles: system, user, "
         "assistant)",
