@@ -11,7 +11,7 @@ They need the core's record, and overrides for a run of a few seconds with at le
         refused = {"rollout.staleness=1": "rollout.staleness=1"}
 
 The core must be installed, since the runs are composed from command-line overrides. Each attempt trains in a separate
-process, without launcher and store; one is killed by SIGKILL and resumed.
+process, without launcher and store; one is killed by SIGKILL and resumed, and one process trains two runs.
 """
 
 import json
@@ -117,7 +117,7 @@ class CoreTests:
         status, last = life.outcome
         assert status in schema.FINISHED, status
         assert steps == list(range(last + 1)), f"steps {steps} of a run that ended at {last}"
-        assert last == run.training.t_stop or status == schema.COLLAPSED
+        assert last == run.training.t_stop or status == schema.COLLAPSED, f"{status} at step {last}"
         for step, metrics in life.rows:
             unknown = [name for name in metrics if not schema.is_known_metric(name)]
             assert not unknown, f"step {step}: {unknown} are not in schema.METRICS"
@@ -134,24 +134,42 @@ class CoreTests:
         whole = self._whole
         last = whole.rows[-1][0]
         with _folder() as folder:
-            killed = self._train(folder, kill_at=last)
+            (killed,) = self._train([self._composed()], folder, kill_at=last)
             assert killed.outcome is None and len(killed.rows) == last, (
                 "the attempt was not killed at its last step"
             )
-            continued = self._train(folder)
+            (continued,) = self._train([self._composed()], folder)
         (begun,) = continued.begun
         assert begun is not None and 0 < begun <= last, (
             f"it began at {begun}: nothing was kept of {last} steps"
         )
         kept = dict(killed.rows)
         rows = {step: metrics for step, metrics in kept.items() if step <= begun} | dict(continued.rows)
-        assert continued.outcome == whole.outcome
-        assert sorted(rows) == [step for step, _ in whole.rows]
+        assert continued.outcome == whole.outcome, f"it ended with {continued.outcome}, not {whole.outcome}"
+        steps = [step for step, _ in whole.rows]
+        assert sorted(rows) == steps, f"steps {sorted(rows)} of a run that was killed, not {steps}"
         for step, metrics in whole.rows:
             assert _timeless(rows[step]) == _timeless(metrics), f"step {step} of the continued run"
             if step in kept:
                 assert _timeless(kept[step]) == _timeless(metrics), f"step {step} before the kill"
         assert continued.artifacts == whole.artifacts
+
+    def test_a_run_does_not_depend_on_the_one_before_it(self) -> None:
+        """After a run with another seed, in the same process unless the record asks for a fresh one, a run has the
+        numbers that it has alone; the other seed gives others.
+        """
+        runs = [self._composed("seed=1"), self._composed()]
+        with _folder() as folder:
+            if self.core.fresh_process:
+                other, again = (self._train([run], folder)[0] for run in runs)
+            else:
+                other, again = self._train(runs, folder)
+        expected = [(step, _timeless(metrics)) for step, metrics in self._whole.rows]
+        found = [(step, _timeless(metrics)) for step, metrics in again.rows]
+        assert again.begun == (None,), f"it resumes another run: begin{again.begun}"
+        assert found == expected, "its numbers depend on the run before it"
+        others = [(step, _timeless(metrics)) for step, metrics in other.rows]
+        assert others != expected, "the seed changes nothing"
 
     @cached_property
     def _whole(self) -> Life:
@@ -159,20 +177,23 @@ class CoreTests:
         key = (self.core.name, tuple(self.overrides))
         if key not in _WHOLE:
             with _folder() as folder:
-                _WHOLE[key] = self._train(folder)
+                (_WHOLE[key],) = self._train([self._composed()], folder)
         return _WHOLE[key]
 
     def _composed(self, *more: str) -> Composed:
         return compose([f"core={self.core.name}", *self.overrides, *more])
 
-    def _train(self, folder: Path, kill_at: int | None = None) -> Life:
-        """One attempt in a separate process; `kill_at`: the step whose log() kills it."""
-        composed = self._composed()
-        (folder / EVENTS).unlink(missing_ok=True)
-        (folder / "run").mkdir(exist_ok=True)
-        resources = _resources(composed, folder, folder / "run")
+    def _train(
+        self, composed: Sequence[Composed], folder: Path, kill_at: int | None = None
+    ) -> tuple[Life, ...]:
+        """One attempt of each run, in one separate process; `kill_at`: the step whose log() kills it."""
+        attempts = []
+        for one in composed:
+            (own := folder / one.run.run_id).mkdir(exist_ok=True)
+            (own / EVENTS).unlink(missing_ok=True)
+            attempts.append((one.run, _resources(one, folder, own), own / EVENTS))
         process = multiprocessing.get_context("spawn").Process(
-            target=_attempt, args=(self.core, composed.run, resources, folder / EVENTS, kill_at)
+            target=_attempts, args=(self.core, attempts, kill_at)
         )
         process.start()
         process.join(self.seconds)
@@ -182,7 +203,7 @@ class CoreTests:
             raise AssertionError(f"an attempt takes more than {self.seconds:g} s")
         if kill_at is None:
             assert process.exitcode == 0, f"the attempt failed with exit code {process.exitcode}: see above"
-        return _read(folder / EVENTS)
+        return tuple(_read(events) for _, _, events in attempts)
 
 
 _WHOLE: dict[tuple[str, tuple[str, ...]], Life] = {}
@@ -218,11 +239,14 @@ class _FileSink:
             file.write(json.dumps(event) + "\n")
 
 
-def _attempt(core: CoreRecord, run: RunSpec, resources: Resources, events: Path, kill_at: int | None) -> None:
-    sink: MetricSink = _FileSink(events, kill_at)
-    outcome = core.load("train")(run, sink, resources)
-    with events.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(["outcome", outcome.status, outcome.step]) + "\n")
+def _attempts(
+    core: CoreRecord, attempts: Sequence[tuple[RunSpec, Resources, Path]], kill_at: int | None
+) -> None:
+    for run, resources, events in attempts:
+        sink: MetricSink = _FileSink(events, kill_at)
+        outcome = core.load("train")(run, sink, resources)
+        with events.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(["outcome", outcome.status, outcome.step]) + "\n")
 
 
 def _read(path: Path) -> Life:

@@ -138,13 +138,23 @@ class LauncherTests:
                 running = None
 
     def test_what_is_reported(self) -> None:
-        """Only known kinds of events are reported, for the given jobs, and each job's end (or its submission)."""
+        """Only known kinds of events are reported, for the given jobs, and each job's end (or its submission): once,
+        after it, and of a job that fails as well.
+        """
+        early = []
         with _folder() as runs:
-            jobs = [SmallJob(name, runs) for name in ("a", "b")]
-            events = self._launch(jobs)
+            jobs = [SmallJob(name, runs, fails=name == "b") for name in ("a", "b")]
+
+            def see(event: Event[SmallJob]) -> None:
+                if event.kind == "ended" and not _lines(event.job):
+                    early.append(event.job.name)
+
+            events = self._launch(jobs, see=see)
         assert {event.kind for event in events} <= KINDS
         last = "submitted" if self.launcher.queue else "ended"
-        assert sorted(event.job.name for event in events if event.kind == last) == ["a", "b"]
+        named = sorted(event.job.name for event in events if event.kind == last)
+        assert named == ["a", "b"], f"{last} is reported of {named}, not of a and b"
+        assert not early, f"the end of {early} is reported before it"
         assert all(event.job in jobs for event in events)
 
     def test_a_job_cancelled_while_it_waits_does_not_begin(self) -> None:
@@ -168,7 +178,8 @@ class LauncherTests:
             assert len(_lines(jobs[0])) == 1
             assert not _lines(jobs[1]), "a cancelled job ran"
         if not self.launcher.queue:
-            assert [event.job.name for event in events if event.kind == "cancelled"] == ["b"]
+            kinds = [event.kind for event in events if event.job.name == "b"]
+            assert kinds == ["cancelled"], f"of a job that was cancelled before it began: {kinds}"
 
     def _settings(self) -> LauncherSpec:
         return compose([f"launcher={self.launcher.name}", *self.overrides]).launcher

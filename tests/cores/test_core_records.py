@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.parse import run_kind
 from cppo_lab.sweep import groups
-from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
@@ -112,12 +112,18 @@ class Dying(ListSink):
 class InThisProcess(CoreTests):
     """The tests with attempts in this process: one of Acme's core takes a millisecond."""
 
-    def _train(self, folder: Path, kill_at: int | None = None) -> Life:
-        sink, end = Dying(kill_at), None
-        with contextlib.suppress(Killed):
-            outcome = self.core.load("train")(self._composed().run, sink, Resources(folder, folder))
-            end = outcome.status, outcome.step
-        return Life(tuple(sink.began), tuple(sink.rows), {}, end, sink.first)
+    def _train(
+        self, composed: Sequence[Composed], folder: Path, kill_at: int | None = None
+    ) -> tuple[Life, ...]:
+        lives = []
+        for run in (one.run for one in composed):
+            (own := folder / run.run_id).mkdir(exist_ok=True)
+            sink, end = Dying(kill_at), None
+            with contextlib.suppress(Killed):
+                outcome = self.core.load("train")(run, sink, Resources(folder, own))
+                end = outcome.status, outcome.step
+            lives.append(Life(tuple(sink.began), tuple(sink.rows), {}, end, sink.first))
+        return tuple(lives)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +141,19 @@ class InThisProcess(CoreTests):
             "else done); sink.begin(0)",
             "a_run_is_recorded_from_its_first_step_to_its_last",
             "once",
+        ),
+        ("{spec.seed} ", "", "a_run_does_not_depend_on_the_one_before_it", "the seed changes nothing"),
+        (
+            "resources.folder / CHECKPOINT",
+            "resources.shared / CHECKPOINT",
+            "a_run_does_not_depend_on_the_one_before_it",
+            "resumes another run",
+        ),
+        (
+            "-1, 0.2, []",
+            "-1, globals().update(N=globals().get('N', 0) + 1) or N / 9, []",
+            "a_run_does_not_depend_on_the_one_before_it",
+            "the run before it",
         ),
     ],
 )

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from cppo_lab.launch import launchers
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
+from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
 
@@ -138,6 +140,34 @@ def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
         report(Event("ended", job))
 
 
+def too_soon(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher that reports a job's end when it starts it."""
+    assert callable(report)
+    for job in jobs:
+        report(Event("ended", job))
+        with suppress(RuntimeError):
+            job.run()
+
+
+def successes(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher that reports no end of a job that fails."""
+    assert callable(report)
+    for job in jobs:
+        with suppress(RuntimeError):
+            job.run()
+        if not job.fails:
+            report(Event("ended", job))
+
+
+def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    assert callable(report)
+    for job in jobs:
+        report(Event("cancelled" if (cancelled := is_cancelled(job.folder)) else "started", job))
+        if not cancelled:
+            job.run()
+        report(Event("ended", job))
+
+
 def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
     """A launcher with a queue, which is empty when it returns."""
     assert callable(report)
@@ -180,7 +210,10 @@ def test_a_job_cancelled_in_a_queue(function: Callable[..., None], monkeypatch: 
         (twice, "test_no_more_jobs_than_workers_run_at_a_time"),
         (at_once, "test_no_more_jobs_than_workers_run_at_a_time"),
         (twice, "test_what_is_reported"),
+        (too_soon, "test_what_is_reported"),
+        (successes, "test_what_is_reported"),
         (late, "test_a_job_cancelled_while_it_waits_does_not_begin"),
+        (ends_what_never_began, "test_a_job_cancelled_while_it_waits_does_not_begin"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
