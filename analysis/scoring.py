@@ -140,7 +140,7 @@ def score_sweep(
     if all(run.choice.score is None for run in runs):
         raise NothingScored(
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
-            f"inside its window; wait for the first evaluation, or see `cppo plan {data.sweep}`"
+            f"inside its window; wait for the first evaluation, or see `cppo status`"
         )
     cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in _by_cell(runs).items()}
     used = {run.mlflow_id for run in runs}

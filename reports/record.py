@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +52,8 @@ class About:
             words = shlex.split(self.command)
         except ValueError:  # not a valid shell command
             return ""
-        return shlex.join(word for word in words if "=" in word and not word.startswith("-"))
+        before_options = takewhile(lambda word: not word.startswith("-"), words)
+        return shlex.join(word for word in before_options if "=" in word)
 
 
 def record(

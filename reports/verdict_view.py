@@ -442,11 +442,14 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     numbers = f"{signed_points(estimate.value)} points"
     if estimate.unknown == ONE_RUN:
         return word, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
+    # Tables beside it may show another score, which may differ the other way round.
+    of_score = f" of the {SCORES[difference.score]}" if isinstance(difference.score, Score) else ""
     # `20 seeds each` of one model; over several models the runs are counted.
     ours, theirs, unit = difference.ours, difference.theirs, "seed" if difference.model else "run"
     seeds = f"{ours} {unit}{'s' * (ours > 1)} each" if ours == theirs else f"{ours} and {theirs} {unit}s"
     if estimate.low is not None and estimate.high is not None:
         numbers += f" ({signed_points(estimate.low)} to {signed_points(estimate.high)})"
+    numbers += of_score
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
         return word, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}."

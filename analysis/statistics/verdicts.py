@@ -511,7 +511,8 @@ def power_question(claim: Claim) -> str:
         return "power if there is no difference"
     if claim.of_errors:
         return f"power at a {claim.unit.split(' ')[0]} of {math.exp(-claim.lead):.2f}"
-    return f"power at {_size(claim, claim.lead)} {claim.unit}"
+    size = _size(claim, claim.lead)
+    return f"power at {size} {claim.unit.removesuffix('s') if size == '1' else claim.unit}"
 
 
 def against_words(variant: str, against: str) -> str:

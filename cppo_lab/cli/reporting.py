@@ -94,7 +94,7 @@ def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterato
             page = _report_once(options, quiet=patient or page is not None)
             runs = read_record(page.parent).runs.values()
             missing = sum(run["state"] in gaps for run in runs)
-            if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs are results"):
+            if last_line != (last_line := f"{len(runs) - missing} of {len(runs)} runs have a result"):
                 say(last_line)
             yield page
             if not missing:

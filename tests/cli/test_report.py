@@ -97,7 +97,7 @@ def test_it_is_watched_until_every_run_is_a_result(
     monkeypatch.setattr(reporting, "pause", pause)
     said = cppo(f"{REPORT} seed=0,1 --no-log --watch --partial --every 7").err
     assert paused == [7.0]
-    assert said.index("1 of 2 runs are results") < said.index("2 of 2 runs are results")
+    assert said.index("1 of 2 runs have a result") < said.index("2 of 2 runs have a result")
 
 
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(

@@ -49,7 +49,7 @@ def test_what_a_comparison_shows(
     assert shown is word and sentence.startswith(beginning)
     assert "4 seeds each" in sentence
     if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
-        assert ": +5.00 points (+4.71 to +5.29), 4 seeds each." in sentence
+        assert ": +5.00 points (+4.71 to +5.29) of the final mean, 4 seeds each." in sentence
 
 
 def test_one_run_each_decides_nothing() -> None:
