@@ -1,9 +1,6 @@
 """The records of the launchers and the files in conf/ are the same."""
 
-import pytest
-
 from cppo_lab import PARTS_FOLDER
-from cppo_lab.errors import UserError
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, load_launcher
 from cppo_lab.launch.slurm.submit import SlurmSpec
@@ -16,10 +13,3 @@ def test_records_names_and_files_agree() -> None:
     kinds = {name: launcher_kind(name) for name in LAUNCHERS}
     assert kinds == {"inline": LauncherSpec, "local": LauncherSpec, "slurm": SlurmSpec}
     assert launcher_kind(None) is LauncherSpec  # no name: its own validation says so
-
-
-def test_a_launcher_that_there_is_not() -> None:
-    with pytest.raises(UserError, match=r"slum.*inline, local, slurm"):
-        load_launcher("slum")
-    with pytest.raises(UserError, match="name='slum': must be 'inline', 'local' or 'slurm'"):
-        launcher_kind("slum")

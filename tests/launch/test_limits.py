@@ -63,6 +63,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
         f"cppo: 2 runs not started ({folders()[3].name}, {folders()[4].name}): {why}: mend it, then"
         in said.err
     )
+    assert "5 runs are not done (3 failed, 2 missing): cppo retry quickstart" in said.err
     assert "launch with --keep-going" in said.err and "run the same command to continue" not in said.err
     assert states() == ["failed"] * 3 + [""] * 2
     runs = cppo("status", *SWEEP, "--json").answer["runs"]
@@ -71,6 +72,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     assert "held" not in cppo("launch", *INLINE, code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
     cppo("retry", *INLINE, "--failed")
+    assert "no run of quickstart has failed" in cppo("retry", *INLINE, "--failed").out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
@@ -26,7 +25,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import upload
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.conftest import FINISHED
+from tests.conftest import FINISHED, Command
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent
 
@@ -53,9 +52,6 @@ def in_store() -> tuple[str, str, str]:
     [run] = mlflow_runs()
     tags = run.data.tags
     return run.info.status, tags.get(schema.TAG_STATUS, ""), tags.get(schema.TAG_REASON, "")
-
-
-MENDED = ["its record in MLflow is repaired"]
 
 
 @pytest.mark.parametrize("has_status", [True, False])
@@ -165,7 +161,7 @@ LOSSES: dict[str, Callable[[MlflowClient, str], None]] = {
 @pytest.mark.parametrize("command", ["status --repair", "sync"])
 def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
     recorder: Recorder,
-    capsys: pytest.CaptureFixture[str],
+    cppo: Command,
     lose: Callable[[MlflowClient, str], None],
     command: str,
 ) -> None:
@@ -173,9 +169,9 @@ def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
     assert repaired(recorder) == []
     [run] = mlflow_runs()
     lose(open_client(tracking_uri()), run.info.run_id)
-    assert main(command.split()) == 0
+    said = cppo(command)
     line = f"1 finished run was not in the tracking store any more: uploaded again ({recorder.spec.run_id})"
-    assert line in capsys.readouterr().err
+    assert line in said.err
     record = newest_record(recorder.folder)
     assert record is not None
     assert record.begin.record in [run.data.tags[schema.TAG_RECORD] for run in mlflow_runs()]

@@ -21,7 +21,6 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as run_module
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.runs.state import Queued, RunFolder, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.compose import compose
@@ -191,40 +190,12 @@ def test_killed_at_any_point(
     assert not (finished.folder / "best_checkpoint").exists()
 
 
-def test_the_old_result_counts_while_its_replacement_is_interrupted(
-    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
-        with pytest.raises(KeyboardInterrupt):
-            finished.run()
-    state = state_of(RunFolder(finished.folder), Queued())
-    assert (state.state, state.code_version) == (schema.DONE, "old")
-    assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
-    seen = state_of(RunFolder(finished.folder), Queued(), replacing=True)  # as --replace sees it
-    assert (seen.state, seen.step) == (schema.PARTIAL, 2)
-
-
 def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any) -> None:
         real(*args)
         raise KeyboardInterrupt
 
     return call
-
-
-def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(
-    finished: TrainingJob, tiny_spec: RunSpec
-) -> None:
-    """Named by records, or by MLflow ids, as older versions named them."""
-    [attempt], [old] = finished.attempts, mlflow_runs()
-    stranger = mlflow_run_of(tiny_spec.model_copy(update={"seed": 9}), "v")
-    names = (old.info.run_id, stranger.info.run_id, stranger.data.tags[schema.TAG_RECORD])
-    mlflow_run_of(attempt.spec, "new", *names)
-    remaining = {run.info.run_id for run in mlflow_runs()}
-    assert len(remaining) == 2
-    assert stranger.info.run_id in remaining
-    assert old.info.run_id not in remaining
 
 
 def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
@@ -284,13 +255,3 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
         new.info.run_id,
         old.info.run_id,
     )
-
-
-def test_a_replaced_result_that_the_store_has_lost_needs_no_deletion(
-    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lost = "0" * 32  # `mlflow gc` removes deleted runs for good
-    mlflow_run_of(tiny_spec, "new", lost)
-    [tags] = [run.data.tags for run in mlflow_runs()]
-    assert (tags[schema.TAG_REPLACED], schema.TAG_REPLACES in tags) == (lost, False)
-    assert "replaced results" not in capsys.readouterr().err

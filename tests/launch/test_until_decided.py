@@ -36,6 +36,8 @@ def launched(
 def test_a_clear_difference_ends_the_study_at_its_first_look(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    code, said, runs = launched(workspace, capsys, "1.0e-6", 1.0, "--dry-run")
+    assert code == 0 and runs == 0 and "would train 8 of 8 runs" in said
     code, said, runs = launched(workspace, capsys, "1.0e-6", 1.0)
     assert code == 0 and runs == 8
     assert "fast ends above slow: supported. It holds:" in said
@@ -55,33 +57,13 @@ def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(
     assert code == 0 and runs == 12 and "open after 6 of 6 seeds, 3 looks." in said
 
 
-def test_a_dry_run_lists_the_next_look(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, runs = launched(workspace, capsys, "1.0e-6", 1.0, "--dry-run")
-    assert code == 0 and runs == 0 and "would train 8 of 8 runs" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "more", "said"),
-    [
-        (
-            ("sequential: true,", ""),
-            (),
-            "above is judged once: state `sequential: true` before its first run",
-        ),
-        (("", ""), ("--max-seeds", "3"), "--max-seeds 3: the first look is after 4 seeds"),
-    ],
-)
-def test_what_is_refused(
-    workspace: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: tuple[str, str],
-    more: tuple[str, ...],
-    said: str,
+def test_a_claim_that_is_judged_once_is_refused(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = SWEEP.format(slow="1.0e-6", smallest=1.0).replace(*change)
-    (workspace / "mine.yaml").write_text(text, encoding="utf-8")
-    assert main(["launch", "mine.yaml", *SHORT, "--until-decided", *more]) == 2
-    assert said in capsys.readouterr().err
+    monkeypatch.setattr(f"{__name__}.SWEEP", SWEEP.replace("sequential: true,", ""))
+    code, said, _ = launched(workspace, capsys, "1.0e-6", 1.0)
+    assert code == 2
+    assert "above is judged once: state `sequential: true` before its first run" in said
 
 
 def test_runs_that_fail_end_the_study_with_one_answer(

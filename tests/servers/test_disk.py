@@ -25,7 +25,7 @@ from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.launch.test_launch import cppo
+from tests.launch.test_launch import started
 from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes
@@ -79,7 +79,7 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(workspace: Path, sm
     """All of its points arrive, so the launcher, `status` and `plan` call it done; with room, its folder does too."""
     sweep = ["quickstart", *TINY, "variant=cppo", "seed=0", "training.collapse_share=0"]
     gate = Gate(workspace, validation=2)
-    launcher = cppo("launch", *sweep, "launcher=local", gate=gate)
+    launcher = started("launch", *sweep, "launcher=local", gate=gate)
     gate.reached(launcher)
     ballast = fill(small_disk)
     gate.remove()

@@ -24,8 +24,8 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import notify
-from cppo_lab.tracking.notify import counts, notifying, webhook
-from tests.conftest import TINY
+from cppo_lab.tracking.notify import notifying, webhook
+from tests.conftest import TINY, Command
 from tests.waiting import until
 
 SECRET = "T0SECRET/B0SECRET"
@@ -98,41 +98,20 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *(
-            "ftp://h/x",
-            "file:///etc/passwd",
-            "//h/x",
-            "h",
-            "http://",
-            "http://h:99999/",
-            "http://h:0/",
-            "http://[x/",
-        ),
-        *(
-            "https://me:pw@h/x",
-            "https://token@h/x",
-            "http://h/a b",
-            "http://h/\n",
-            "http://h/é",
-            "gopher://h",
-        ),
+        *("ftp://h/x", "//h/x", "h", "http://", "http://h:99999/", "http://h:0/", "http://[x/"),
+        *("https://me:pw@h/x", "https://token@h/x", "http://h/a b", "http://h/\n", "http://h/é"),
     ],
 )
-def test_what_is_no_webhook_is_refused_and_not_shown(
-    url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_webhook_is_refused_and_not_shown(url: str) -> None:
+    """By a launch: tests/hostile."""
     with pytest.raises(UserError, match=r"notify\.url") as error:
         webhook(url)
     assert url == "h" or url not in str(error.value)
-    if url.isascii() and url.isprintable() and " " not in url and "[" not in url and "@" not in url:
-        assert main([*LAUNCH, f"notify.url={url}"]) == 2
-        assert "notify.url (or CPPO_NOTIFY_URL) is not an address" in capsys.readouterr().err
-        assert not (workspace / "runs").exists()
 
 
-def test_each_end_that_matters_is_one_message(workspace: Path, receive: Callable[..., Receiver]) -> None:
+def test_each_end_that_matters_is_one_message(cppo: Command, receive: Callable[..., Receiver]) -> None:
     receiver = receive()
-    assert main([*LAUNCH, f"notify.url={receiver.url}"]) == 4
+    cppo(*LAUNCH, f"notify.url={receiver.url}", code=4)
     collapsed, failed, ended = receiver.bodies
     run = collapsed["run_id"]
     assert collapsed == {
@@ -148,9 +127,9 @@ def test_each_end_that_matters_is_one_message(workspace: Path, receive: Callable
         "text": "all runs of the launch have ended: 2 done, 1 failed, 0 left",
     }
     # A retry that fails for the same reason has been told of; its end is new.
-    assert main(["retry", *LAUNCH[1:], f"notify.url={receiver.url}", "--failed"]) == 4
+    cppo("retry", *LAUNCH[1:], f"notify.url={receiver.url}", "--failed", code=4)
     assert [body["event"] for body in receiver.bodies[3:]] == ["ended"]
-    assert main(LAUNCH) == 4
+    cppo(*LAUNCH, code=4)
     assert len(receiver.bodies) == 4
 
 
@@ -159,14 +138,7 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(
 ) -> None:
     folder, receiver = tmp_path / ("a" * 12), receive()
     folder.mkdir()
-    status = {
-        "run_id": folder.name,
-        "status": "running",
-        "updated": 9.0,
-        "step": 5,
-        "best": 0.5,
-        "score": 0.5,
-    }
+    status = {"run_id": folder.name, "status": "running", "updated": 9.0, "step": 5, "best": 0.5}
     messages = notify._Messages(receiver.url, [folder], 1.0)
     for score in (0.5, 0.02, 0.01, 0.5):
         write_status(folder, {**status, "score": score})
@@ -174,14 +146,14 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(
     [signs] = receiver.bodies
     assert (signs["event"], signs["step"]) == ("early signs", 5)
     assert "early signs at step 5: early signs of a collapse: score 2.0 %" in signs["text"]
-    write_status(folder, {**status, "status": "stopped", "reason": "signs"})
+    write_status(folder, {**status, "status": "stopped", "reason": "signs", "score": 0.5})
     assert messages.of_runs() and messages.folders == []
     assert [body["event"] for body in receiver.bodies] == ["early signs", "stopped"]
 
 
-def test_slack_has_its_form_and_nobody_is_called(workspace: Path, receive: Callable[..., Receiver]) -> None:
+def test_slack_has_its_form_and_nobody_is_called(cppo: Command, receive: Callable[..., Receiver]) -> None:
     receiver = receive()
-    assert main([*LAUNCH, f"notify.url='{receiver.url}#slack'"]) == 4
+    cppo(*LAUNCH, f"notify.url='{receiver.url}#slack'", code=4)
     assert [list(body) for body in receiver.bodies] == [["text"]] * 3
     assert receiver.bodies[1]["text"].endswith("RuntimeError: &lt;!channel&gt; lost &amp; gone")
 
@@ -218,9 +190,7 @@ def test_addresses_of_webhooks_are_masked(text: str, shown: str) -> None:
     assert redacted(text) == shown
 
 
-def test_a_redirect_is_refused(
-    workspace: Path, receive: Callable[..., Receiver], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_redirect_is_refused(receive: Callable[..., Receiver]) -> None:
     for code in (301, 302, 303, 307, 308):
         assert notify.post(receive(code, (other := receive()).url).url, b"{}") == f"HTTP {code}"
         assert other.bodies == []
@@ -307,4 +277,3 @@ def test_jobs_that_nobody_waits_for_tell_the_end_once_from_the_folders(
             write_status(launch[1], {"status": "collapsed", "reason": "y", "updated": time.time()})
     assert [body["event"] for body in receiver.bodies] == ["failed", "collapsed", "ended"]
     assert receiver.bodies[-1]["text"].endswith(": 2 done, 1 failed, 1 left")
-    assert counts(["done", "collapsed", "failed", "missing"]) == {"done": 2, "failed": 1, "left": 1}

@@ -432,14 +432,19 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
 def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(
     workspace: Path, status: str, gone: bool
 ) -> None:
-    """It is named by its MLflow id, as before version 0.2.0, or by its record; others are left alone."""
+    """It is named by its MLflow id, as before version 0.2.0, or by its record. Another run's, and one that is gone
+    for good (`mlflow gc`), are left alone."""
     client, tags = open_client(tracking_uri()), {schema.TAG_RUN_ID: "r"}
     number = client.create_experiment("cppo-mini")
     old, recorded, other = (
         client.create_run(number, tags=more).info.run_id
-        for more in (tags, tags | {schema.TAG_RECORD: "abc"}, {schema.TAG_RUN_ID: "other"})
+        for more in (
+            tags,
+            tags | {schema.TAG_RECORD: "abc"},
+            {schema.TAG_RUN_ID: "other", schema.TAG_RECORD: "xyz"},
+        )
     )
-    replaces = {schema.TAG_REPLACES: f"{old} abc {other} {'0' * 32}", schema.TAG_STATUS: status}
+    replaces = {schema.TAG_REPLACES: f"{old} abc xyz {'0' * 32}", schema.TAG_STATUS: status}
     new = client.create_run(number, tags=tags | replaces).info.run_id
     assert retire(client, new)
     stages = [client.get_run(mlflow_id).info.lifecycle_stage for mlflow_id in (old, recorded, other)]
