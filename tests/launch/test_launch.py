@@ -1,4 +1,4 @@
-"""From the command line to MLflow on a small sweep: every state, every end, nothing twice."""
+"""From the command line to MLflow on a small sweep: every state, every end, what is cancelled, nothing twice."""
 
 import os
 import re
@@ -14,13 +14,16 @@ from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.folder import Cause, held, is_held, read_status
+from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_status
 from cppo_lab.runs.state import WORDS
+from cppo_lab.signals import Interrupted
+from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY, Command
+from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these go on until something ends them.
@@ -234,3 +237,49 @@ def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
     finally:
         stop.set()
         looker.join()
+
+
+def test_of_a_launch_what_waits_and_what_trains_is_cancelled_and_goes_on(
+    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.sweep.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
+
+    def states() -> list[tuple[str, str]]:
+        """State and reason."""
+        return sorted((run["state"], run["reason"]) for run in cppo("status", *TWO, "--json").answer["runs"])
+
+    gate = Gate(workspace, validation=1)
+    launcher = started("launch", *TWO, "launcher.workers=1", gate=gate)
+    gate.reached(launcher)
+    [running] = [path.parent.name for path in (workspace / "runs").glob("*/config.json")]
+    assert cppo("cancel", *TWO, "--dry-run").out.count("would be cancelled") == 2
+    assert [state for state, _ in states()] == ["queued", "running"]
+    assert "will not be started\n1 of 2 runs cancelled" in cppo("cancel", *TWO, "--queued").out
+    assert [state for state, _ in states()] == ["missing", "running"]
+    assert "ended; the next launch resumes it" in cppo("cancel", "--run", running[:6]).out
+    output, _ = launcher.communicate()
+    assert launcher.returncode == 1, output
+    assert "cancelled  [2/2]" in output
+
+    [run] = mlflow_runs()  # the other one was never started
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
+    reason = run.data.tags[schema.TAG_REASON]
+    assert reason.startswith("interrupted: cancelled at step ")
+    assert states() == [("missing", ""), ("partial", reason)]
+    assert "nothing to cancel" in cppo("cancel", *TWO).out
+
+    cppo("launch", *TWO, "launcher=inline")  # both are wanted again, and go on
+    assert states() == [("done", "")] * 2
+    assert run.info.run_id in [stored.info.run_id for stored in mlflow_runs()]
+
+
+def test_what_was_cancelled_before_this_attempt_does_not_concern_it(
+    workspace: Path, tiny_spec: RunSpec
+) -> None:
+    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
+    cancel(attempt.folder)
+    with pytest.raises(Interrupted, match="cancelled before it began"):
+        attempt.run()
+    job(tiny_spec, workspace / "runs", tracking_uri()).run()
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
+    assert not (attempt.folder / CANCELLED).exists()

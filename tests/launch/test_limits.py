@@ -106,29 +106,36 @@ def test_a_retry_that_fails_again_holds_the_rest_of_it(
     assert states() == ["failed"] * 5
 
 
+def own_rule(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, module: str, seeds: str = "0, 1, 2, 3"
+) -> list[str]:
+    """The words of a sweep of a user's rule, the function `own` of a module, which jobs find in the folder `site`."""
+    site = str(workspace / "site")
+    for name, text in {
+        "site/acme_rule.py": module,
+        "rule/own.yaml": "name: own\ndelta: ${trust_region.delta}\n",
+        "mine.yaml": "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: own}}\n"
+        f"axes: {{seed: [{seeds}]}}\n",
+    }.items():
+        (workspace / name).parent.mkdir(exist_ok=True)
+        (workspace / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(Path(__file__).parents[2])]))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "acme_rule", raising=False)
+    return ["./mine.yaml", *TINY[1:], "rule.path=acme_rule:own"]
+
+
+WRONG = "def own(tokens, *, delta):\n    raise RuntimeError('wrong')\n"
+
+
 @pytest.mark.slow
 def test_jobs_of_this_machine_are_held(
     workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (workspace / "site").mkdir()
-    (workspace / "site" / "acme_broken.py").write_text(
-        "def broken(tokens, *, delta):\n    raise RuntimeError('written wrongly')\n"
-    )
-    (workspace / "rule").mkdir()
-    (workspace / "rule" / "broken.yaml").write_text("name: broken\ndelta: ${trust_region.delta}\n")
-    (workspace / "mine.yaml").write_text(
-        "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: broken}}\n"
-        "axes: {seed: [0, 1, 2, 3]}\n"
-    )
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(workspace / "site"), os.environ.get("PYTHONPATH", "")])
-    )
-    monkeypatch.syspath_prepend(str(workspace / "site"))
-    words = ["./mine.yaml", *TINY[1:], "rule.path=acme_broken:broken", "launcher.workers=1"]
-    said = cppo("launch", *words, code=4).err
-    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: written wrongly" in said
+    words = own_rule(workspace, monkeypatch, WRONG)
+    said = cppo("launch", *words, "launcher.workers=1", code=4).err
+    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: wrong" in said
     assert len(list(workspace.glob("runs/*/spool"))) == 3
-    sys.modules.pop("acme_broken", None)
 
 
 def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Many jobs as one array, on a real slurmctld: throttled, and indifferent to the controller's restart."""
+"""Many jobs as one array, on a real slurmctld: throttled, and indifferent to the controller's restart; and what Slurm's
+accounts add.
+"""
 
 import os
 import re
@@ -11,13 +13,16 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
+from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import in_queue, refresh
+from cppo_lab.launch.slurm.queue import LEFT, ended_as, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
 from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
+from tests.launch.slurm.conftest import ROOT
 from tests.launch.slurm.jobs import (
+    Long,
     Noted,
     begun,
     ended,
@@ -92,3 +97,27 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     assert most_at_once(tmp_path) <= 4 + 1
     with Ledger(tmp_path) as ledger:
         assert (refresh(ledger), ledger.open_tasks()) == ({}, [])
+
+
+@pytest.mark.parametrize("accounts", [True, False])
+def test_why_a_job_is_gone_that_the_queue_has_forgotten(
+    accounts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """One has ended, and one was cancelled. Without accounts nothing else is different."""
+    cluster: Cluster = request.getfixturevalue("slurm" if accounts else "bare_slurm")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    expected = {"ends": "COMPLETED", "cancelled": "CANCELLED"}
+    launch_slurm([Noted(tmp_path, "ends"), Long(tmp_path, "cancelled")], slurm_spec(), lambda event: None)
+    until("one has ended", lambda: set(in_queue(tmp_path)) == {"cancelled"} and begun(tmp_path)["cancelled"])
+    cluster.call("scancel", in_queue(tmp_path)["cancelled"].job)
+    until("both are gone", lambda: nothing_queued(tmp_path))
+    with Ledger(tmp_path) as ledger:
+        tasks = [ledger.newest_tasks()[name].job for name in expected]
+        if accounts:  # which lag behind the queue
+            until(
+                "it is on record", lambda: ended_as(tasks) == dict(zip(tasks, expected.values(), strict=True))
+            )
+        monkeypatch.setattr(queue, "jobs_of", lambda owners: [])  # a long time later
+        refresh(ledger)
+        ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
+    assert ended == (expected if accounts else dict.fromkeys(expected, LEFT))

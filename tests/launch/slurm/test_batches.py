@@ -1,6 +1,5 @@
 """An array whose jobs are batches, on a real slurmctld: each run once."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
+from tests.conftest import Command
 from tests.launch.test_batches import SHORT, recorded
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ def run_ids() -> list[str]:
 
 
 def test_an_array_of_batches_with_two_launchers_at_once(
-    bare_slurm: Cluster, workspace: Path, capsys: pytest.CaptureFixture[str]
+    bare_slurm: Cluster, workspace: Path, cppo: Command
 ) -> None:
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, *SLURM]
     launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
@@ -38,9 +38,7 @@ def test_an_array_of_batches_with_two_launchers_at_once(
     jobs = [task.job for task in tasks.values()]
     assert len(set(jobs)) == 2 and {jobs.count(job) for job in jobs} == {4}
     until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
-    capsys.readouterr()
-    assert main(["status", *SWEEP, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["runs"]
+    rows = cppo("status", *SWEEP, "--json").answer["runs"]
     assert {row["state"] for row in rows} == {"done"}
     assert all(len(recorded(run_id)) == 7 for run_id in run_ids())
 

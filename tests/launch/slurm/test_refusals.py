@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import PATH, Cluster
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes
 from tests.waiting import until
 
@@ -31,17 +30,12 @@ LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
     ],
 )
 def test_a_parameter_is_refused(
-    override: str,
-    said: str,
-    bare_slurm: Cluster,
-    workspace: Path,
-    capsys: pytest.CaptureFixture[str],
+    override: str, said: str, bare_slurm: Cluster, workspace: Path, cppo: Command
 ) -> None:
-    assert main([*LAUNCH, override]) == 2
-    error = capsys.readouterr().err.strip()
-    errors = [line for line in error.splitlines() if line.startswith("cppo: error: ")]
-    assert len(errors) == 1
-    assert re.search(said, errors[0])
+    """Those that need no Slurm: tests/hostile/overrides.py."""
+    lines = cppo(*LAUNCH, override, code=2).err.splitlines()
+    [error] = [line for line in lines if line.startswith("cppo: error: ")]
+    assert re.search(said, error)
     assert bare_slurm.call("squeue", "-h") == ""
     runs = workspace / "runs"
     if runs.exists():
@@ -50,10 +44,7 @@ def test_a_parameter_is_refused(
 
 
 def test_it_is_refused_however_late_the_answer_is_read(
-    bare_slurm: Cluster,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bare_slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
     """The scheduler's next pass replaces the reason that the submission gave by the begin time."""
     sbatch = workspace / "bin" / "sbatch"
@@ -67,8 +58,7 @@ def test_it_is_refused_however_late_the_answer_is_read(
         """)
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
-    assert main([*LAUNCH, "resources.cpus=4000"]) == 2
-    assert "it would never start (PartitionConfig)" in capsys.readouterr().err
+    assert "it would never start (PartitionConfig)" in cppo(*LAUNCH, "resources.cpus=4000", code=2).err
     assert (workspace / "said").read_text().strip().isdigit()
     assert bare_slurm.call("squeue", "-h") == ""
 
