@@ -116,14 +116,6 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     assert sorted(run.info.status for run in mlflow_runs()) == ["KILLED", "RUNNING"]
 
 
-def test_artifacts_are_replaced_and_recorded_again(recorder: Recorder) -> None:
-    path = recorder.folder / "diagnostics" / "positions.json"
-    for values in ({"position": [1, 2]}, {"position": [1, 2, 3]}):
-        recorder.artifact("diagnostics/positions.json", values)
-        assert json.loads(path.read_text()) == values
-    assert list(lines(recorder.folder))[-2:] == [Artifact("diagnostics/positions.json")] * 2
-
-
 def test_what_a_full_disk_cannot_take_is_written_with_the_next_file_or_goes_with_the_end(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,11 @@ from dev.slurm.cluster import Cluster
 from tests.conftest import Command
 from tests.launch.test_launch import mlflow_runs
 from tests.launch.test_limits import WRONG, own_rule
-from tests.tracking.test_notify import Receiver
+from tests.tracking.fake_server import FakeServer
+from tests.tracking.test_notify import bodies, receiver, url
 from tests.waiting import until
 
+__all__ = ["receiver"]  # a fixture
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 RULE = """
@@ -51,18 +53,16 @@ def test_an_edit_while_a_job_waits_changes_nothing(
 
 
 def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
-    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
+    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command, receiver: FakeServer
 ) -> None:
-    receiver, words = Receiver(), own_rule(workspace, monkeypatch, WRONG)
-    monkeypatch.setenv("CPPO_NOTIFY_URL", receiver.url)
+    words = own_rule(workspace, monkeypatch, WRONG)
+    monkeypatch.setenv("CPPO_NOTIFY_URL", url(receiver))
     cppo("launch", *words, "launcher=slurm", "launcher.workers=1")
     cppo("watch", *words, "--every", "1", code=4)
     runs = cppo("status", *words, "--json").answer["runs"]
     why = "the first 3 runs of the launch failed alike: RuntimeError: wrong"
     assert [run["state"] for run in runs] == ["failed"] * 3 + ["missing"]
     assert [run["reason"] for run in runs] == ["RuntimeError: wrong"] * 3 + [why]
-    until("the last job says that all have ended", lambda: len(receiver.bodies) >= 4)
-    assert [body["event"] for body in receiver.bodies] == ["failed"] * 3 + ["ended"]
-    assert receiver.bodies[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
-    receiver.shutdown()
-    receiver.server_close()
+    until("the last job says that all have ended", lambda: len(receiver.received) >= 4)
+    assert [body["event"] for body in bodies(receiver)] == ["failed"] * 3 + ["ended"]
+    assert bodies(receiver)[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
