@@ -13,7 +13,7 @@ from dev.errors import DevError
 from dev.servers.group import free_port
 from dev.servers.postgres import Postgres
 from tests.requirement import POSTGRES
-from tests.servers.test_uploader import wait_for_end
+from tests.servers.test_faults import wait_for_end
 
 
 def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A disk that is full while a run trains; what the store gets: tests/tracking/test_upload_faults.py."""
+"""A disk that is full while a run trains; what the store gets: tests/tracking/test_upload.py."""
 
 import os
 import re
