@@ -30,7 +30,7 @@ from tests.conftest import Command
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
-from tests.launch.test_launch import mlflow_runs, started
+from tests.launch.test_launch import history, mlflow_runs, started
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
@@ -89,19 +89,18 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
     assert "(6 runs): 6 done  [6/6]" in said
     by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
     assert len(by_id) == 6 and {run.info.status for run in by_id.values()} == {"FINISHED"}
-    client = open_client(tracking_uri())
     for spec in specs():
         assert_as_if_alone(spec)
         run = by_id[spec.run_id]
         assert (run.data.tags[schema.TAG_STATUS], run.data.tags[schema.TAG_SEED]) == ("done", str(spec.seed))
         assert run.data.tags[schema.sweep_tag("quickstart")] == "cppo"
         assert run.data.params["rule.w_min"] == "0.8"
-        points = client.get_metric_history(run.info.run_id, "exact/error")
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
-        assert {point.step: point.value for point in points} == {step: rows[step] for step in (2, 4, 6)}
+        assert history(run, "exact/error") == {step: rows[step] for step in (2, 4, 6)}
         assert run.data.metrics["exact/error"] == rows[6]
-        [(_, history)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
-        assert dict(zip(history.step.tolist(), history.value.tolist(), strict=True)) == rows
+        client = open_client(tracking_uri())
+        [(_, read)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
+        assert dict(zip(read.step.tolist(), read.value.tolist(), strict=True)) == rows
         names = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
         status = read_status(Path("runs") / spec.run_id)
@@ -138,8 +137,7 @@ def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path, cppo: Com
     assert {killed[run_id].info.run_id for run_id in resumed} <= {run.info.run_id for run in ended}
     assert len(ended) == 3
     for run in ended:
-        points = open_client(tracking_uri()).get_metric_history(run.info.run_id, "exact/return")
-        assert [point.step for point in points] == [2, 4, 6]
+        assert list(history(run, "exact/return")) == [2, 4, 6]
     for spec in specs():
         assert_as_if_alone(spec)
 

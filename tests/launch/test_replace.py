@@ -28,15 +28,12 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
-from tests.launch.test_launch import mlflow_runs
+from tests.launch.test_launch import history, mlflow_runs
 from tests.recorded import mlflow_run, sent
+from tests.tracking.test_upload import Killed, dying
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours records it."""
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -127,20 +124,6 @@ def finished(workspace: Path, trained_once: Path) -> TrainingJob:
     return job(SPEC, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
 
-def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:
-    """`real`, of which the call after `survived` others kills: before its work, or after it."""
-    left = iter(range(survived))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        alive = next(left, None) is not None
-        result = real(*args, **kwargs) if alive or after else None
-        if not alive:
-            raise Killed
-        return result
-
-    return call
-
-
 PLACES: list[tuple[Any, str, int]] = [
     (Path, "rename", 0),
     (Path, "rename", 1),
@@ -167,7 +150,7 @@ def test_killed_at_any_point(
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
         holder, name, survived = place
-        patch.setattr(holder, name, dying(getattr(holder, name), survived, after))
+        patch.setattr(holder, name, dying(getattr(holder, name), iter(range(survived)), after))
         with contextlib.suppress(Killed):  # it may fall into the thread that ships
             finished.run()
             sent(finished.folder)
@@ -182,8 +165,7 @@ def test_killed_at_any_point(
     results = [run for run in mlflow_runs() if run.info.status == "FINISHED"]
     assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
     assert results[0].data.tags[schema.TAG_REPLACED] == old.info.run_id
-    history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
-    assert [point.step for point in history] == [1, 2, 3, 4]
+    assert list(history(results[0], "train/reward")) == [1, 2, 3, 4]
     aside = finished.folder / ASIDE / mark
     assert (aside / "best_checkpoint" / "weights").read_bytes() == b"of the old result"
     assert {"best_checkpoint", "spool", "config.json"} <= {path.name for path in aside.iterdir()}

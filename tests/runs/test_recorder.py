@@ -1,7 +1,6 @@
 """What a run logs and prints is on file at once, whatever the disk does meanwhile; no store is asked."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,11 +100,8 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     recorder.interrupt("killed")
     again = Recorder(tiny_spec, {}, recorder.folder)
 
-    def no_room(number: int, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as disk:
-        disk.setattr("cppo_lab.runs.spool.os.write", no_room)
+        disk.setattr("cppo_lab.runs.spool.os.write", Mock(side_effect=OSError(28, "No space left on device")))
         again.begin(None)
     again.log(0, {"train/reward": 0.7})
     ends = [(line.record, line.reason) for line in lines(recorder.folder) if isinstance(line, End)]

@@ -18,11 +18,10 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.launch.test_launch import started
+from tests.launch.test_launch import history, mlflow_runs, started
 
 SIZE = 1_000_000  # bytes
 
@@ -121,16 +120,8 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
 
 def _steps_of_finished() -> list[list[int]]:
     """The steps that the store has of the rewards or scores of each of its finished runs."""
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    runs = client.search_runs([experiment], "attributes.status = 'FINISHED' AND tags.`cppo.run_id` LIKE '%'")
     return [
-        sorted(
-            {
-                point.step
-                for name in ("val/mean/avg_at_16", "train/reward")
-                for point in client.get_metric_history(run.info.run_id, name)
-            }
-        )
-        for run in runs
+        sorted({*history(run, "val/mean/avg_at_16"), *history(run, "train/reward")})
+        for run in mlflow_runs()
+        if run.info.status == "FINISHED"
     ]
