@@ -18,7 +18,7 @@ from cppo_lab.schema import FAILED, Outcome
 from cppo_lab.spec import HubModel, RunSpec
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_costs
 from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY, Command
 
@@ -160,17 +160,12 @@ def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest
     assert not planned[3].held_for()
 
 
-def gpus(selection: str = "variant=cppo,dppo") -> Plan:
-    words = ["core=verl", "model=qwen3_1_7b_base", "seed=0,1", *selection.split()]
-    return make_plan(load_sweep("main"), words)
-
-
 def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Path) -> None:
-    plan = gpus()
+    words = ["core=verl", "model=qwen3_1_7b_base", "variant=cppo,dppo", "seed=0,1"]
+    plan = make_plan(load_sweep("main"), words)
     hours = {run_id: cost.gpu_hours or 0.0 for run_id, cost in past_costs(plan.runs).items() if cost}
     assert len({*hours.values()}) == 1 and len(hours) == 4
-    each, (first, second, third, fourth) = next(iter(hours.values())), plan.runs
-    missing = dict.fromkeys(hours, "missing")
+    each, missing = next(iter(hours.values())), dict.fromkeys(hours, "missing")
 
     def beyond(limits: Limits, at_once: int = 1, states: dict[str, str] = missing) -> list[str]:
         todo = [run for run in plan.runs if states[run.run_id] == "missing"]
@@ -179,23 +174,23 @@ def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Pa
     ids = [run.run_id for run in plan.runs]
     assert beyond(NO_LIMITS) == [] and beyond(Limits(4.01 * each)) == []
     assert beyond(Limits(2.5 * each)) == ids[2:] and beyond(Limits(0.0)) == ids
-    folder = workspace / "runs" / first.run_id
+    folder = workspace / "runs" / ids[0]
     folder.mkdir(parents=True)
     write_status(
         folder, {"status": "done", "gpus": 8, "seconds": 3600 * each / 8 * 2}
     )  # it took twice as long
-    done = missing | {first.run_id: "done"}
+    done = missing | {ids[0]: "done"}
     assert beyond(Limits(2.5 * each), states=done) == ids[1:]
-    assert beyond(Limits(4.5 * each), states=done | {second.run_id: "running"}) == [fourth.run_id]
+    assert beyond(Limits(4.5 * each), states=done | {ids[1]: "running"}) == ids[3:]
     # 1.7e9 parameters: float32 weights stay, and two checkpoints of 12 bytes while it trains (spec/estimate.py).
-    assert isinstance(first.spec.model, HubModel)
-    parameters = first.spec.model.parameters
+    model = plan.runs[0].spec.model
+    assert isinstance(model, HubModel)
+    parameters = model.parameters
     weights, training = 4 * parameters, 2 * 12 * parameters
     assert beyond(Limits(disk=2 * weights + training + 0.1)) == ids[2:]
     assert beyond(Limits(disk=2 * weights + 2 * training - 0.1), at_once=2) == ids[1:]
     assert beyond(Limits(disk=4 * weights + 2 * training + 0.1), at_once=2) == []
     assert beyond(Limits(disk=2 * weights + training + 0.1), states=done) == ids[2:]
-    assert third.run_id == ids[2]
 
 
 def test_a_launch_names_what_does_not_fit(cppo: Command) -> None:
