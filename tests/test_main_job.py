@@ -18,7 +18,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from tests.conftest import TINY
 from tests.launch.gate import Gate
-from tests.launch.test_launch import cppo, history, mlflow_runs
+from tests.launch.test_launch import history, mlflow_runs, started
 
 RULES = ["grpo", "cppo"]
 SWEEP = ["quickstart", *TINY, "training.t_stop=6", "training.collapse_share=0", "variant=grpo,cppo"]
@@ -43,7 +43,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         gate = Gate(folder, validation=2)
-        launcher = cppo("launch", *SWEEP, "seed=0", "launcher=local", "launcher.workers=1", gate=gate)
+        launcher = started("launch", *SWEEP, "seed=0", "launcher=local", "launcher.workers=1", gate=gate)
         [trainer] = gate.reached(launcher)
         os.kill(trainer, signal.SIGKILL)
         gate.remove()

@@ -21,7 +21,6 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "dev/test_gpu_lock_resolves.py": (SOAK, "asks the package index, whose answer changes"),
     "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
     "launch/test_conformance.py": (FULL, "twenty processes"),
-    "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
     "launch/test_launch.py": (
         FULL,
         "launches, kills and resumes in every way; test_main_job.py has one of each",

@@ -11,8 +11,6 @@ from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from dev.chaos.nemesis import JOB_ENTRY, begun
 from dev.chaos.strikes import COMES_BACK, KINDS, LAST, LONG, LONGEST_PAUSE, SHORT, draw
 from dev.chaos.study import ROOT, Study, left_behind
@@ -27,12 +25,6 @@ def test_every_kind_comes_as_often_as_asked(counts: dict[str, int]) -> None:
     assert list(drawn) == sorted(drawn) and drawn[0].kind == "launcher"
     assert all(0 <= fault.at <= LAST and 0 <= fault.chance < 1 for fault in drawn)
     assert all((1 <= fault.pause <= LONGEST_PAUSE) == (fault.kind in COMES_BACK) for fault in drawn)
-
-
-def test_the_study_has_as_many_runs_as_asked() -> None:
-    name, *overrides = Study(12, 24).words
-    plan = make_plan(load_sweep(name), overrides)
-    assert [run.spec.training.t_stop for run in plan.runs] == [24] * 12
 
 
 def test_progress_counts_each_step_once(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 import scipy.stats
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.cli.answer import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
@@ -27,10 +26,11 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import histories, stored_run
+from tests.conftest import Command
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
-from tests.launch.test_launch import cppo, mlflow_runs
+from tests.launch.test_launch import history, mlflow_runs, started
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
@@ -83,37 +83,30 @@ def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
     assert len(training_jobs([*cppo_runs, other_threads], "")) == 2
 
 
-def test_an_inline_batch_leaves_what_single_runs_leave(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
-    said = capsys.readouterr().err
+def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
+    said = cppo("launch", *SWEEP, "launcher=inline").err
     assert "grpo/exact_early and 1 more (6 runs): started together" in said
     assert "(6 runs): 6 done  [6/6]" in said
     by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
     assert len(by_id) == 6 and {run.info.status for run in by_id.values()} == {"FINISHED"}
-    client = open_client(tracking_uri())
     for spec in specs():
         assert_as_if_alone(spec)
         run = by_id[spec.run_id]
         assert (run.data.tags[schema.TAG_STATUS], run.data.tags[schema.TAG_SEED]) == ("done", str(spec.seed))
         assert run.data.tags[schema.sweep_tag("quickstart")] == "cppo"
         assert run.data.params["rule.w_min"] == "0.8"
-        points = client.get_metric_history(run.info.run_id, "exact/error")
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
-        assert {point.step: point.value for point in points} == {step: rows[step] for step in (2, 4, 6)}
+        assert history(run, "exact/error") == {step: rows[step] for step in (2, 4, 6)}
         assert run.data.metrics["exact/error"] == rows[6]
-        [(_, history)] = histories(
-            client, [stored_run(run)], lambda name: name == "exact/error"
-        )  # of its file
-        assert dict(zip(history.step.tolist(), history.value.tolist(), strict=True)) == rows
+        client = open_client(tracking_uri())
+        [(_, read)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
+        assert dict(zip(read.step.tolist(), read.value.tolist(), strict=True)) == rows
         names = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
         status = read_status(Path("runs") / spec.run_id)
         assert (status["status"], status["step"]) == ("done", 6)
-        assert not (workspace / "runs" / spec.run_id / CHECKPOINT).exists()
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
-    again = capsys.readouterr()
+        assert not (Path("runs") / spec.run_id / CHECKPOINT).exists()
+    again = cppo("launch", *SWEEP, "launcher=inline")
     assert "0 to train" in again.err
     table = again.out.splitlines()
     assert table[0].split("  ")[0] == "variant" and len(table) == 9  # two variants, and no row for a run
@@ -126,10 +119,10 @@ def test_an_inline_batch_leaves_what_single_runs_leave(
     assert len(mlflow_runs("exact")) == 6
 
 
-def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path) -> None:
+def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path, cppo: Command) -> None:
     """Killed where two of three runs have a checkpoint: these go on in their records, the third begins again."""
     gate = Gate(workspace, validation=3)
-    launcher = cppo("launch", *ONE, "launcher=local", "launcher.workers=1", gate=gate)
+    launcher = started("launch", *ONE, "launcher=local", "launcher.workers=1", gate=gate)
     [process] = gate.reached(launcher)
     os.kill(process, signal.SIGKILL)
     gate.remove()
@@ -139,18 +132,17 @@ def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path) -> None:
     assert {run.info.status for run in killed.values()} == {"KILLED"}
     resumed = [run_id for run_id in killed if (Path("runs") / run_id / CHECKPOINT).exists()]
     assert len(resumed) == 2
-    assert main(["launch", *ONE, "launcher=inline"]) == 0
+    cppo("launch", *ONE, "launcher=inline")
     ended = [run for run in mlflow_runs("exact") if run.info.status == "FINISHED"]
     assert {killed[run_id].info.run_id for run_id in resumed} <= {run.info.run_id for run in ended}
     assert len(ended) == 3
     for run in ended:
-        points = open_client(tracking_uri()).get_metric_history(run.info.run_id, "exact/return")
-        assert [point.step for point in points] == [2, 4, 6]
+        assert list(history(run, "exact/return")) == [2, 4, 6]
     for spec in specs():
         assert_as_if_alone(spec)
 
 
-def test_what_becomes_of_one_run_is_its_own(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four fails, one is cancelled as it trains, one is trained by another process; the last is done."""
     sweep = [*ONE[:-1], "seed=0,1,2,3", "launcher=inline"]
     folders = [Path("runs") / spec.run_id for spec in specs(4)]
@@ -167,22 +159,20 @@ def test_what_becomes_of_one_run_is_its_own(workspace: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patch, held(folders[2]):
         patch.setattr(Learner, "update", disturbed)
-        assert main(["launch", *sweep]) == Exit.RUNS_FAILED
+        cppo("launch", *sweep, code=Exit.RUNS_FAILED)
     assert states() == ["failed", "partial", "", "done"]
     for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
         assert reason in read_status(folder)["reason"]
     assert "out of luck" in (folders[0] / "traceback.txt").read_text()
-    assert main(["launch", *sweep]) == Exit.RUNS_FAILED  # the failed one is left alone
+    cppo("launch", *sweep, code=Exit.RUNS_FAILED)  # the failed one is left alone
     assert states() == ["failed", "done", "done", "done"]
-    assert main(["retry", *sweep, "--failed"]) == 0
+    cppo("retry", *sweep, "--failed")
     assert states() == ["done"] * 4
     for spec in specs(4):
         assert_as_if_alone(spec)
 
 
-def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) -> None:
     """The signal would end the others; this process is the batch here, and would not survive one. Its logs are those
     of the batch."""
     run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
@@ -196,11 +186,10 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(
     assert not in_living_batch(Path("runs"), run.name)
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
-    assert main(["logs", run.name]) == 0
-    assert capsys.readouterr().out == "what the batch has printed\n"
+    assert cppo("logs", run.name).out == "what the batch has printed\n"
 
 
-def test_a_signal_ends_all_runs_of_a_batch_in_order(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupting(*arguments: Any) -> Any:
         if arguments[1] == 3:
             signal.raise_signal(signal.SIGTERM)
@@ -209,8 +198,8 @@ def test_a_signal_ends_all_runs_of_a_batch_in_order(workspace: Path, monkeypatch
     step_together = trainer.step_together
     with monkeypatch.context() as patch:
         patch.setattr("cppo_lab.cores.exact.trainer.step_together", interrupting)
-        assert main(["launch", *ONE, "launcher=inline"]) != 0
-    assert {run.info.status for run in mlflow_runs("exact")} == {"KILLED"}
-    assert {run.data.tags[schema.TAG_STEP] for run in mlflow_runs("exact")} == {"2"}
-    assert main(["launch", *ONE, "launcher=inline"]) == 0
+        cppo("launch", *ONE, "launcher=inline", code=130)
+    ended = {(run.info.status, run.data.tags[schema.TAG_STEP]) for run in mlflow_runs("exact")}
+    assert ended == {("KILLED", "2")}
+    cppo("launch", *ONE, "launcher=inline")
     assert [run.info.status for run in mlflow_runs("exact")] == ["FINISHED"] * 3

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ RUN = "0123456789ab"
 CHOSEN = [RunStatus(RUN, Label("mini", "cppo", "m", 0), schema.RUNNING)]
 HERE = (socket.gethostname(), os.getpid())
 ASKED = "asked its process to end; it has not ended yet"
+TOLD = [signal.SIGTERM]
 GONE = ProcessLookupError(3, "No such process")
 FOREIGN = PermissionError(1, "Operation not permitted")
 
@@ -25,12 +27,18 @@ FOREIGN = PermissionError(1, "Operation not permitted")
 @pytest.mark.parametrize(
     ("queued_only", "holders", "faults", "text", "signals"),
     [
-        (False, [HERE] * 2, {}, ASKED, [signal.SIGTERM]),
+        (False, [HERE] * 2, {}, ASKED, TOLD),
         (True, [HERE] * 2, {}, "has started meanwhile: left alone", []),
-        (False, [HERE] * 2, {"send": FOREIGN}, f"process {HERE[1]} belongs to another user: ask them", []),
+        (
+            False,
+            [HERE] * 2,
+            {"send": FOREIGN},
+            f"process {HERE[1]} belongs to another user: ask them",
+            TOLD,
+        ),
         # It ends just now: its lock alone says whether the run has ended.
         (False, [HERE] * 2, {"open": GONE}, ASKED, []),
-        (False, [HERE] * 2, {"send": GONE}, ASKED, []),
+        (False, [HERE] * 2, {"send": GONE}, ASKED, TOLD),
         # Its number is another process's since it was opened, or on another machine.
         (False, [HERE, (HERE[0], HERE[1] + 1)], {}, ASKED, []),
         (
@@ -48,28 +56,15 @@ def test_what_is_said_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued_only: bool, holders: list[tuple[str, int] | None],
     faults: dict[str, OSError], text: str, signals: list[int],
 ) -> None:  # fmt: skip
-    sent: list[int] = []
-    open_process = os.pidfd_open
-
-    def opened(pid: int) -> int:
-        if "open" in faults:
-            raise faults["open"]
-        return open_process(pid)
-
-    def send(process: int, number: int) -> None:
-        if "send" in faults:
-            raise faults["send"]
-        sent.append(number)
-
-    monkeypatch.setattr(os, "pidfd_open", opened)
-    monkeypatch.setattr(signal, "pidfd_send_signal", send)
+    monkeypatch.setattr(os, "pidfd_open", Mock(wraps=os.pidfd_open, side_effect=faults.get("open")))
+    monkeypatch.setattr(signal, "pidfd_send_signal", send := Mock(side_effect=faults.get("send")))
     monkeypatch.setattr(cancel_module, "PATIENCE_SECONDS", 0.0)
-    answers = iter(holders)
-    monkeypatch.setattr(run_folder, "holder", lambda folder: next(answers))
+    monkeypatch.setattr(run_folder, "holder", Mock(side_effect=holders))
     monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
     (tmp_path / RUN).mkdir()
     with (tmp_path / RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         [cancelled] = cancel(tmp_path, CHOSEN, queued_only)
-    assert (cancelled.text, cancelled.done, sent) == (text, text == ASKED, signals)
+    assert (cancelled.text, cancelled.done) == (text, text == ASKED)
+    assert [call.args[1] for call in send.call_args_list] == signals
     assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself

@@ -1,4 +1,4 @@
-"""From the command line to MLflow on a small sweep: every state, every end, nothing twice."""
+"""From the command line to MLflow on a small sweep: every state, every end, what is cancelled, nothing twice."""
 
 import os
 import re
@@ -13,18 +13,19 @@ import pytest
 from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.runs.folder import Cause, held, is_held, read_status
+from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_status
 from cppo_lab.runs.state import WORDS
+from cppo_lab.signals import Interrupted
+from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
+from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
-# A tiny model may well break down on the way: these are to go on until something ends them.
 # A tiny model may well break down on the way: these go on until something ends them.
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=12", "training.collapse_share=0"]
 TWO = [text for text in ONE if not text.startswith("variant=")] + ["variant=grpo,cppo"]
@@ -45,7 +46,7 @@ def history(run: Run, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points}
 
 
-def cppo(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subprocess.Popen[str]":
+def started(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subprocess.Popen[str]":
     """The command, as a shell starts it; if `deaf`, as a script starts one in the background: it ignores SIGINT."""
 
     def as_a_shell() -> None:
@@ -65,10 +66,10 @@ def cppo(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subp
 
 
 def test_local_launch_records_everything_and_repeats_nothing(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the inline launcher gives the same numbers."""
-    assert main(["launch", *SWEEP]) == 0
+    cppo("launch", *SWEEP)
     by_rule = {run.data.tags[schema.TAG_RULE]: run for run in mlflow_runs()}
     assert {run.info.status for run in by_rule.values()} == {"FINISHED"} and len(by_rule) == 2
     tags, params = by_rule["cppo"].data.tags, by_rule["cppo"].data.params
@@ -85,47 +86,38 @@ def test_local_launch_records_everything_and_repeats_nothing(
     ]
 
     before = sorted(workspace.rglob("*"))
-    assert main(["plan", *SWEEP]) == 0
-    assert "2 runs: 2 done" in capsys.readouterr().out
+    assert "2 runs: 2 done" in cppo("plan", *SWEEP).out
     assert sorted(workspace.rglob("*")) == before  # planning writes nothing
-    assert main(["launch", *SWEEP]) == 0
-    assert "0 to train" in capsys.readouterr().err
+    assert "0 to train" in cppo("launch", *SWEEP).err
     assert len(mlflow_runs()) == 2
 
     local = {rule: history(run, "rule/divergence_mean") for rule, run in by_rule.items()}
     shutil.rmtree("runs")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///inline.db")
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    cppo("launch", *SWEEP, "launcher=inline")
     inline = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in mlflow_runs()}
     assert inline == local
 
 
-@pytest.mark.parametrize("rate", ["1e16", "1e30"])
-def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
-    workspace: Path, capsys: pytest.CaptureFixture[str], rate: str
-) -> None:
-    # A learning rate that no weight survives: scores fall to 0, or something is not finite.
-    ruin = [f"optim.learning_rate={rate}", "optim.clip_grad_norm=1e30", "launcher=inline"]
-    assert main(["launch", *SWEEP, *ruin]) == 0
+def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(cppo: Command) -> None:
+    # Learning rates that no weight survives: scores fall to 0, or something is not finite.
+    ruin = ["optim.learning_rate=1e16,1e30", "optim.clip_grad_norm=1e30", "launcher=inline"]
+    said = cppo("launch", *SWEEP[:-1], "variant=cppo", *ruin)
     for run in mlflow_runs():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", "collapsed")
-    ends = re.findall(
-        r"^\w+ .* collapsed +\S.*(?:validations in a row|at step \d+)$", capsys.readouterr().out, re.M
-    )
+    ends = re.findall(r"^\w+ .* collapsed +\S.*(?:validations in a row|at step \d+)$", said.out, re.M)
     assert len(ends) == 2
-    assert main(["launch", *SWEEP, *ruin]) == 0
-    assert "2 collapsed" in capsys.readouterr().err
+    assert "2 collapsed" in cppo("launch", *SWEEP[:-1], "variant=cppo", *ruin).err
     assert len(mlflow_runs()) == 2
 
 
 def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_numbers_of_unbroken_runs(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(workspace, validation=3)
-    launcher = cppo("launch", *TWO, "launcher.workers=2", gate=gate)
+    launcher = started("launch", *TWO, "launcher.workers=2", gate=gate)
     killed, terminated = gate.reached(launcher, runs=2)
-    assert main(["plan", *TWO]) == 0
-    assert len(re.findall(r"  running  step \d+/12$", capsys.readouterr().out, re.M)) == 2
+    assert len(re.findall(r"  running  step \d+/12$", cppo("plan", *TWO).out, re.M)) == 2
     folders = {read_status(path.parent)["pid"]: path.parent for path in workspace.glob("runs/*/status.json")}
     os.kill(killed, signal.SIGKILL)
     os.kill(terminated, signal.SIGTERM)
@@ -143,7 +135,7 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
         assert tags[schema.TAG_REASON] == reason
         assert (folders[process] / CHECKPOINT).exists()
 
-    assert main(["launch", *TWO, "launcher=inline"]) == 0
+    cppo("launch", *TWO, "launcher=inline")
     assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
     histories = {}
     for run in mlflow_runs():
@@ -155,65 +147,58 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
         assert sorted(histories[run_id]["train/reward"]) == list(range(1, 13))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///unbroken.db")
     shutil.rmtree("runs")
-    assert main(["launch", *TWO, "launcher=inline"]) == 0
+    cppo("launch", *TWO, "launcher=inline")
     for run in mlflow_runs():
         numbers = histories[run.data.tags[schema.TAG_RUN_ID]]
         assert {name: history(run, name) for name in numbers} == numbers
 
 
 def test_the_end_of_a_launch_sends_only_the_ends_that_it_has_just_recorded(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last upload had its time for the others: an interrupted launch of thousands of runs ends at once."""
     sent: list[list[Path]] = []
     monkeypatch.setattr("cppo_lab.sweep.launch.send", lambda folders, uri: sent.append(folders))
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    cppo("launch", *SWEEP, "launcher=inline")
     before, after = sent
     assert len(before) == 2 and after == []
 
 
-def test_killed_launcher_leaves_nothing_running_for_ever(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_launcher_leaves_nothing_running_for_ever(workspace: Path, cppo: Command) -> None:
     gate = Gate(workspace, validation=1)
-    launcher = cppo("launch", *TWO, "launcher.workers=1", gate=gate)
+    launcher = started("launch", *TWO, "launcher.workers=1", gate=gate)
     [trainer] = gate.reached(launcher)
-    assert main(["plan", *TWO]) == 0
-    assert "2 runs: 1 running, 1 queued" in capsys.readouterr().out  # a living launcher has it on its list
+    assert "2 runs: 1 running, 1 queued" in cppo("plan", *TWO).out  # a living launcher has it on its list
     launcher.kill()
     launcher.wait()  # the run, which holds the other end of the pipe, lives on
-    assert main(["plan", *TWO]) == 0
-    assert "2 runs: 1 running, 1 missing" in capsys.readouterr().out  # the run outlives its launcher
+    assert "2 runs: 1 running, 1 missing" in cppo("plan", *TWO).out  # the run outlives its launcher
     until("the store knows it", lambda: bool(mlflow_runs()))
     os.kill(trainer, signal.SIGKILL)
     [folder] = [path.parent for path in (workspace / "runs").glob("*/spool")]
     until("its lock is free", lambda: not is_held(folder))
-    assert main(["plan", *TWO]) == 0
-    assert "2 runs: 1 partial, 1 missing" in capsys.readouterr().out
+    assert "2 runs: 1 partial, 1 missing" in cppo("plan", *TWO).out
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing
     (folder / "status.json").unlink()
     gate = Gate(workspace, validation=1)
-    other = cppo("launch", *TWO, "launcher.workers=1", gate=gate)
+    other = started("launch", *TWO, "launcher.workers=1", gate=gate)
     gate.reached(other)
     other.send_signal(signal.SIGINT)
     other.communicate()
     assert {run.info.status for run in mlflow_runs()} == {"KILLED"}
 
 
-@pytest.mark.parametrize(
-    ("number", "deaf"),
-    [(signal.SIGINT, False), (signal.SIGHUP, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
-)
-def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
-    workspace: Path, number: signal.Signals, deaf: bool
-) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(workspace: Path, terminal: bool) -> None:
+    """By Ctrl-C, which goes to all its processes; or alone, as one in the background. A terminal that closes:
+    tests/test_signals.py.
+    """
     gate = Gate(workspace, validation=1)
-    launcher = cppo("launch", *ONE, gate=gate, deaf=deaf)
+    launcher = started("launch", *ONE, gate=gate, deaf=not terminal)
     gate.reached(launcher)
-    if number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and the terminal's end go to all its processes
-        os.killpg(launcher.pid, number)
+    if terminal:
+        os.killpg(launcher.pid, signal.SIGINT)
     else:
-        launcher.send_signal(number)
+        launcher.terminate()
     output, _ = launcher.communicate()
     assert launcher.returncode == 130
     assert "run the same command to continue" in output
@@ -224,18 +209,16 @@ def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     assert run.data.tags[schema.TAG_STEP] == "2"
 
 
-def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
+def test_two_launchers_at_once_train_each_run_once(workspace: Path, cppo: Command) -> None:
     """On a new store, whose tables and experiment both want to make."""
-    launchers = [cppo("launch", *SWEEP) for _ in range(2)]
+    launchers = [started("launch", *SWEEP) for _ in range(2)]
     outputs = [launcher.communicate()[0] for launcher in launchers]
     assert not any("error" in output or "FAILED" in output for output in outputs), outputs
     assert {launcher.returncode for launcher in launchers} <= {0, 1}  # 1: the other one was still training
     runs = mlflow_runs()
-    assert sorted(run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED") == [
-        "cppo",
-        "grpo",
-    ]
-    assert main(["launch", *SWEEP]) == 0
+    finished = [run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED"]
+    assert sorted(finished) == ["cppo", "grpo"]
+    cppo("launch", *SWEEP)
 
 
 def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
@@ -256,14 +239,47 @@ def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
         looker.join()
 
 
-def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
-    sweep = "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\nfeeds: "
-    (workspace / "mine.yaml").write_text(f"{sweep}[Figure 6]\n")
-    (workspace / "other.yaml").write_text(f"{sweep}[Figure 5, Table 1]\n")
-    for words in (SWEEP, ["mine.yaml", *TINY], ["other.yaml", *TINY]):
-        assert main(["launch", *words, "launcher=inline"]) == 0
-    assert len(mlflow_runs()) == 2
-    [shared] = [run.data.tags for run in mlflow_runs() if run.data.tags[schema.TAG_RULE] == "cppo"]
-    variants = [shared[schema.sweep_tag(name)] for name in ("quickstart", "mine", "other")]
-    assert variants == ["cppo", "ours", "ours"]
-    assert shared[schema.TAG_FIGURE] == "Table 1, Figure 5, Figure 6"
+def test_of_a_launch_what_waits_and_what_trains_is_cancelled_and_goes_on(
+    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.sweep.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
+
+    def states() -> list[tuple[str, str]]:
+        """State and reason."""
+        return sorted((run["state"], run["reason"]) for run in cppo("status", *TWO, "--json").answer["runs"])
+
+    gate = Gate(workspace, validation=1)
+    launcher = started("launch", *TWO, "launcher.workers=1", gate=gate)
+    gate.reached(launcher)
+    [running] = [path.parent.name for path in (workspace / "runs").glob("*/config.json")]
+    assert cppo("cancel", *TWO, "--dry-run").out.count("would be cancelled") == 2
+    assert [state for state, _ in states()] == ["queued", "running"]
+    assert "will not be started\n1 of 2 runs cancelled" in cppo("cancel", *TWO, "--queued").out
+    assert [state for state, _ in states()] == ["missing", "running"]
+    assert "ended; the next launch resumes it" in cppo("cancel", "--run", running[:6]).out
+    output, _ = launcher.communicate()
+    assert launcher.returncode == 1, output
+    assert "cancelled  [2/2]" in output
+
+    [run] = mlflow_runs()  # the other one was never started
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
+    reason = run.data.tags[schema.TAG_REASON]
+    assert reason.startswith("interrupted: cancelled at step ")
+    assert states() == [("missing", ""), ("partial", reason)]
+    assert "nothing to cancel" in cppo("cancel", *TWO).out
+
+    cppo("launch", *TWO, "launcher=inline")  # both are wanted again, and go on
+    assert states() == [("done", "")] * 2
+    assert run.info.run_id in [stored.info.run_id for stored in mlflow_runs()]
+
+
+def test_what_was_cancelled_before_this_attempt_does_not_concern_it(
+    workspace: Path, tiny_spec: RunSpec
+) -> None:
+    attempt = job(tiny_spec, workspace / "runs", tracking_uri())
+    cancel(attempt.folder)
+    with pytest.raises(Interrupted, match="cancelled before it began"):
+        attempt.run()
+    job(tiny_spec, workspace / "runs", tracking_uri()).run()
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
+    assert not (attempt.folder / CANCELLED).exists()

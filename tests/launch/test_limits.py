@@ -18,7 +18,7 @@ from cppo_lab.schema import FAILED, Outcome
 from cppo_lab.spec import HubModel, RunSpec
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_costs
 from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY, Command
 
@@ -63,6 +63,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
         f"cppo: 2 runs not started ({folders()[3].name}, {folders()[4].name}): {why}: mend it, then"
         in said.err
     )
+    assert "5 runs are not done (3 failed, 2 missing): cppo retry quickstart" in said.err
     assert "launch with --keep-going" in said.err and "run the same command to continue" not in said.err
     assert states() == ["failed"] * 3 + [""] * 2
     runs = cppo("status", *SWEEP, "--json").answer["runs"]
@@ -71,6 +72,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     assert "held" not in cppo("launch", *INLINE, code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
     cppo("retry", *INLINE, "--failed")
+    assert "no run of quickstart has failed" in cppo("retry", *INLINE, "--failed").out
 
 
 @pytest.mark.parametrize(
@@ -104,29 +106,36 @@ def test_a_retry_that_fails_again_holds_the_rest_of_it(
     assert states() == ["failed"] * 5
 
 
+def own_rule(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, module: str, seeds: str = "0, 1, 2, 3"
+) -> list[str]:
+    """The words of a sweep of a user's rule, the function `own` of a module, which jobs find in the folder `site`."""
+    site = str(workspace / "site")
+    for name, text in {
+        "site/acme_rule.py": module,
+        "rule/own.yaml": "name: own\ndelta: ${trust_region.delta}\n",
+        "mine.yaml": "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: own}}\n"
+        f"axes: {{seed: [{seeds}]}}\n",
+    }.items():
+        (workspace / name).parent.mkdir(exist_ok=True)
+        (workspace / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(Path(__file__).parents[2])]))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "acme_rule", raising=False)
+    return ["./mine.yaml", *TINY[1:], "rule.path=acme_rule:own"]
+
+
+WRONG = "def own(tokens, *, delta):\n    raise RuntimeError('wrong')\n"
+
+
 @pytest.mark.slow
 def test_jobs_of_this_machine_are_held(
     workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (workspace / "site").mkdir()
-    (workspace / "site" / "acme_broken.py").write_text(
-        "def broken(tokens, *, delta):\n    raise RuntimeError('written wrongly')\n"
-    )
-    (workspace / "rule").mkdir()
-    (workspace / "rule" / "broken.yaml").write_text("name: broken\ndelta: ${trust_region.delta}\n")
-    (workspace / "mine.yaml").write_text(
-        "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: broken}}\n"
-        "axes: {seed: [0, 1, 2, 3]}\n"
-    )
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(workspace / "site"), os.environ.get("PYTHONPATH", "")])
-    )
-    monkeypatch.syspath_prepend(str(workspace / "site"))
-    words = ["./mine.yaml", *TINY[1:], "rule.path=acme_broken:broken", "launcher.workers=1"]
-    said = cppo("launch", *words, code=4).err
-    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: written wrongly" in said
+    words = own_rule(workspace, monkeypatch, WRONG)
+    said = cppo("launch", *words, "launcher.workers=1", code=4).err
+    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: wrong" in said
     assert len(list(workspace.glob("runs/*/spool"))) == 3
-    sys.modules.pop("acme_broken", None)
 
 
 def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,17 +160,12 @@ def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest
     assert not planned[3].held_for()
 
 
-def gpus(selection: str = "variant=cppo,dppo") -> Plan:
-    words = ["core=verl", "model=qwen3_1_7b_base", "seed=0,1", *selection.split()]
-    return make_plan(load_sweep("main"), words)
-
-
 def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Path) -> None:
-    plan = gpus()
+    words = ["core=verl", "model=qwen3_1_7b_base", "variant=cppo,dppo", "seed=0,1"]
+    plan = make_plan(load_sweep("main"), words)
     hours = {run_id: cost.gpu_hours or 0.0 for run_id, cost in past_costs(plan.runs).items() if cost}
     assert len({*hours.values()}) == 1 and len(hours) == 4
-    each, (first, second, third, fourth) = next(iter(hours.values())), plan.runs
-    missing = dict.fromkeys(hours, "missing")
+    each, missing = next(iter(hours.values())), dict.fromkeys(hours, "missing")
 
     def beyond(limits: Limits, at_once: int = 1, states: dict[str, str] = missing) -> list[str]:
         todo = [run for run in plan.runs if states[run.run_id] == "missing"]
@@ -170,23 +174,23 @@ def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Pa
     ids = [run.run_id for run in plan.runs]
     assert beyond(NO_LIMITS) == [] and beyond(Limits(4.01 * each)) == []
     assert beyond(Limits(2.5 * each)) == ids[2:] and beyond(Limits(0.0)) == ids
-    folder = workspace / "runs" / first.run_id
+    folder = workspace / "runs" / ids[0]
     folder.mkdir(parents=True)
     write_status(
         folder, {"status": "done", "gpus": 8, "seconds": 3600 * each / 8 * 2}
     )  # it took twice as long
-    done = missing | {first.run_id: "done"}
+    done = missing | {ids[0]: "done"}
     assert beyond(Limits(2.5 * each), states=done) == ids[1:]
-    assert beyond(Limits(4.5 * each), states=done | {second.run_id: "running"}) == [fourth.run_id]
+    assert beyond(Limits(4.5 * each), states=done | {ids[1]: "running"}) == ids[3:]
     # 1.7e9 parameters: float32 weights stay, and two checkpoints of 12 bytes while it trains (spec/estimate.py).
-    assert isinstance(first.spec.model, HubModel)
-    parameters = first.spec.model.parameters
+    model = plan.runs[0].spec.model
+    assert isinstance(model, HubModel)
+    parameters = model.parameters
     weights, training = 4 * parameters, 2 * 12 * parameters
     assert beyond(Limits(disk=2 * weights + training + 0.1)) == ids[2:]
     assert beyond(Limits(disk=2 * weights + 2 * training - 0.1), at_once=2) == ids[1:]
     assert beyond(Limits(disk=4 * weights + 2 * training + 0.1), at_once=2) == []
     assert beyond(Limits(disk=2 * weights + training + 0.1), states=done) == ids[2:]
-    assert third.run_id == ids[2]
 
 
 def test_a_launch_names_what_does_not_fit(cppo: Command) -> None:

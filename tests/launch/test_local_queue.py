@@ -9,6 +9,7 @@ import pytest
 
 from cppo_lab.launch.base import AGREED, Launcher, LauncherSpec
 from cppo_lab.launch.local import launch_inline, launch_local
+from tests.launch.slurm.jobs import Noted
 
 SHELL = {
     "SUBMITIT_PREEMPT_SIGNAL": "HUP",
@@ -20,23 +21,13 @@ SHELL = {
 
 
 @dataclass(frozen=True)
-class Telling:
-    """A job that takes nothing, and writes down what it finds in its environment."""
-
-    folder: Path
-    name: str
-    fresh_process: bool = True
-    nodes: int = 1
-    gpus: int = 0
-    resources: None = None
+class Telling(Noted):
+    """A job that writes down what it finds in its environment."""
 
     def run(self) -> None:
         """The variables that the shell has."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "environment").write_text(repr({name: os.environ.get(name) for name in SHELL}))
-
-    def give_up(self, why: str) -> None:
-        """Nothing is noted."""
 
 
 @pytest.mark.parametrize("launch", [launch_local, launch_inline])
@@ -46,9 +37,9 @@ def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
-    job = Telling(tmp_path, "a")
+    job = Telling(tmp_path, "a", fresh_process=True)
     launch([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
     job_finds = dict.fromkeys(SHELL) | AGREED | {"SLURM_JOB_ID": "7"}  # it is part of that job
-    assert (tmp_path / "environment").read_text() == repr(job_finds)
+    assert (job.folder / "environment").read_text() == repr(job_finds)
     assert {name: os.environ[name] for name in SHELL} == SHELL

@@ -21,7 +21,6 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as run_module
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.runs.state import Queued, RunFolder, state_of
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.compose import compose
@@ -29,15 +28,12 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
-from tests.launch.test_launch import mlflow_runs
+from tests.launch.test_launch import history, mlflow_runs
 from tests.recorded import mlflow_run, sent
+from tests.tracking.test_upload import Killed, dying
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours records it."""
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -128,20 +124,6 @@ def finished(workspace: Path, trained_once: Path) -> TrainingJob:
     return job(SPEC, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
 
-def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:
-    """`real`, of which the call after `survived` others kills: before its work, or after it."""
-    left = iter(range(survived))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        alive = next(left, None) is not None
-        result = real(*args, **kwargs) if alive or after else None
-        if not alive:
-            raise Killed
-        return result
-
-    return call
-
-
 PLACES: list[tuple[Any, str, int]] = [
     (Path, "rename", 0),
     (Path, "rename", 1),
@@ -168,7 +150,7 @@ def test_killed_at_any_point(
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
         holder, name, survived = place
-        patch.setattr(holder, name, dying(getattr(holder, name), survived, after))
+        patch.setattr(holder, name, dying(getattr(holder, name), iter(range(survived)), after))
         with contextlib.suppress(Killed):  # it may fall into the thread that ships
             finished.run()
             sent(finished.folder)
@@ -183,26 +165,11 @@ def test_killed_at_any_point(
     results = [run for run in mlflow_runs() if run.info.status == "FINISHED"]
     assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
     assert results[0].data.tags[schema.TAG_REPLACED] == old.info.run_id
-    history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
-    assert [point.step for point in history] == [1, 2, 3, 4]
+    assert list(history(results[0], "train/reward")) == [1, 2, 3, 4]
     aside = finished.folder / ASIDE / mark
     assert (aside / "best_checkpoint" / "weights").read_bytes() == b"of the old result"
     assert {"best_checkpoint", "spool", "config.json"} <= {path.name for path in aside.iterdir()}
     assert not (finished.folder / "best_checkpoint").exists()
-
-
-def test_the_old_result_counts_while_its_replacement_is_interrupted(
-    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
-        with pytest.raises(KeyboardInterrupt):
-            finished.run()
-    state = state_of(RunFolder(finished.folder), Queued())
-    assert (state.state, state.code_version) == (schema.DONE, "old")
-    assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
-    seen = state_of(RunFolder(finished.folder), Queued(), replacing=True)  # as --replace sees it
-    assert (seen.state, seen.step) == (schema.PARTIAL, 2)
 
 
 def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
@@ -211,20 +178,6 @@ def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
         raise KeyboardInterrupt
 
     return call
-
-
-def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(
-    finished: TrainingJob, tiny_spec: RunSpec
-) -> None:
-    """Named by records, or by MLflow ids, as older versions named them."""
-    [attempt], [old] = finished.attempts, mlflow_runs()
-    stranger = mlflow_run_of(tiny_spec.model_copy(update={"seed": 9}), "v")
-    names = (old.info.run_id, stranger.info.run_id, stranger.data.tags[schema.TAG_RECORD])
-    mlflow_run_of(attempt.spec, "new", *names)
-    remaining = {run.info.run_id for run in mlflow_runs()}
-    assert len(remaining) == 2
-    assert stranger.info.run_id in remaining
-    assert old.info.run_id not in remaining
 
 
 def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
@@ -284,13 +237,3 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
         new.info.run_id,
         old.info.run_id,
     )
-
-
-def test_a_replaced_result_that_the_store_has_lost_needs_no_deletion(
-    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lost = "0" * 32  # `mlflow gc` removes deleted runs for good
-    mlflow_run_of(tiny_spec, "new", lost)
-    [tags] = [run.data.tags for run in mlflow_runs()]
-    assert (tags[schema.TAG_REPLACED], schema.TAG_REPLACES in tags) == (lost, False)
-    assert "replaced results" not in capsys.readouterr().err

@@ -1,17 +1,13 @@
 """`cppo launch --stop-hopeless`: a run with early signs of a collapse is stopped, left, and resumed when asked."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
 from tests.launch.test_launch import mlflow_runs
 from tests.waiting import until
 
@@ -42,37 +38,31 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "load_core", lambda name: train)
 
 
-def runs(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+def runs(cppo: Command) -> list[tuple[str, str]]:
     """State and reason, by seed."""
-    capsys.readouterr()
-    assert main(["status", *LAUNCH, "--json"]) == 0
-    return [(run["state"], run["reason"]) for run in json.loads(capsys.readouterr().out)["runs"]]
+    return [(run["state"], run["reason"]) for run in cppo("status", *LAUNCH, "--json").answer["runs"]]
 
 
-def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["launch", *LAUNCH, "--stop-hopeless"]) == 1
-    said = capsys.readouterr().err
+def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(cppo: Command) -> None:
+    said = cppo("launch", *LAUNCH, "--stop-hopeless", code=1).err
     signs = "early signs of a collapse: score 1.0 % is below "
     assert said.count(signs) == 2  # when it is seen, and at the end
     assert "1 of 2 runs are not done (1 stopped)" in said
-    [done, (state, reason)] = runs(capsys)
+    [done, (state, reason)] = runs(cppo)
     assert done == ("done", "") and state == "stopped"
     assert reason.startswith(signs) and "(early warning 1) at step 5; stopped at step 5" in reason
     stored = {run.data.tags[schema.TAG_SEED]: run for run in mlflow_runs()}["1"]
     assert (stored.info.status, stored.data.tags[schema.TAG_STATUS]) == ("KILLED", "stopped")
     assert stored.data.tags[schema.TAG_REASON] == reason
 
-    assert main(["launch", *LAUNCH, "--stop-hopeless"]) == 1  # it is left
-    assert "0 to train" in capsys.readouterr().err
-    assert main(["launch", *LAUNCH]) == 0
-    assert runs(capsys) == [("done", "")] * 2
+    assert "0 to train" in cppo("launch", *LAUNCH, "--stop-hopeless", code=1).err  # it is left
+    cppo("launch", *LAUNCH)
+    assert runs(cppo) == [("done", "")] * 2
     assert len(mlflow_runs()) == 2
 
 
 def test_without_the_option_its_signs_are_only_reported(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cppo: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
 
@@ -81,6 +71,6 @@ def test_without_the_option_its_signs_are_only_reported(
         return "early signs" in "".join(said)
 
     monkeypatch.setattr("tests.launch.test_stop_hopeless.warned", warned)
-    assert main(["launch", *LAUNCH]) == 0
-    assert "".join([*said, capsys.readouterr().err]).count("early signs of a collapse") == 1
-    assert runs(capsys) == [("done", "")] * 2
+    said.append(cppo("launch", *LAUNCH).err)
+    assert "".join(said).count("early signs of a collapse") == 1
+    assert runs(cppo) == [("done", "")] * 2

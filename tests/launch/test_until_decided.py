@@ -1,106 +1,78 @@
 """`cppo launch --until-decided`: real studies on the exact core that end early, late and not at all."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
+from tests.conftest import Command
 
 SWEEP = """
 title: Fast and slow
 question: Does the larger learning rate end above?
-models: {{exact: [exact_early]}}
+models: {exact: [exact_early]}
 variants:
-  fast: {{rule: dppo}}
-  slow: {{rule: dppo, optim.learning_rate: {slow}}}
-axes: {{seed: [0, 1, 2, 3, 4, 5, 6]}}
+  fast: {rule: dppo}
+  slow: {rule: dppo, optim.learning_rate: 1.0e-6}
+axes: {seed: [0, 1, 2, 3, 4, 5, 6]}
 hypotheses:
   above:
-    {{claim: fast ends above slow, better: [fast], than: [slow], smallest: {smallest}, sequential: true,
-     test_seeds: [3, 0, 1, 2, 4, 5]}}
+    {claim: fast ends above slow, better: [fast], than: [slow], smallest: 1.0, sequential: true,
+     test_seeds: [3, 0, 1, 2, 4, 5]}
 """
-SHORT = ("training.t_stop=2", "validation.every=1", "launcher=inline")
+TWINS = SWEEP.replace("1.0e-6", "0.0201").replace("smallest: 1.0", "smallest: 0.000001")
+LAUNCH = "launch mine.yaml --until-decided training.t_stop=2 validation.every=1 launcher=inline"
 
 
-def launched(
-    workspace: Path, capsys: pytest.CaptureFixture[str], slow: str, smallest: float, *more: str
-) -> tuple[int, str, int]:
-    """Exit code, what was said, and the runs that have a record."""
-    (workspace / "mine.yaml").write_text(SWEEP.format(slow=slow, smallest=smallest), encoding="utf-8")
-    code = main(["launch", "mine.yaml", *SHORT, "--until-decided", *more])
-    said = capsys.readouterr()
-    return code, said.out + said.err, len(list((workspace / "runs").glob("*/spool")))
+@pytest.fixture(autouse=True)
+def mine(workspace: Path) -> Path:
+    """The file of the sweep, of which a test may write another."""
+    (workspace / "mine.yaml").write_text(SWEEP)
+    return workspace / "mine.yaml"
 
 
-def test_a_clear_difference_ends_the_study_at_its_first_look(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said, runs = launched(workspace, capsys, "1.0e-6", 1.0)
-    assert code == 0 and runs == 8
+def recorded() -> int:
+    """How many runs have a record."""
+    return len(list(Path("runs").glob("*/spool")))
+
+
+def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command) -> None:
+    assert "would train 8 of 8 runs" in cppo(LAUNCH, "--dry-run").out
+    assert recorded() == 0
+    said = "\n".join(cppo(LAUNCH))
     assert "fast ends above slow: supported. It holds:" in said
-    assert "Sequential: decided after 4 of 6 seeds, 1 look." in said
+    assert "Sequential: decided after 4 of 6 seeds, 1 look." in said and recorded() == 8
     # Again: nothing is left to train, and the answer is the same.
-    code, again, runs = launched(workspace, capsys, "1.0e-6", 1.0)
-    assert code == 0 and runs == 8 and "0 to train" in again and "decided after 4 of 6 seeds" in again
+    again = "\n".join(cppo(LAUNCH))
+    assert "0 to train" in again and "decided after 4 of 6 seeds" in again and recorded() == 8
     # Seeds after the decision are no gap of its report; the one that tests nothing is.
-    report = ["report", "mine.yaml", *SHORT[:2], "--json"]
-    assert main(report) == 2 and "2 of 10 runs have no result" in capsys.readouterr().err
-    assert main([*report, "seed=0,1,2,3,4,5"]) == 0
-    page = Path(json.loads(capsys.readouterr().out)["page"]).read_text(encoding="utf-8")
+    report = "report mine.yaml training.t_stop=2 validation.every=1"
+    assert "2 of 10 runs have no result" in cppo(report, code=2).err
+    cppo(f"{report} seed=0,1,2,3,4,5")
+    page = Path("reports/build/mine/index.html").read_text(encoding="utf-8")
     assert "decided after 4 of 6 seeds" in page and "Incomplete" not in page
 
 
 def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    cppo: Command, mine: Path
 ) -> None:
-    twins = "0.0201"
-    code, said, runs = launched(workspace, capsys, twins, 0.000001, "--max-seeds", "5")
-    assert code == 0 and runs == 10 and "open after 5 of 6 seeds, 2 looks." in said
-    code, said, runs = launched(workspace, capsys, twins, 0.000001)
-    assert code == 0 and runs == 12 and "open after 6 of 6 seeds, 3 looks." in said
+    mine.write_text(TWINS)
+    assert "open after 5 of 6 seeds, 2 looks." in "\n".join(cppo(LAUNCH, "--max-seeds", "5"))
+    assert recorded() == 10
+    assert "open after 6 of 6 seeds, 3 looks." in "\n".join(cppo(LAUNCH))
+    assert recorded() == 12
 
 
-def test_a_dry_run_lists_the_next_look(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, runs = launched(workspace, capsys, "1.0e-6", 1.0, "--dry-run")
-    assert code == 0 and runs == 0 and "would train 8 of 8 runs" in said
+def test_a_claim_that_is_judged_once_is_refused(cppo: Command, mine: Path) -> None:
+    mine.write_text(SWEEP.replace("sequential: true,", ""))
+    said = cppo(LAUNCH, code=2).err
+    assert "above is judged once: state `sequential: true` before its first run" in said
 
 
-@pytest.mark.parametrize(
-    ("change", "more", "said"),
-    [
-        (
-            ("sequential: true,", ""),
-            (),
-            "above is judged once: state `sequential: true` before its first run",
-        ),
-        (("", ""), ("--max-seeds", "3"), "--max-seeds 3: the first look is after 4 seeds"),
-    ],
-)
-def test_what_is_refused(
-    workspace: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: tuple[str, str],
-    more: tuple[str, ...],
-    said: str,
-) -> None:
-    text = SWEEP.format(slow="1.0e-6", smallest=1.0).replace(*change)
-    (workspace / "mine.yaml").write_text(text, encoding="utf-8")
-    assert main(["launch", "mine.yaml", *SHORT, "--until-decided", *more]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_runs_that_fail_end_the_study_with_one_answer(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_fail_end_the_study_with_one_answer(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no luck")
 
     monkeypatch.setattr("cppo_lab.cores.exact.trainer._train", fails)
-    (workspace / "mine.yaml").write_text(SWEEP.format(slow="1.0e-6", smallest=1.0), encoding="utf-8")
-    code = main(["launch", "mine.yaml", *SHORT, "--until-decided", "--json"])
-    answer = json.loads(capsys.readouterr().out)
-    assert code == answer["exit_code"] == 4 and {run["state"] for run in answer["runs"]} == {
-        "failed",
-        "missing",
-    }
+    answer = cppo(LAUNCH, "--json", code=4).answer
+    assert answer["exit_code"] == 4
+    assert {run["state"] for run in answer["runs"]} == {"failed", "missing"}

@@ -8,7 +8,6 @@ from cppo_lab.runs.tags import (
     code,
     escaped,
     figure_tag,
-    flatten,
     merged,
     resolved_yaml,
     run_name,
@@ -72,10 +71,6 @@ def test_the_yaml_makes_the_run_again(tiny_spec: RunSpec) -> None:
         assert part is not None and parse(type(part), read[name], "test") == part
     mini = yaml.safe_load(resolved_yaml(tiny_spec))
     assert (list(mini), parse_run(mini["run"], "test")) == (["run_id", "run"], tiny_spec)
-
-
-def test_flatten_leaves_out_what_does_not_apply() -> None:
-    assert flatten({"a": {"b": 1, "c": None}, "d": [1, 2]}) == {"a.b": "1", "d": "[1, 2]"}
 
 
 SHOWN = {

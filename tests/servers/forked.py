@@ -9,7 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -85,11 +85,10 @@ class Forked:
         function: Callable[..., object],
         *arguments: object,
         log: Path,
-        folder: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str],
     ) -> None:
-        """It works in `folder`, or in this process's; `environment` is what it has besides this process's."""
-        place = _Place(log, folder or Path.cwd(), dict(environment or {}))
+        """It works in this process's folder; `environment` is what it has besides this process's."""
+        place = _Place(log, Path.cwd(), dict(environment))
         # No daemon in multiprocessing's sense: those may have no children.
         self.process: BaseProcess = context().Process(
             target=_called, args=(Environment(), place, function, arguments)
@@ -129,7 +128,7 @@ class Forked:
 class _Place:
     log: Path
     folder: Path
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str]
 
 
 def _called(

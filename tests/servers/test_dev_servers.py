@@ -10,11 +10,10 @@ import psutil
 import pytest
 
 from dev.errors import DevError
-from dev.servers.__main__ import main
 from dev.servers.group import free_port
 from dev.servers.postgres import Postgres
 from tests.requirement import POSTGRES
-from tests.servers.test_uploader import wait_for_end
+from tests.servers.test_faults import wait_for_end
 
 
 def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
@@ -31,14 +30,6 @@ def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
     owner.communicate()
     for process in members:
         wait_for_end(process)
-
-
-def test_what_runs_is_neither_installed_nor_started_again(
-    postgres: Postgres, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["install"]) == 0
-    assert capsys.readouterr().out == "nothing to install\n"
-    assert not postgres.start()
 
 
 def test_missing_postgres_is_a_skip_or_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

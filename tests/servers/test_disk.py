@@ -1,8 +1,7 @@
-"""A disk that is full while a run trains; what the store gets: tests/tracking/test_upload_faults.py."""
+"""A disk that is full while a run trains; what the store gets: tests/tracking/test_upload.py."""
 
 import os
 import re
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +12,16 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
-from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.launch.test_launch import cppo
-from tests.servers.forked import Forked
+from tests.launch.test_launch import history, mlflow_runs, started
 
 SIZE = 1_000_000  # bytes
 
@@ -79,7 +74,7 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(workspace: Path, sm
     """All of its points arrive, so the launcher, `status` and `plan` call it done; with room, its folder does too."""
     sweep = ["quickstart", *TINY, "variant=cppo", "seed=0", "training.collapse_share=0"]
     gate = Gate(workspace, validation=2)
-    launcher = cppo("launch", *sweep, "launcher=local", gate=gate)
+    launcher = started("launch", *sweep, "launcher=local", gate=gate)
     gate.reached(launcher)
     ballast = fill(small_disk)
     gate.remove()
@@ -123,43 +118,10 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
     assert not (small_disk / tiny_spec.run_id / CHECKPOINT).exists()
 
 
-@pytest.mark.parametrize("most", [30_000, 61_440])  # the record has 21 kB; `ulimit -f 60` is the second
-def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
-    workspace: Path, tiny_spec: RunSpec, most: int
-) -> None:
-    ended = Forked(
-        _train_limited, tiny_spec, most, log=Path("output")
-    ).end()  # a file, whose size is limited, too
-    printed = Path("output").read_text()
-    assert ended == 0, printed
-    assert re.search(r"checkpoint .* could not be written: \[Errno 27\] File too large", printed)
-    assert main(["sync"]) == 0
-    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
-
-
-def _train_limited(spec: RunSpec, most: int) -> None:
-    uploader.PATIENCE_SECONDS = 0.1  # the store is a file, too
-
-    def limited(core: str) -> object:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        return load_core(core)
-
-    attempt.load_core = limited  # type: ignore[assignment]
-    job(spec, Path("runs").resolve(), tracking_uri()).run()
-
-
 def _steps_of_finished() -> list[list[int]]:
     """The steps that the store has of the rewards or scores of each of its finished runs."""
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    runs = client.search_runs([experiment], "attributes.status = 'FINISHED' AND tags.`cppo.run_id` LIKE '%'")
     return [
-        sorted(
-            {
-                point.step
-                for name in ("val/mean/avg_at_16", "train/reward")
-                for point in client.get_metric_history(run.info.run_id, name)
-            }
-        )
-        for run in runs
+        sorted({*history(run, "val/mean/avg_at_16"), *history(run, "train/reward")})
+        for run in mlflow_runs()
+        if run.info.status == "FINISHED"
     ]

@@ -39,12 +39,9 @@ def test_a_store_that_is_away_is_named_without_its_password_after_one_more_try_a
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     psycopg2 = pytest.importorskip("psycopg2")
-    tries: list[Mock] = []
-    connects = {"connect": psycopg2, "create_connection": connection}  # the second for http
-    for name, owner in connects.items():
-        counted = Mock(side_effect=getattr(owner, name))
-        monkeypatch.setattr(owner, name, counted)
-        tries.append(counted)
+    tries = [Mock(side_effect=psycopg2.connect), Mock(side_effect=connection.create_connection)]
+    monkeypatch.setattr(psycopg2, "connect", tries[0])
+    monkeypatch.setattr(connection, "create_connection", tries[1])  # for http
     with pytest.raises(UserError, match=r"\*\*\*.*refused") as refused:
         open_client(uri)
     assert 1 <= sum(counted.call_count for counted in tries) <= 2

@@ -11,12 +11,12 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import create_engine, text
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.search.study import exclusive, storage_url
 from cppo_lab.tracking import address
 from cppo_lab.tracking.address import absolute_uri
 from cppo_lab.tracking.client import open_client
 from dev.servers.postgres import Postgres
+from tests.conftest import Command
 from tests.search.made_search import search_values, write_search
 from tests.search.terminals import searching
 from tests.waiting import until
@@ -93,7 +93,7 @@ def test_one_worker_at_a_time_changes_a_study_on_a_server(postgres: Postgres) ->
 
 @pytest.mark.parametrize("wrong", ["password", "database", "port"])
 def test_a_storage_that_cannot_be_used_is_one_line_without_the_password(
-    workspace: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str], wrong: str
+    cppo: Command, postgres: Postgres, wrong: str
 ) -> None:
     good = postgres.url("postgres")
     url, reason = {
@@ -102,10 +102,7 @@ def test_a_storage_that_cannot_be_used_is_one_line_without_the_password(
         "port": (good.replace(f":{postgres.port}/", ":1/"), "Connection refused"),
     }[wrong]
     write_search(search_values())
-    assert main(["tune", "./tune.yaml", "--storage", url]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "postgresql+psycopg2://cppo:***@127.0.0.1" in line
-    assert reason in line
-    assert "s3cret" not in line
-    assert postgres.password not in line
+    [line] = cppo("tune ./tune.yaml --storage", url, code=2).err.splitlines()
+    assert "postgresql+psycopg2://cppo:***@127.0.0.1" in line and reason in line
+    assert "s3cret" not in line and postgres.password not in line
     assert not Path("runs/searches").exists()

@@ -11,7 +11,7 @@ import pytest
 from dev.errors import DevError
 from dev.slurm import daemons, network, starting
 from dev.slurm.cluster import Cluster
-from dev.slurm.settings import Place, Settings, files
+from dev.slurm.settings import Settings
 
 
 def test_start_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,18 +56,6 @@ def test_a_cluster_gets_ports_that_nobody_has(tmp_path: Path) -> None:
         assert other > first
     with network.reserved_ports("127.0.0.1", 4, tmp_path) as port:
         assert port == first
-
-
-def test_own_lines_replace_the_defaults() -> None:
-    place = Place(Path("/x"), "box", "127.0.0.1", 17000, 1)
-    settings = Settings(nodes=3, gpus=0, extra={"KillWait": "77", "Epilog": "/bin/true"})
-    lines = files(settings, place)["slurm.conf"].splitlines()
-    assert [line for line in lines if line.startswith(("KillWait", "Epilog"))] == [
-        "KillWait=77",
-        "Epilog=/bin/true",
-    ]
-    assert "Port=[17002-17004]" in next(line for line in lines if line.startswith("NodeName=n[1-3]"))
-    assert not any("Gres=" in line for line in lines)
 
 
 def test_a_process_is_not_taken_for_a_later_one() -> None:

@@ -22,8 +22,9 @@ ENDPOINTS = ("experiments/search", "experiments/get-by-name", "runs/search", "ru
 
 
 class FakeServer(ThreadingHTTPServer):
-    """`seen`: path and headers of every request. `artifact_uri`: the run's. `redirect`: where requests of artifacts are
-    sent. `endpoint`: which answers with `status`, `headers` and `answer`. `slow`: it sends a byte now and then.
+    """`seen`: path and headers of every request; `received`: its body. `artifact_uri`: the run's. `redirect`: where
+    requests of artifacts are sent. `endpoint`: which answers with `status`, `headers` and `answer`. `slow`: it sends a
+    byte now and then.
     """
 
     daemon_threads = True
@@ -33,6 +34,7 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.received: list[bytes] = []
         self.headers: dict[str, str] = {}
         self.ended = threading.Event()
 
@@ -70,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.received.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         self.server.seen.append((self.path, dict(self.headers)))
         if self.server.slow:
             with suppress(OSError):

@@ -10,14 +10,13 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client, require_tracking_host
 from cppo_lab.tracking.read import histories, open_store, stored_run
 from cppo_lab.tracking.upload import upload
-from tests.conftest import FINISHED
+from tests.conftest import FINISHED, Command
 from tests.recorded import sent
 from tests.tracking.conftest import Attempt
 from tests.tracking.fake_server import RUN, FakeServer, fake_server
@@ -116,7 +115,7 @@ def test_a_database_has_no_server_whose_password_could_go_anywhere(
     folder: Path,
     attempt: Attempt,
     servers: tuple[FakeServer, FakeServer],
-    capsys: pytest.CaptureFixture[str],
+    cppo: Command,
 ) -> None:
     """The commands that fetch and send a run's artifacts, with an address that another writer has put in the store."""
     _, other = servers
@@ -125,8 +124,7 @@ def test_a_database_has_no_server_whose_password_could_go_anywhere(
     with contextlib.closing(sqlite3.connect("mlflow.db")) as store, store:
         store.execute("UPDATE runs SET artifact_uri = ?", (f"http://{other.netloc}{PLACE}",))
         store.execute("DELETE FROM tags WHERE key = ?", (schema.TAG_FILES,))
-    assert main(["samples", tiny_spec.run_id[:8]]) == 2
-    assert other.netloc in capsys.readouterr().err
+    assert other.netloc in cppo("samples", tiny_spec.run_id[:8], code=2).err
     moved = folder.rename(folder.parent.with_name("elsewhere"))
     (moved / "spool" / "shipped.json").unlink()
     with pytest.raises(UserError, match=other.netloc):

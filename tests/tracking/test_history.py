@@ -109,11 +109,8 @@ BROKEN_FILES = {
 }
 BROKEN_ARRAYS: dict[str, dict[str, Any]] = {
     "objects": {"value": np.array([1.0, "x", None], dtype=object)},
-    "float32": {"value": np.ones(3, np.float32)},
-    "big_endian": {"value": np.ones(3, ">f8")},
     "float_steps": {"step": np.array([1.0, 2.0, 1.0])},
     "two_dimensions": {"value": np.ones((3, 1))},
-    "no_dimension": {"value": np.float64(3.0)},
     "short_column": {"value": np.ones(2)},
     "unsorted": {"step": np.array([2, 1, 1])},
     "twice": {"step": np.array([1, 1, 1])},

@@ -1,23 +1,34 @@
-"""Many jobs as one array, on a real slurmctld: throttled, and indifferent to the controller's restart."""
+"""Many jobs as one array, also of batches, on a real slurmctld: throttled, and indifferent to the controller's restart;
+and what Slurm's accounts add.
+"""
 
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
+from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import in_queue, refresh
+from cppo_lab.launch.slurm.queue import LEFT, ended_as, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
+from cppo_lab.runs.folder import read_status
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
+from tests.conftest import Command
+from tests.launch.slurm.conftest import ROOT
 from tests.launch.slurm.jobs import (
+    Long,
     Noted,
     begun,
     ended,
@@ -27,6 +38,7 @@ from tests.launch.slurm.jobs import (
     slurm_spec,
     takes,
 )
+from tests.launch.test_batches import SHORT, recorded
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -92,3 +104,68 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     assert most_at_once(tmp_path) <= 4 + 1
     with Ledger(tmp_path) as ledger:
         assert (refresh(ledger), ledger.open_tasks()) == ({}, [])
+
+
+@pytest.mark.parametrize("accounts", [True, False])
+def test_why_a_job_is_gone_that_the_queue_has_forgotten(
+    accounts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """One has ended, and one was cancelled. Without accounts nothing else is different."""
+    cluster: Cluster = request.getfixturevalue("slurm" if accounts else "bare_slurm")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    expected = {"ends": "COMPLETED", "cancelled": "CANCELLED"}
+    launch_slurm([Noted(tmp_path, "ends"), Long(tmp_path, "cancelled")], slurm_spec(), lambda event: None)
+    until("one has ended", lambda: set(in_queue(tmp_path)) == {"cancelled"} and begun(tmp_path)["cancelled"])
+    cluster.call("scancel", in_queue(tmp_path)["cancelled"].job)
+    until("both are gone", lambda: nothing_queued(tmp_path))
+    with Ledger(tmp_path) as ledger:
+        tasks = [ledger.newest_tasks()[name].job for name in expected]
+        if accounts:  # which lag behind the queue
+            until(
+                "it is on record", lambda: ended_as(tasks) == dict(zip(tasks, expected.values(), strict=True))
+            )
+        monkeypatch.setattr(queue, "jobs_of", lambda owners: [])  # a long time later
+        refresh(ledger)
+        ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
+    assert ended == (expected if accounts else dict.fromkeys(expected, LEFT))
+
+
+SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2,3"]
+SLURM = ["launcher=slurm", "launcher.workers=2"]
+
+
+def run_ids() -> list[str]:
+    return [run.run_id for run in make_plan(load_sweep(SWEEP[0]), SWEEP[1:]).runs]
+
+
+def test_an_array_of_batches_with_two_launchers_at_once(
+    bare_slurm: Cluster, workspace: Path, cppo: Command
+) -> None:
+    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, *SLURM]
+    launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    for launcher in launchers:
+        assert launcher.wait() == 0
+    with Ledger(Path("runs")) as ledger:
+        tasks = ledger.newest_tasks()
+    assert set(tasks) == set(run_ids())
+    jobs = [task.job for task in tasks.values()]
+    assert len(set(jobs)) == 2 and {jobs.count(job) for job in jobs} == {4}
+    until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+    rows = cppo("status", *SWEEP, "--json").answer["runs"]
+    assert {row["state"] for row in rows} == {"done"}
+    assert all(len(recorded(run_id)) == 7 for run_id in run_ids())
+
+
+def test_a_run_is_taken_out_of_a_batch_that_waits(bare_slurm: Cluster, workspace: Path) -> None:
+    one = [*SWEEP, "launcher=slurm", "+launcher.sbatch.hold=true"]
+    assert main(["launch", *one]) == 0
+    out, *others = run_ids()
+    assert main(["cancel", "--run", out]) == 0
+    with Ledger(Path("runs")) as ledger:
+        left = {task.name: task.job for task in ledger.open_tasks()}
+    assert set(left) == set(others)
+    [job] = set(left.values())
+    bare_slurm.call("scontrol", "release", job)
+    until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+    states = {run_id: read_status(Path("runs") / run_id)["status"] for run_id in run_ids()}
+    assert states == {out: "", **dict.fromkeys(others, "done")}

@@ -13,6 +13,7 @@ from cppo_lab.cli import main
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
+from tests.conftest import Command
 from tests.launch.slurm import holding
 from tests.launch.slurm.containers import PROJECT, RUNTIMES, make_image, overrides, settings, stand_ins
 from tests.launch.slurm.jobs import Noted, nothing_queued, slurm_spec
@@ -159,17 +160,14 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
 
 
 def test_the_doctor_asks_a_node(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     models, image = tmp_path / "the models", site / "the image.sqsh"
     models.mkdir()
     mounts = f"launcher.container.mounts=['{models}:/models:ro']"
     for runtime in RUNTIMES:
-        assert (
-            main(["doctor", SLURM, *overrides(runtime, image), mounts, "launcher.setup=['echo hello']"]) == 0
-        )
-        said = capsys.readouterr().out.splitlines()
+        words = [SLURM, *overrides(runtime, image), mounts, "launcher.setup=['echo hello']"]
+        said = cppo("doctor", *words).out.splitlines()
         assert f"ok          container's image: {image}" in said
         assert f"ok          container's mount: {models}" in said
         assert any(line.startswith("ok          container's runtime: ") for line in said)
@@ -177,17 +175,15 @@ def test_the_doctor_asks_a_node(
     folders = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(one for one in folders if not Path(one, "apptainer").exists()))
     gone = overrides("apptainer", tmp_path / "gone.sif")
-    assert main(["doctor", SLURM, *gone]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert (
-        f"missing     container's image: a node does not see {tmp_path}/gone.sif: put it where all nodes see it"
-        in said
+    text = cppo("doctor", SLURM, *gone, code=1).out
+    unseen_image = (
+        f"container's image: a node does not see {tmp_path}/gone.sif: put it where all nodes see it"
     )
+    assert f"missing     {unseen_image}\n" in text
     assert (
         "missing     container's runtime: no apptainer on a node: name its module in launcher.setup, or set "
-        in "\n".join(said)
+        in text
     )
     # Where no node is free, or the setup ends the shell, nothing is claimed.
     for unseen in ("launcher.setup=['exit 0']", "resources.constraint=none_such"):
-        assert main(["doctor", SLURM, *gone, unseen]) == 0
-        assert "warning     container: no node was checked: " in capsys.readouterr().out
+        assert "warning     container: no node was checked: " in cppo("doctor", SLURM, *gone, unseen).out

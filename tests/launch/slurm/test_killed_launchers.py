@@ -173,12 +173,3 @@ def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path
                 jobs += [Noted(runs, f"job{len(jobs) + number}") for number in range(2)]
     launch_slurm(jobs, HELD, lambda event: None)
     release_and_wait(bare_slurm, runs, jobs)
-
-
-def test_two_launchers_at_once(bare_slurm: Cluster, tmp_path: Path) -> None:
-    jobs = [Noted(tmp_path, f"job{number}") for number in range(6)]
-    both = [launcher(jobs[:4]), launcher(jobs[2:])]
-    for process in both:
-        process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    release_and_wait(bare_slurm, tmp_path, jobs)

@@ -5,15 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue
-from cppo_lab.launch.slurm.submit import OURS, launch_slurm
+from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import PATH, Cluster
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes
 from tests.waiting import until
 
@@ -29,40 +27,24 @@ LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
         ("resources.cpus=4000", r"it would never start \(PartitionConfig\)"),
         ("+launcher.sbatch.reservation=never", "reservation is invalid"),
         ("+launcher.sbatch.licences=x", "unrecognized option"),
-        ("launcher.worker=2", "workers"),
-        ("launcher.requeue=2", "requeues"),
-        ("+launcher.sbatch.output=x", r"sbatch\.output='x' must not be set here: see `cppo logs`"),
-        ("+launcher.sbatch.tim=5", "must not be set here: set resources.hours"),
-        ("resources.hours=0.01", "resources.hours=0.01 is a limit of 1 min"),
-        ('resources.partition="debug\ntouch x"', r"partition='debug\\ntouch x': must match"),
     ],
 )
 def test_a_parameter_is_refused(
-    override: str,
-    said: str,
-    bare_slurm: Cluster,
-    workspace: Path,
-    capsys: pytest.CaptureFixture[str],
+    override: str, said: str, bare_slurm: Cluster, workspace: Path, cppo: Command
 ) -> None:
-    assert main([*LAUNCH, override]) == 2
-    error = capsys.readouterr().err.strip()
-    errors = [line for line in error.splitlines() if line.startswith("cppo: error: ")]
-    assert len(errors) == 1
-    assert re.search(said, errors[0])
-    print(errors[0])
+    """Those that need no Slurm: tests/hostile/overrides.py."""
+    lines = cppo(*LAUNCH, override, code=2).err.splitlines()
+    [error] = [line for line in lines if line.startswith("cppo: error: ")]
+    assert re.search(said, error)
     assert bare_slurm.call("squeue", "-h") == ""
     runs = workspace / "runs"
     if runs.exists():
         with Ledger(runs) as ledger:
             assert ledger.open_tasks() == []
-    assert not (workspace / "x").exists()
 
 
 def test_it_is_refused_however_late_the_answer_is_read(
-    bare_slurm: Cluster,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bare_slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
     """The scheduler's next pass replaces the reason that the submission gave by the begin time."""
     sbatch = workspace / "bin" / "sbatch"
@@ -76,21 +58,9 @@ def test_it_is_refused_however_late_the_answer_is_read(
         """)
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
-    assert main([*LAUNCH, "resources.cpus=4000"]) == 2
-    assert "it would never start (PartitionConfig)" in capsys.readouterr().err
+    assert "it would never start (PartitionConfig)" in cppo(*LAUNCH, "resources.cpus=4000", code=2).err
     assert (workspace / "said").read_text().strip().isdigit()
     assert bare_slurm.call("squeue", "-h") == ""
-
-
-def test_options_of_ours_cannot_be_set_twice_and_others_are_names() -> None:
-    for name in (*(OURS.keys() - {"comment"}), "part", "no-re", "comm"):
-        with pytest.raises(ValidationError, match="must not be set here"):
-            slurm_spec(sbatch={name: "x"})
-    for name in ("Exclusive", "a b", "x=1", "-x", "a\nb", ""):
-        with pytest.raises(ValidationError):
-            slurm_spec(sbatch={name: "x"})
-    for name in ("gpus", "comment", "exclusive", "mem-per-cpu", "hold", "licenses", "export"):
-        assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}
 
 
 def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:

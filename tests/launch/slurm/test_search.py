@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from optuna.trial import TrialState
 
-from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.search import tune
 from cppo_lab.search.study import find_trials, storage_url
 from dev.slurm.cluster import Cluster
+from tests.conftest import Command
 from tests.search.made_search import made_tuning, search_values
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -24,7 +24,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     bare_slurm: Cluster,
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cppo: Command,
 ) -> None:
     tuning = made_tuning(search_values(trials=2))
     searches = workspace / "runs" / "searches"
@@ -46,8 +46,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
         os.kill(os.getpid(), signal.SIGINT)
 
     when_it_follows(ctrl_c)
-    assert main(command) == 128 + signal.SIGINT
-    said = capsys.readouterr()
+    said = cppo(*command, code=128 + signal.SIGINT)
     queued = in_queue(searches)
     assert len(queued) == 2
     assert "Slurm: " in said.err  # it follows them
@@ -59,8 +58,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
         bare_slurm.call("scontrol", "release", ",".join(job.job for job in jobs.values()))
 
     when_it_follows(release)
-    assert main(command) == 0
-    said = capsys.readouterr()
+    said = cppo(*command)
     assert "Slurm: " in said.err
     assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 2
     assert "best trial" in said.out

@@ -1,8 +1,5 @@
 """Jobs that wait train with the code of their submission, and end as they start if the first of a launch fail alike."""
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +8,14 @@ from cppo_lab.cli import main
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import code_state
 from dev.slurm.cluster import Cluster
-from tests.conftest import TINY
-from tests.launch.slurm.conftest import ROOT
+from tests.conftest import Command
 from tests.launch.test_launch import mlflow_runs
-from tests.tracking.test_notify import Receiver
+from tests.launch.test_limits import WRONG, own_rule
+from tests.tracking.fake_server import FakeServer
+from tests.tracking.test_notify import bodies, receiver, url
 from tests.waiting import until
 
+__all__ = ["receiver"]  # a fixture
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 RULE = """
@@ -25,35 +24,21 @@ import cppo_lab
 import acme_helper
 from cppo_lab.maths.masks import masked
 
-def frozen(tokens, *, delta):
+def own(tokens, *, delta):
     pathlib.Path("{place}", acme_helper.NAME).write_text(cppo_lab.__file__ + chr(10) + __file__)
     return masked(tokens, token_fails=tokens.required_divergence > delta)
-"""
-SWEEP = """
-title: Frozen
-question: Which code?
-models: {mini: [mini_base]}
-variants: {a: {rule: frozen}}
-axes: {seed: [0]}
 """
 
 
 def test_an_edit_while_a_job_waits_changes_nothing(
     slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, rules = workspace / "site", workspace / "rule"
-    site.mkdir()
-    rules.mkdir()
-    (site / "acme_frozen.py").write_text(RULE.format(place=workspace))
+    words = own_rule(workspace, monkeypatch, RULE.format(place=workspace), seeds="0")
+    site = workspace / "site"
     (site / "acme_helper.py").write_text("NAME = 'old'\n")
-    (rules / "frozen.yaml").write_text("name: frozen\ndelta: ${trust_region.delta}\n")
-    (workspace / "mine.yaml").write_text(SWEEP)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-    monkeypatch.syspath_prepend(str(site))
-    words = ["launch", "./mine.yaml", *TINY[1:], "rule.path=acme_frozen:frozen", "launcher=slurm"]
-    assert main([*words, "+launcher.sbatch.hold=true"]) == 0
+    assert main(["launch", *words, "launcher=slurm", "+launcher.sbatch.hold=true"]) == 0
     [code] = (workspace / "runs" / "code").iterdir()
-    (site / "acme_frozen.py").write_text("raise RuntimeError('edited')\n")
+    (site / "acme_rule.py").write_text("raise RuntimeError('edited')\n")
     (site / "acme_helper.py").write_text("NAME = 'new'\n")
     [run] = (path for path in (workspace / "runs").iterdir() if (path / "status.json").exists())
     slurm.call("scontrol", "release", slurm.call("squeue", "--noheader", "--format=%A").strip())
@@ -61,36 +46,23 @@ def test_an_edit_while_a_job_waits_changes_nothing(
     assert read_status(run)["status"] == "done", read_status(run)
     assert not (workspace / "new").exists()
     places = (workspace / "old").read_text().splitlines()
-    assert places == [str(code / "cppo_lab" / "__init__.py"), str(code / "acme_frozen.py")]
+    assert places == [str(code / "cppo_lab" / "__init__.py"), str(code / "acme_rule.py")]
     until("the store has it", lambda: bool(mlflow_runs()))
     [stored] = mlflow_runs()
     assert stored.data.tags["cppo.env.commit"] == code_state().commit  # of the checkout, not of the copy
 
 
 def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
-    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command, receiver: FakeServer
 ) -> None:
-    site, receiver = workspace / "site", Receiver()
-    site.mkdir()
-    (site / "acme_frozen.py").write_text("def frozen(tokens, *, delta):\n    raise RuntimeError('wrong')\n")
-    (workspace / "rule").mkdir()
-    (workspace / "rule" / "frozen.yaml").write_text("name: frozen\ndelta: ${trust_region.delta}\n")
-    (workspace / "mine.yaml").write_text(SWEEP.replace("[0]", "[0, 1, 2, 3]"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-    monkeypatch.setenv("CPPO_NOTIFY_URL", receiver.url)
-    monkeypatch.delitem(sys.modules, "acme_frozen", raising=False)
-    monkeypatch.syspath_prepend(str(site))
-    words = ["./mine.yaml", *TINY[1:], "rule.path=acme_frozen:frozen"]
-    assert main(["launch", *words, "launcher=slurm", "launcher.workers=1"]) == 0
-    assert main(["watch", *words, "--every", "1"]) == 4
-    capsys.readouterr()
-    main(["status", *words, "--json"])
-    runs = json.loads(capsys.readouterr().out)["runs"]
+    words = own_rule(workspace, monkeypatch, WRONG)
+    monkeypatch.setenv("CPPO_NOTIFY_URL", url(receiver))
+    cppo("launch", *words, "launcher=slurm", "launcher.workers=1")
+    cppo("watch", *words, "--every", "1", code=4)
+    runs = cppo("status", *words, "--json").answer["runs"]
     why = "the first 3 runs of the launch failed alike: RuntimeError: wrong"
     assert [run["state"] for run in runs] == ["failed"] * 3 + ["missing"]
     assert [run["reason"] for run in runs] == ["RuntimeError: wrong"] * 3 + [why]
-    until("the last job says that all have ended", lambda: len(receiver.bodies) >= 4)
-    assert [body["event"] for body in receiver.bodies] == ["failed"] * 3 + ["ended"]
-    assert receiver.bodies[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
-    receiver.shutdown()
-    receiver.server_close()
+    until("the last job says that all have ended", lambda: len(receiver.received) >= 4)
+    assert [body["event"] for body in bodies(receiver)] == ["failed"] * 3 + ["ended"]
+    assert bodies(receiver)[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
