@@ -2,7 +2,6 @@
 
 from decimal import Decimal
 
-import pandas as pd
 import pytest
 
 from cppo_lab import schema
@@ -11,10 +10,8 @@ from cppo_lab.analysis.audit import (
     Printing,
     audit_tables,
     classify,
-    half_grid_values,
     percent,
     round_half_up,
-    same_curve,
 )
 from tests.analysis.made_sweeps import MadeRun, both, scored
 
@@ -48,17 +45,6 @@ def test_classify(printed: str, exact: str, printing: Printing) -> None:
 )
 def test_rounding_is_half_up_on_the_decimal_value(fraction: float, text: str) -> None:
     assert str(round_half_up(percent(fraction))) == text
-
-
-def test_half_grid_counts_odd_multiples_of_one_in_960() -> None:
-    values = pd.DataFrame({"a": [271 / 960, 272 / 960], "b": [0.282292, 0.0]})
-    assert half_grid_values(values) == 2
-
-
-def test_same_curve() -> None:
-    curve = pd.Series([0.1, 0.2], index=[0, 10])
-    others = (curve + 1e-6, curve + 1e-5, curve.iloc[:1])
-    assert [same_curve(curve, other) for other in others] == [True, False, False]
 
 
 def test_a_lucky_peak_does_not_help_the_late_mean() -> None:

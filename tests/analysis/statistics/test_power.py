@@ -8,7 +8,7 @@ from scipy import stats
 
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
 from cppo_lab.analysis.statistics.collapse import share_difference
-from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.power import (
     MOST,
     STUDIES,
@@ -50,7 +50,7 @@ def t_power(lead: float, error: float, degrees: int) -> float:
 
 @pytest.mark.parametrize(
     ("claim", "scores", "deviation"),
-    [(ABOVE, SCORES, 0.01), (MEAN, SCORES, 0.01), (BEST, SCORES, 0.01), (ABOUT, ALIKE, 0.007)],
+    [(MEAN, SCORES, 0.01), (BEST, SCORES, 0.01), (ABOUT, ALIKE, 0.007)],
     ids=lambda value: getattr(value, "key", ""),
 )
 def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
@@ -91,7 +91,7 @@ def test_planned_power_is_that_of_a_paired_t_test(
     assert (found.needed is None) == (effect == 0)
 
 
-@pytest.mark.parametrize("effect", [0.0, 0.02, 0.04])
+@pytest.mark.parametrize("effect", [0.0, 0.02])
 def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_verdicts(effect: float) -> None:
     seeds, studies, rng = 8, 80, np.random.default_rng(2)
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
@@ -167,16 +167,3 @@ def test_the_power_of_shares() -> None:
     shown = [k for k in range(13) if share_difference([(k, 12)], [(0, 12)]).low > 0]
     assert found.power == pytest.approx(float(stats.binom.pmf(shown, 12, 0.2).sum()), abs=0.03)
     assert found.needed > 12
-
-
-@pytest.mark.parametrize(
-    ("estimates", "why"),
-    [
-        ([Estimate(0.1, 1, unknown=ONE_RUN)], ONE_RUN),
-        ([Estimate(0.1, 3, 0.01, 2), None], "one side has no finished run"),
-    ],
-)
-def test_what_cannot_be_supported_has_no_power(estimates: list[Estimate | None], why: str) -> None:
-    found = reached_power(ABOVE, estimates, 1)
-    assert (found.power, found.needed, found.unknown) == (0.0, None, why)
-    assert reached_power(ABOVE, [], 0) is None

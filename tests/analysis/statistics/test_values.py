@@ -80,7 +80,8 @@ def test_what_lies_beyond_t_stop_does_not_count() -> None:
     curve = {0: 0.1, 80: 0.3, 90: 0.2, 100: 0.4, 110: 0.9, 120: 0.9}
     run = values(both(curve))
     assert (run.best, run.final, run.evaluations, run.late) == pytest.approx((0.4, 0.3, 4, 3))
-    assert values(both(curve), None).best == pytest.approx(0.9)
+    whole = values(both(curve), None)
+    assert (whole.best, whole.final) == pytest.approx((0.9, (0.2 + 0.4 + 0.9 + 0.9) / 4))
 
 
 def test_unfinished_runs_have_no_values() -> None:

@@ -149,8 +149,9 @@ def test_a_missing_side_is_a_gap_not_a_success() -> None:
     assert "missing, unfinished or not part of this report" in reason(verdict)
     undeclared = judged(ABOVE, flat({"a": BASE}))
     assert (undeclared.outcome, undeclared.comparisons[0].difference) == (UNDECIDED, None)
+    assert (undeclared.power.power, undeclared.power.unknown) == (0.0, "one side has no finished run")
     alone = judged(BEST, flat({"a": BASE}))
-    assert (alone.outcome, alone.comparisons) == (UNDECIDED, ())
+    assert (alone.outcome, alone.comparisons, alone.power) == (UNDECIDED, (), None)
     assert "Nothing of sweep 'main' can be compared" in reason(alone)
 
 
