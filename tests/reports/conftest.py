@@ -132,13 +132,6 @@ def demo_request(demo_store: Path, tmp_path: Path) -> ReportRequest:
     return request_in(tmp_path, demo_store)
 
 
-@pytest.fixture(scope="session")
-def demo_board(demo_store: Path) -> Scoreboard:
-    """The demo sweep, scored."""
-    data = read_sweep(f"sqlite:///{demo_store}", schema.experiment_name("mini"), "demo")
-    return score_sweep(data, expect(DEMO_RUNS))
-
-
 def page_of(board: Scoreboard) -> tuple[Contents, str]:
     """The report of a board and its page, without any figure drawn."""
     request = replace(request_of(DEMO_RUNS, "sqlite://", Path(), "demo"), title="Title", command="")

@@ -15,7 +15,6 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build
 from cppo_lab.reports.build import ZIP, build_report
@@ -109,21 +108,6 @@ def test_another_palette_changes_the_figures_alone(built: ReportRequest, tmp_pat
     assert changed == {"index.html", "report.json", ZIP, *figures}
     svg = (other.out / "figure_curves.svg").read_text().lower()
     assert "#0072b2" in svg and "#0052d9" not in svg
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_an_incomplete_grid_is_refused_and_nothing_written(built: ReportRequest, tmp_path: Path) -> None:
-    more = ExpectedRun("cppo-2", "mini_base", "cppo", 2)
-    request = replace(built, expected=(*built.expected, more), out=tmp_path / "out")
-    said = r"cppo on mini_base, seed 2 \(missing\).*`cppo launch` with the same sweep.*--partial"
-    with pytest.raises(UserError, match=said):
-        build_report(request)
-    with pytest.raises(UserError, match="cppo reference import"):
-        build_report(paper_request(built.uri, tmp_path / "main"))
-    assert not list(tmp_path.iterdir())
-    html = build_report(replace(request, partial=True)).read_text(encoding="utf-8")
-    assert "cppo on mini_base, seed 2 (missing)" in html
-    assert "51.00 ± 1.41†" in html
 
 
 @pytest.mark.usefixtures("undrawn")

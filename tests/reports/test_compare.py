@@ -106,28 +106,20 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
 
 def test_the_command(made: Path, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(made / "a", workspace / "reports" / "build" / "demo")
-    after = str(made / "b")
-    assert main(["compare", "demo", "demo"]) == 0
-    capsys.readouterr()
-    assert main(["compare", "demo", after, "--json"]) == 1
+    assert main(["compare", "demo", str(made / "b"), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["same"], [cell["variant"] for cell in found["cells"]]) == (False, ["cppo"])
-    assert main(["compare", "nothing", after]) == 2
-    assert "name the folder of a report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda record: record.update(title=3), "has title=3: Input should be a valid string"),
         (lambda record: record["sweeps"].append("x"), "has sweeps.1='x'"),
         (
             lambda record: record["sweeps"][0]["cells"][0].update(score={"mean": 1e999, "n": 1}),
             "finite number",
         ),
         (lambda record: record["sweeps"][0]["runs"][0].update(step=-1), "step=-1"),
-        (lambda record: record["verdicts"][0].update(outcome=None), "outcome=None"),
-        (lambda record: record.update(format="x"), "format='x'"),
     ],
 )
 def test_nothing_in_a_record_is_trusted(
@@ -137,10 +129,3 @@ def test_nothing_in_a_record_is_trusted(
     with pytest.raises(UserError, match=words) as error:
         read_record(two[0])
     assert "\n" not in str(error.value)
-
-
-def test_control_characters_do_not_reach_the_terminal(two: tuple[Path, Path]) -> None:
-    spoil(two[1], lambda record: record["sweeps"][0]["runs"][0].update(key="x\x1b[2J\nforged: line"))
-    _, lines = compared(*two)
-    assert any("x\\x1b[2J\\nforged" in line for line in lines)
-    assert all(line.isprintable() for line in lines)

@@ -89,13 +89,3 @@ def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
     assert html.count("<li>v0000 on chain, seed") == 20
     assert "and 30 more" in html
     assert "seed 29 (missing); and 30 more." in " ".join(main_table(board, "Main").notes)
-
-
-@pytest.mark.parametrize("metric", [REWARD, "val/mean/avg_at_16", "never/logged"])
-def test_points_of_a_cell_are_those_of_a_choice_among_all(metric: str) -> None:
-    board = board_of(*made(3, 2))
-    frame = board.data.metrics
-    ids = [run.mlflow_id for run in board.runs_of("chain", "v0001")]
-    expected = frame[frame["mlflow_id"].isin(ids) & (frame["metric"] == metric)]
-    assert board.logged("chain", "v0001", metric).equals(expected)
-    assert board.logged("chain", "nobody", metric).empty

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cppo_lab import schema
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -43,7 +42,7 @@ from cppo_lab.answers.texts import Texts
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import markdown
 from cppo_lab.reports.tables import main_table
-from tests.analysis.made_sweeps import MadeRun, make_data, scored
+from tests.analysis.made_sweeps import scored_outcomes
 from tests.answers import made
 
 RIGHT, SAMPLES = np.array([0, 3, 4, 1, 2, 4, 0]), 4
@@ -216,25 +215,6 @@ def made_outcomes(
     return outcomes
 
 
-def board_of(outcomes: dict[tuple[str, int], Outcomes]) -> Scoreboard:
-    """(variant, seed) -> outcomes. A run with fewer validations collapsed."""
-    runs = [
-        MadeRun(
-            variant,
-            seed=seed,
-            scores={
-                name: dict(zip(kept.steps.tolist(), made.averages(kept)[:, number].tolist(), strict=True))
-                for number, name in enumerate(kept.benchmarks)
-            },
-            t_stop=40,
-            status=schema.DONE if len(kept.steps) == len(STEPS) else schema.COLLAPSED,
-        )
-        for (variant, seed), kept in outcomes.items()
-    ]
-    ids = make_data(runs).runs["mlflow_id"]
-    return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))
-
-
 @pytest.fixture(scope="module")
 def board() -> Scoreboard:
     """DPPO and CPPO with two seeds each; a third seed of CPPO collapsed at step 20."""
@@ -243,7 +223,7 @@ def board() -> Scoreboard:
         **{("cppo", seed): made_outcomes(3 + seed, 0.8) for seed in (0, 1)},
         ("cppo", 2): made_outcomes(5, 0.5, steps=STEPS[:3]),
     }
-    return board_of(outcomes)
+    return scored_outcomes(outcomes)
 
 
 def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None:
@@ -290,7 +270,7 @@ def main_text(board: Scoreboard) -> str:
 def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
     """`right` of four answers to each of six problems."""
     alike = made_outcomes(0, 0.0, right)
-    board = board_of({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
+    board = scored_outcomes({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
     answers = SAMPLES * PROBLEMS
     limits = stats.binomtest(answers * right // 4, answers).proportion_ci(method="wilson")
     expected = text.format(low=100 * limits.low, high=100 * limits.high)
