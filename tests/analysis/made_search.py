@@ -4,7 +4,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,9 +135,3 @@ def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) ->
             points = [Metric(name, score, step, step) for step, score in seed_curve(final)]
             client.log_batch(run, metrics=points, params=[Param("validation.every", str(EVERY))])
             client.set_terminated(run)
-
-
-def copied(store: Path, folder: Path) -> str:
-    """The URI of a copy of an empty database: creating one takes seconds."""
-    shutil.copy(store, folder / "mlflow.db")
-    return f"sqlite:///{folder / 'mlflow.db'}"

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from cppo_lab.analysis.search import (
 from cppo_lab.errors import UserError
 from cppo_lab.reports.search import certainty
 from tests.analysis.made_search import (
-    copied,
     log_search,
     log_training,
     made_search,
@@ -38,11 +36,6 @@ STRANGE = [("w_min", 7), ("w_min", 10**400), ("delta", 0.1)]
 
 def parsed(content: dict[str, Any]) -> SearchResult:
     return parse_search(json.dumps(content), "x")
-
-
-@pytest.fixture
-def uri(empty_store: Path, tmp_path: Path) -> str:
-    return copied(empty_store, tmp_path)
 
 
 def test_a_search_is_read_from_its_newest_run(uri: str) -> None:

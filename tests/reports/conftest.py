@@ -16,10 +16,7 @@ from cppo_lab.reports.build import Contents, PageFigure, render_template
 from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.tracking.reference import import_reference
-from tests.analysis.conftest import empty_store
-from tests.analysis.made_sweeps import MadeRun, expect, make_data
-
-__all__ = ["empty_store"]
+from tests.analysis.made_sweeps import MadeRun, expect, scored
 
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher
 DEMO_RUNS = [
@@ -43,9 +40,9 @@ DEMO_RUNS = [
 ]
 
 
-def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
+def board_of(*runs: MadeRun) -> Scoreboard:
     """These runs and no others, scored."""
-    return score_sweep(make_data(runs), expect(runs), partial)
+    return scored(runs)
 
 
 def write_runs(

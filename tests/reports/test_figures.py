@@ -41,8 +41,8 @@ TWO_SEEDS = (
 )
 
 
-def curves(*runs: MadeRun, partial: bool = False) -> validation.CurvesInfo:
-    return validation.curves_info(board_of(*runs, partial=partial), "Demo & <more>")
+def curves(*runs: MadeRun) -> validation.CurvesInfo:
+    return validation.curves_info(board_of(*runs), "Demo & <more>")
 
 
 PICTURE = Picture("figure_curves", "", "Demo", "", curves(*TWO_SEEDS), validation.draw)
@@ -94,7 +94,7 @@ def test_what_has_no_validation_or_is_unfinished() -> None:
         MadeRun("cppo", seed=1, scores=both({10: 0.8}), status=schema.RUNNING),  # drawn, but not in the mean
         MadeRun("dppo"),
     ]
-    info = curves(*runs, partial=True)
+    info = curves(*runs)
     (line,) = info.panels[0].lines
     assert (line.variant, line.steps, line.mean) == ("cppo", (10, 20), pytest.approx((20.0, 40.0)))
     assert len(line.seeds) == 2 and [key.label for key in info.keys] == ["CPPO"]

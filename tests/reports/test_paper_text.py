@@ -139,7 +139,7 @@ def test_methods_of_a_sweep() -> None:
     several = texts(board_of(*grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
     assert "with Holm's adjustment over 2 comparisons" in several
     runs = [*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))]
-    gaps = texts(board_of(*runs, partial=True))["methods.md"]
+    gaps = texts(board_of(*runs))["methods.md"]
     assert "with 3 to 4 runs of each method and model: 6 of 7 runs have a result." in gaps
     assert "Without a result: " in gaps
 

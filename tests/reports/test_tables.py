@@ -8,7 +8,6 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import USUAL, Baseline
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.headlines import headlines
@@ -25,7 +24,7 @@ from cppo_lab.reports.tables import (
     mark,
     steps_text,
 )
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import board_of
 
 COLLAPSE, MISSING, PROVISIONAL = (
@@ -82,7 +81,6 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
         MadeRun("cppo", scores=both(curve), warm_start="0123abcd"),
         MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
         MadeRun("grpo", status=schema.RUNNING),
-        partial=True,
     )
     listed = csv.DictReader(io.StringIO(table_texts.runs_csv(board)))
     assert [(row["method"], row["final"], row["warm_start"]) for row in listed] == [
@@ -122,7 +120,7 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
     """A cell of unfinished runs is marked, one without runs says why, in every format."""
     runs = [flat("cppo", 0.3, status=schema.RUNNING), flat("trm_avg", 0.2)]
     runs.append(MadeRun("grpo", status=schema.FAILED, reason="killed"))
-    board = score_sweep(make_data(runs), expect([*runs, MadeRun("dppo")]), partial=True)
+    board = scored(runs, gaps=[MadeRun("dppo")])
     main = main_table(board, "Demo")
     assert rows_of(table_texts.table_csv(main))[1:] == [
         ["grpo", "failed†", "mini"],
@@ -240,7 +238,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
     ],
 )
 def test_headlines(runs: list[MadeRun], said: dict[str, str]) -> None:
-    board: Scoreboard = board_of(*runs, partial=True)
+    board = board_of(*runs)
     assert {entry.about: " ".join(entry.sentences) for entry in headlines(board)} == said
 
 
