@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
 from cppo_lab.errors import UserError
 from cppo_lab.reports.figures import drawing, palette, training, validation
@@ -30,7 +29,6 @@ from cppo_lab.reports.figures.drawing import (
     parse_style,
     render,
 )
-from cppo_lab.reports.sweep import FIGURE_4_MODELS
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.reports.conftest import board_of
 
@@ -51,22 +49,6 @@ PICTURE = Picture("figure_curves", "", "Demo", "", curves(*TWO_SEEDS), validatio
 @pytest.fixture(scope="module")
 def drawn() -> drawing.Drawn:
     return render(PICTURE)
-
-
-def test_the_paper_figure_has_its_panels_and_bests(paper_board: Scoreboard) -> None:
-    info = validation.curves_info(paper_board, "Figure 4")
-    assert [(panel.model, panel.t_stop, panel.top and panel.top.text) for panel in info.panels] == [
-        ("Qwen3-1.7B", 1120, "31.88"),
-        ("Qwen3-1.7B-Base", 680, "12.78"),
-        ("Qwen3-8B-Base", 490, "31.11"),
-        ("Qwen3-30B-A3B-Base", 560, "54.79"),
-    ]
-    assert [line.variant for panel in info.panels for line in panel.lines if line.seeds[0].collapsed] == [
-        "cispo"
-    ]
-    base = validation.curves_info(paper_board, "Figure 4", FIGURE_4_MODELS)  # these models' runs alone
-    assert [panel.model for panel in base.panels] == list(FIGURE_4_MODELS)
-    assert (len(info.run_ids), len(base.run_ids)) == (28, 21)
 
 
 def test_seeds_become_a_mean_a_band_and_a_mark_each() -> None:
