@@ -14,9 +14,7 @@ from cppo_lab import schema
 from cppo_lab.analysis import artifacts
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
-    SearchResult,
     mean_curves,
-    parse_search,
     read_search,
     read_seed_values,
     separation,
@@ -27,15 +25,11 @@ from tests.analysis.made_search import (
     log_search,
     log_training,
     made_search,
-    two_objectives,
+    parsed,
 )
 
 STUDY = "tune_made-mini_base"
 STRANGE = [("w_min", 7), ("w_min", 10**400), ("delta", 0.1)]
-
-
-def parsed(content: dict[str, Any]) -> SearchResult:
-    return parse_search(json.dumps(content), "x")
 
 
 def test_a_search_is_read_from_its_newest_run(uri: str) -> None:
@@ -61,11 +55,13 @@ def test_trials_that_have_not_begun_are_left_out() -> None:
 
 
 def test_the_front_comes_first() -> None:
-    content = two_objectives()
+    content = made_search(trials=4, seeds=(0,), objectives=["final_score", "stability"], best=[3, 1])
+    for trial, values in zip(
+        content["trials"], ([0.5, 0.3], [0.4, 0.9], [0.3, 0.8], [0.5, 0.4]), strict=True
+    ):
+        trial["values"] = values
     result = parsed(content)
-    front = {trial.number for trial in result.ranking[: len(result.front)]}
-    assert front == {*content["best"]} == {*result.front}
-    assert 1 < len(front) < len(result.complete)
+    assert {*result.front} == {1, 3} == {trial.number for trial in result.ranking[:2]}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cppo_lab.analysis.search import SearchResult, Value, parse_search
+from cppo_lab.analysis.search import Value
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures.drawing import Drawn, Picture
@@ -26,23 +25,17 @@ from tests.analysis.made_search import (
     log_training,
     made_search,
     made_trial,
+    parsed,
 )
+from tests.reports.test_build import contents
 
 STUDY = "tune_made-mini_base"
 SHIPPED: dict[str, Value] = {"rule.delta_b": 0.02, "rule.w_min": 0.8, "rule.delta": 0.15}
 TABLES = {f"table_{name}.{kind}" for name in ("trials", "space") for kind in ("md", "tex", "csv")}
 
 
-def parsed(content: dict[str, Any]) -> SearchResult:
-    return parse_search(json.dumps(content), "x")
-
-
 def pictures(*names: str) -> set[str]:
     return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "csv")}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def request_of(folder: Path) -> SearchRequest:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
 from cppo_lab.analysis.statistics.collapse import share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -18,29 +19,24 @@ from cppo_lab.analysis.statistics.power import (
     reached_power,
     spread_power,
 )
-from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, run_values
-from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge
-from tests.analysis.made_sweeps import MadeRun
-from tests.analysis.statistics.made_curves import board_of, flat
+from cppo_lab.analysis.statistics.values import FinishedRuns, run_values
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
+from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, TIERS, board_of, flat, judged
 
-TIERS = (("a",), ("b",))
-ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
-MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
-BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
-ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
 MORE = Claim("more", "a collapses more", "main", Kind.COLLAPSE, TIERS, smallest=0.1)
 SCORES = {"m": {"a": 0.32, "b": 0.30, "c": 0.29}, "n": {"a": 0.33, "b": 0.31, "c": 0.30}}
 ALIKE = {"m": {"a": 0.30, "b": 0.302}, "n": {"a": 0.31, "b": 0.308}}
 
 
-def judged(claim: Claim, runs: list[MadeRun]) -> Verdict:
-    board = board_of(runs)
-    return judge(claim, board, run_values(board))
-
-
-def at(run: RunValues, score: float) -> RunValues:
-    """The run with a flat curve at `score`."""
-    return replace(run, best=score, corrected=score, final=score, area=score)
+def drawn(
+    board: Scoreboard, scores: dict[str, dict[str, float]], deviation: float, rng: np.random.Generator
+) -> FinishedRuns:
+    """The runs of the board with flat curves, each at a score drawn around that of its method."""
+    runs = []
+    for run in run_values(board):
+        score = rng.normal(scores[run.model][run.variant], deviation)
+        runs.append(replace(run, best=score, corrected=score, final=score, area=score))
+    return FinishedRuns(runs)
 
 
 def t_power(lead: float, error: float, degrees: int) -> float:
@@ -61,10 +57,8 @@ def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
         [run for model in scores for run in flat(dict.fromkeys(scores[model], [0.3] * seeds), model)]
     )
     for _ in range(studies):
-        runs = FinishedRuns(
-            at(run, rng.normal(scores[run.model][run.variant], deviation)) for run in run_values(board)
-        )
-        supported += judge(claim, board, runs).outcome is VerdictOutcome.SUPPORTED
+        verdict = judge(claim, board, drawn(board, scores, deviation, rng))
+        supported += verdict.outcome is VerdictOutcome.SUPPORTED
     power = planned_power(claim, scores, deviation, seeds).power
     error = (power * (1 - power) * (1 / studies + 1 / STUDIES)) ** 0.5
     assert 0.1 < power < 0.995
@@ -96,16 +90,9 @@ def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_ve
     seeds, studies, rng = 8, 80, np.random.default_rng(2)
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
     board = board_of(flat({"a": [0.3] * seeds, "b": [0.3] * seeds}))
-    levels = {"a": 0.3 + effect, "b": 0.3}
-    verdicts = [
-        judge(
-            claim,
-            board,
-            FinishedRuns(at(run, rng.normal(levels[run.variant], 0.015)) for run in run_values(board)),
-        )
-        for _ in range(studies)
-    ]
-    planned = planned_power(claim, {"m": {"a": 0.3 + effect, "b": 0.3}}, 0.015, seeds)
+    levels = {"m": {"a": 0.3 + effect, "b": 0.3}}
+    verdicts = [judge(claim, board, drawn(board, levels, 0.015, rng)) for _ in range(studies)]
+    planned = planned_power(claim, levels, 0.015, seeds)
     assert planned.expected is not None and planned.expected < seeds
     share = sum(verdict.outcome.holds for verdict in verdicts) / studies
     assert share == pytest.approx(

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, named, pairs
-from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, Kind, named, pairs
+from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import (
-    Verdict,
     VerdictOutcome,
-    judge,
     power_words,
     reason,
     verdicts,
@@ -21,21 +19,11 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.sweep.file import Hypothesis
 from tests.analysis.made_sweeps import MadeRun
-from tests.analysis.statistics.made_curves import board_of, broken, flat
+from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, board_of, broken, flat, judged
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
 BASE = [0.300, 0.304, 0.297, 0.302]
-TIERS = (("a",), ("b",))
-ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
-ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
-BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
-MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
-
-
-def judged(claim: Claim, runs: list[MadeRun], gaps: tuple[MadeRun, ...] = ()) -> Verdict:
-    board = board_of(runs, claim.sweep, gaps)
-    return judge(claim, board, run_values(board))
 
 
 def moved(shift: float, *wiggle: float) -> list[float]:
