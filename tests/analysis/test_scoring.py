@@ -61,22 +61,6 @@ def test_many_gaps_are_counted_not_all_listed() -> None:
         score_sweep(make_data([DONE]), expected)
 
 
-def test_without_any_finished_run_a_partial_cell_shows_the_score_so_far() -> None:
-    board = scored([MadeRun("cppo", scores=GOOD, status=schema.RUNNING), MadeRun("dppo", scores=BETTER)])
-    cell = board.cells[CELL]
-    assert (cell.provisional, cell.score.mean) == (True, pytest.approx(0.3))
-    assert not board.cells["chain", "dppo"].provisional
-    assert [run.variant for run in board.gaps] == ["cppo"]
-
-
-def test_a_cell_without_any_run_is_there_and_says_so() -> None:
-    board = scored([DONE], gaps=[MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
-    cell = board.cells["chain", "dppo"]
-    expected = (SelectionState.MISSING, True, 2, None)
-    assert (cell.state, cell.provisional, cell.expected, cell.score) == expected
-    assert [run.seed for run in board.gaps] == [0, 1]
-
-
 @pytest.mark.parametrize("gaps", [[], [MadeRun("cppo", seed=2)]])
 def test_one_collapsed_seed_makes_the_cell_a_collapse(gaps: list[MadeRun]) -> None:
     cell = scored([DONE, COLLAPSED], gaps=gaps).cells[CELL]

@@ -40,7 +40,6 @@ def moved(shift: float, *wiggle: float) -> list[float]:
         # A tie is no contradiction.
         (ABOVE, 0.0, NOT_SUPPORTED, "no relevant difference", "1 of 1 comparisons show no relevant advantage;"),
         (ABOVE, 0.007, SMALL, "no relevant difference", "It holds, but the effect is below the smallest relevant"),
-        (ABOUT, 0.0, SUPPORTED, "no relevant difference", "It holds:"),
         (ABOUT, -0.012, SUPPORTED, "no relevant difference", "It holds:"),
         (ABOUT, 0.05, NOT_SUPPORTED, "better", "1 of 1 comparisons contradict it;"),
         (ABOUT, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it;"),
