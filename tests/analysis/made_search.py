@@ -102,9 +102,9 @@ def log_search(uri: str, content: dict[str, Any] | str, study: str = "tune_made-
     return str(run)
 
 
-def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) -> None:
+def log_training(uri: str, content: dict[str, Any], drawn: bool = False) -> None:
     """Logs the training runs of the complete trials: the value of a seed is that of the trial plus or minus
-    `scatter`, so that their mean is what the search says.
+    SCATTER, so that their mean is what the search says. `drawn`: seeds draw the starts.
     """
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("cppo-mini").experiment_id
@@ -114,9 +114,10 @@ def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) ->
                 schema.TAG_RUN_ID: run_id,
                 schema.TAG_STATUS: schema.DONE,
                 schema.TAG_T_STOP: str(content["t_stop"]),
+                schema.TAG_SEED_FIXES_START: str(drawn).lower(),
             }
             run = client.create_run(experiment, tags=tags).info.run_id
-            final = trial["values"][0] + (scatter if place % 2 else -scatter)
+            final = trial["values"][0] + (SCATTER if place % 2 else -SCATTER)
             name = schema.validation_metric(schema.MEAN, 8)
             points = [Metric(name, score, step, step) for step, score in seed_curve(final)]
             client.log_batch(run, metrics=points, params=[Param("validation.every", str(EVERY))])

@@ -135,17 +135,13 @@ def test_trials_whose_seeds_share_their_start_are_compared_by_seed(uri: str, dra
     """What a seed does to all trials says nothing about the differences between them."""
     content = made_search(trials=5)
     log_search(uri, content)
-    log_training(uri, content)
-    client, shift = MlflowClient(uri), {0: 0.0, 1: 0.05}
-    for run in client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id]):
-        if drawn and schema.TAG_RUN_ID in run.data.tags:
-            client.set_tag(run.info.run_id, schema.TAG_SEED_FIXES_START, "true")
+    log_training(uri, content, drawn)
     result = read_search(uri, "cppo-mini", STUDY)
     (seeds,) = read_seed_values(uri, "cppo-mini", result)
     assert seeds.paired is drawn
     rng = np.random.default_rng(0)
     values = {
-        trial: tuple(value + shift[place] + rng.normal(0, 0.001) for place, value in enumerate(each))
+        trial: tuple(value + 0.05 * place + rng.normal(0, 0.001) for place, value in enumerate(each))
         for trial, each in seeds.values.items()
     }
     apart = separation(result, [replace(seeds, values=values)])
@@ -176,10 +172,9 @@ def test_a_value_that_its_runs_do_not_have_is_said(uri: str) -> None:
 
 
 def test_a_collapsed_run_counts_with_its_last_score(uri: str) -> None:
-    log_search(uri, made_search())
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    run = client.create_run(experiment, tags={schema.TAG_RUN_ID: "fallen"}).info.run_id
+    tags = {schema.TAG_RUN_ID: "fallen"}
+    run = client.create_run(client.create_experiment("cppo-mini"), tags=tags).info.run_id
     for step, score in ((0, 0.1), (10, 0.5), (20, 0.02), (70, 0.9)):
         client.log_metric(run, schema.validation_metric(schema.MEAN, 8), score, step=step)
     curves = mean_curves(read_runs(uri, "cppo-mini", {"fallen", "absent"}), 60)

@@ -6,7 +6,7 @@ import re
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import matplotlib
@@ -149,20 +149,6 @@ def test_every_file_says_what_made_it_of_which_runs() -> None:
         entry = next(meta.iter("{http://purl.org/dc/elements/1.1/}" + name))
         assert "".join(entry.itertext()).strip() == text
     assert b"<image" not in files["f.svg"] and b"/Subtype /Image" not in files["f.pdf"]  # vectors
-
-
-def test_drawings_of_a_page_share_no_ids_and_point_at_their_own() -> None:
-    seen: set[str] = set()
-    for name in ("one", "two"):
-        inline = render(replace(PICTURE, name=name, title='a "quoted" <label>')).inline
-        ids = set(re.findall(r'\bid="([^"]+)"', inline))
-        assert ids and not ids & seen
-        seen |= ids
-        targets = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', inline))
-        assert targets and {first or second for first, second in targets} <= ids
-        assert "&lt;label&gt;" in inline
-        assert "<text" in inline  # live text
-        assert inline.count("<svg") == 1
 
 
 def test_a_page_shows_the_drawing_of_the_file_below_its_head(drawn: drawing.Drawn) -> None:
