@@ -16,7 +16,6 @@ from cppo_lab.analysis.statistics.collapse import (
     logrank,
     mean_with_collapses,
     share_difference,
-    wilson,
 )
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
@@ -29,12 +28,6 @@ from tests.analysis.statistics.made_curves import board_of, broken, flat
 def proportion(collapsed: int, runs: int, level: float = 0.95) -> tuple[float, float]:
     """SciPy's Wilson interval."""
     return tuple(stats.binomtest(collapsed, runs).proportion_ci(level, method="wilson"))
-
-
-@pytest.mark.parametrize("counts", [(0, 3), (3, 8), (8, 8)])
-def test_wilsons_interval(counts: tuple[int, int]) -> None:
-    found = wilson(*counts)
-    assert (found.low, found.high) == pytest.approx(proportion(*counts))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from cppo_lab.analysis.statistics.problems import (
     difference_variance,
     draw_correlation,
     evaluation_variance,
-    fisher,
     kept_draws,
     least_correlation,
     majority_at_k,
@@ -138,16 +137,12 @@ def test_majority_is_the_share_of_subsets_that_vote_right(right: int, wrong: lis
     assert majority_at_k(right, wrong, k) == pytest.approx(float(total / len(subsets)))
 
 
-@pytest.mark.parametrize("table", [(3, 16, 9, 48), (0, 8, 0, 8), (8, 8, 0, 8)])
-def test_fishers_test_is_scipys(table: tuple[int, int, int, int]) -> None:
-    a, n, b, m = table
-    assert fisher(a, n, b, m) == pytest.approx(stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue)
-
-
 def test_problems_that_separate_two_methods() -> None:
     ours = np.array([[16, 8, 0, 9], [16, 7, 0, 8]])
     theirs = np.array([[2, 8, 0, 7], [0, 9, 0, 7]])
-    first, second, third, fourth = separations(ours, theirs, 16)
+    first, second, third, fourth = found = separations(ours, theirs, 16)
+    tables = [[[a, 32 - a], [b, 32 - b]] for a, b in zip(ours.sum(axis=0), theirs.sum(axis=0), strict=True)]
+    assert [each.p for each in found] == pytest.approx([stats.fisher_exact(one).pvalue for one in tables])
     assert first.separates and first.every_run and first.adjusted == pytest.approx(4 * first.p)
     assert (first.ours, first.theirs) == (1.0, 2 / 32)
     assert not second.separates and not second.every_run
