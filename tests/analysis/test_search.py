@@ -68,9 +68,11 @@ def test_the_front_comes_first() -> None:
     ("path", "value", "message"),
     [
         ("format", 2, "has format=2"),
+        ("core", "own", "core='own'"),
         ("objectives", ["speed"], r"objectives=\('speed',\)"),
         ("seeds", [], "has seeds"),
         ("parameters/rule.w_min/low", 2, r"has parameters\.rule\.w_min"),
+        ("parameters/rule.w_min", {"choices": [[1], 2]}, r"has parameters\.rule\.w_min"),
         ("trials/3/state", "lost", r"trials\.3\.state='lost'"),
         *((f"trials/3/params/rule.{key}", value, "trial 3 is of another search") for key, value in STRANGE),
         ("trials/3/values", [0.1, 0.2], "trial 3 is of another search"),

@@ -10,6 +10,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
+from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import display_name, in_order, score_name
 from cppo_lab.reports.tables import (
@@ -149,6 +150,9 @@ def test_latex_escapes() -> None:
     )
     latex = table_texts.latex(main_table(board_of(flat(hostile, 0.3, model=hostile)), hostile))
     assert latex.count(shown) == 3  # caption, column, row
+    assert (
+        escape_latex("\u00e9\u4e2d") == r"\'{e}{[}U+4E2D{]}"
+    )  # whichever LaTeX reads it, in whatever encoding
 
 
 def test_a_markdown_row_stays_one_row() -> None:
