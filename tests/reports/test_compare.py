@@ -11,10 +11,10 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.saved import RECORD, compare, compare_lines, read_record
+from tests.conftest import Command
 from tests.reports.conftest import request_in
 
 
@@ -104,10 +104,9 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     assert line.endswith("-> +12.50 points)")
 
 
-def test_the_command(made: Path, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(made / "a", workspace / "reports" / "build" / "demo")
-    assert main(["compare", "demo", str(made / "b"), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+def test_the_command(made: Path, cppo: Command) -> None:
+    shutil.copytree(made / "a", "reports/build/demo")
+    found = cppo("compare demo", str(made / "b"), "--json", code=1).answer
     assert (found["same"], [cell["variant"] for cell in found["cells"]]) == (False, ["cppo"])
 
 

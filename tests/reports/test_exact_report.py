@@ -13,13 +13,13 @@ import pytest
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, log_size
 from cppo_lab.analysis.statistics.registration import Hypotheses
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.reports import exact_view
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests.analysis.statistics.test_exact_study import HORIZONS, claim, study
+from tests.conftest import Command
 
 SWEEP = """
 title: Tiny
@@ -81,15 +81,15 @@ def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
         make_plan(loaded(SWEEP), ["core=mini"])
 
 
-def test_from_the_file_to_the_page(workspace: Path) -> None:
+def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
     digest, folder = loaded(SWEEP).statement()[1], workspace / "reports" / "build" / "tiny"
 
     def rows(name: str) -> list[dict[str, str]]:
         with (folder / name).open() as file:
             return list(csv.DictReader(file))
 
-    assert main(["launch", "tiny.yaml", "launcher=inline"]) == 0
-    assert main(["report", "tiny.yaml"]) == 0
+    cppo("launch tiny.yaml launcher=inline")
+    cppo("report tiny.yaml")
     first, second = json.loads((folder / "report.json").read_text())["verdicts"]
     assert (first["claim"], first["score"], second["score"]) == ("hypothesis smaller", "error", "error_slope")
     assert first["pairs"] == second["pairs"] == 3  # not four: seed 100 chose the settings
@@ -126,12 +126,12 @@ def test_from_the_file_to_the_page(workspace: Path) -> None:
         assert float(row["Theorem 1 / |Δ|"]) >= float(row["bound / |Δ|"]) > 1
 
 
-def test_one_seed_of_few_steps_makes_a_page(workspace: Path) -> None:
+def test_one_seed_of_few_steps_makes_a_page(cppo: Command) -> None:
     loaded(SWEEP.replace("t_stop: 40", "t_stop: 5"))
-    chosen = ["tiny.yaml", "seed=0", "rollout.max_response_length=8"]
-    assert main(["launch", *chosen, "launcher=inline"]) == 0
-    assert main(["report", *chosen]) == 0
-    assert "too few steps to compare" in (workspace / "reports" / "build" / "tiny" / "index.html").read_text()
+    chosen = "tiny.yaml seed=0 rollout.max_response_length=8"
+    cppo(f"launch {chosen} launcher=inline")
+    cppo(f"report {chosen}")
+    assert "too few steps to compare" in Path("reports/build/tiny/index.html").read_text()
 
 
 def section(
