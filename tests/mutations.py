@@ -339,7 +339,7 @@ ANALYSIS = (
         "analysis/scoring.py",
         "for value in steps) / len(steps) / 2)",
         "for value in steps) / len(steps))",
-        "tests/analysis/test_scoring.py",
+        "tests/analysis/statistics/test_summary.py",
     ),
     Fault(
         "infinity is read as the largest number that a database holds",

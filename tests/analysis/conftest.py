@@ -15,7 +15,6 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def uri(empty_store: Path, tmp_path: Path) -> str:
+def uri(tmp_path: Path) -> str:
     """Of a store of the test's own."""
-    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     return f"sqlite:///{tmp_path / 'mlflow.db'}"

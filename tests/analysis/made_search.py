@@ -4,7 +4,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
+from cppo_lab.analysis.search import SearchResult, parse_search
 
 T_STOP, EVERY = 60, 10
 PEAK = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
@@ -85,21 +85,6 @@ def made_search(trials: int = 24, seeds: Sequence[int] = (0, 1), **changes: Any)
     return content | changes
 
 
-def two_objectives(**changes: Any) -> dict[str, Any]:
-    """A search of final score and stability, one falling where the other rises; its front is recomputed by hand."""
-    content = made_search(seeds=(0,), objectives=["final_score", "stability"], importances={}, pruner="none")
-    for trial in content["trials"]:
-        if trial["values"]:
-            trial["values"].append(1 - 0.4 * abs(math.log10(trial["params"]["rule.delta_b"] / 0.003)) / 2)
-    pairs = {trial["number"]: trial["values"] for trial in content["trials"] if trial["values"]}
-    content["best"] = [
-        number
-        for number, (a, b) in pairs.items()
-        if not any(c >= a and d >= b and (c > a or d > b) for c, d in pairs.values())
-    ]
-    return content | changes
-
-
 def log_search(uri: str, content: dict[str, Any] | str, study: str = "tune_made-mini_base") -> str:
     """Logs the study's run with `content` as its `search.json`; returns its MLflow id."""
     client = MlflowClient(uri)
@@ -117,9 +102,9 @@ def log_search(uri: str, content: dict[str, Any] | str, study: str = "tune_made-
     return str(run)
 
 
-def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) -> None:
+def log_training(uri: str, content: dict[str, Any], drawn: bool = False) -> None:
     """Logs the training runs of the complete trials: the value of a seed is that of the trial plus or minus
-    `scatter`, so that their mean is what the search says.
+    SCATTER, so that their mean is what the search says. `drawn`: seeds draw the starts.
     """
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("cppo-mini").experiment_id
@@ -129,16 +114,16 @@ def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) ->
                 schema.TAG_RUN_ID: run_id,
                 schema.TAG_STATUS: schema.DONE,
                 schema.TAG_T_STOP: str(content["t_stop"]),
+                schema.TAG_SEED_FIXES_START: str(drawn).lower(),
             }
             run = client.create_run(experiment, tags=tags).info.run_id
-            final = trial["values"][0] + (scatter if place % 2 else -scatter)
+            final = trial["values"][0] + (SCATTER if place % 2 else -SCATTER)
             name = schema.validation_metric(schema.MEAN, 8)
             points = [Metric(name, score, step, step) for step, score in seed_curve(final)]
             client.log_batch(run, metrics=points, params=[Param("validation.every", str(EVERY))])
             client.set_terminated(run)
 
 
-def copied(store: Path, folder: Path) -> str:
-    """The URI of a copy of an empty database: creating one takes seconds."""
-    shutil.copy(store, folder / "mlflow.db")
-    return f"sqlite:///{folder / 'mlflow.db'}"
+def parsed(content: dict[str, Any]) -> SearchResult:
+    """What is read of a `search.json` of this content."""
+    return parse_search(json.dumps(content), "x")

@@ -10,7 +10,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.points import RUN_COLUMNS, SweepData, points_frame
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking.history import from_columns
+from tests.answers import made
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,23 @@ def scored(
     """The runs scored; `gaps` are declared and not there. `data`: further fields of the `SweepData`."""
     partial = bool(gaps) or any(run.status not in schema.FINISHED for run in runs)
     return score_sweep(replace(make_data(runs, sweep), **data), expect([*runs, *gaps]), partial, pairing)
+
+
+def scored_outcomes(outcomes: Mapping[tuple[str, int], Outcomes]) -> Scoreboard:
+    """(variant, seed) -> outcomes, from which the scores follow. A run with fewer validations than others collapsed."""
+    t_stop = max(int(kept.steps[-1]) for kept in outcomes.values())
+    runs = [
+        MadeRun(
+            variant,
+            seed=seed,
+            scores={
+                name: dict(zip(kept.steps.tolist(), made.averages(kept)[:, number].tolist(), strict=True))
+                for number, name in enumerate(kept.benchmarks)
+            },
+            t_stop=t_stop,
+            status=schema.DONE if kept.steps[-1] == t_stop else schema.COLLAPSED,
+        )
+        for (variant, seed), kept in outcomes.items()
+    ]
+    ids = make_data(runs).runs["mlflow_id"]
+    return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))

@@ -6,7 +6,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab.analysis import answers
-from cppo_lab.analysis.answers import read_answers, read_outcomes, spread
+from cppo_lab.analysis.answers import read_answers, read_outcomes
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
@@ -73,8 +73,3 @@ def test_a_file_that_is_too_large_is_not_fetched(
     monkeypatch.setattr(texts, "LARGEST", 10)
     with pytest.raises(UserError, match="more than the 10 allowed"):
         read_answers(store[0], store[1][:1], 1, 1)
-
-
-def test_spread() -> None:
-    expected = {9: [0, 1, 2, 3, 4], 3: [0, 2, 4], 1: [4], 0: []}
-    assert {most: spread(range(5), most) for most in expected} == expected

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,10 +100,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     ("name", "change", "message"),
     [
         ("positions", "{", "has no JSON: Invalid JSON"),
-        ("positions", "[]", "has no JSON: Input should be an object"),
         ("positions", {"tokens": [1]}, r"lists of different lengths: .*'tokens': 1"),
-        ("positions", {"tokens": [1, 2, -1]}, r"has tokens\.2=-1: Input should be greater"),
-        ("positions", {"gap_mean": "much"}, "has gap_mean='much': Input should be a valid array"),
         (
             "positions",
             {"gap_mean": [0.1, True, None]},
@@ -112,15 +108,12 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
         ),
         ("positions", {"gap_mean": [0.1, None, None]}, "no gap at a position that has tokens"),
         ("positions", {"position": [1, 2, 4]}, "positions other than 1, 2, 3"),
-        ("positions", {"w_min": "0.8"}, "has w_min='0.8': Input should be a valid number"),
         (
             "window",
             {"masked_by": ["", "whim"]},
             r"has masked_by\.1='whim': Input should be '', 'token' or 'prefix'",
         ),
-        ("window", {"moves_away": [1, 0]}, r"has moves_away\.0=1: Input should be a valid boolean"),
         ("window", {"prefix_threshold": [float("nan"), 1]}, r"has prefix_threshold\.0=nan"),
-        ("window", {"step": None}, "has step=None: Input should be a valid integer"),
         (
             "window",
             {key: [] for key, value in WINDOW.items() if isinstance(value, list)},
@@ -137,14 +130,10 @@ def test_what_is_not_as_it_should_be_is_named(
         read(store[0], [mlflow_id])
 
 
-def test_a_large_file_and_a_store_that_is_not_there_are_refused(
-    store: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "LARGEST", 10)
     with pytest.raises(UserError, match=r"more than the 10 allowed: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
-    with pytest.raises(UserError, match="does not exist"):
-        read_positions(f"sqlite:///{tmp_path / 'none.db'}", ["x"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Runs that our recorder brought to a real MLflow server and to a SQLite file, read back in bulk: what was logged is
-what comes out, and a run that has ended costs one file.
+"""Runs that our recorder brought to a real MLflow server, read back in bulk: what was logged is what comes out, and a
+run that has ended costs one file. From a SQLite file: tests/tracking/test_read.py.
 """
 
 import functools
@@ -18,7 +18,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.upload import ship
-from tests.servers.conftest import server, sqlite_tables
+from tests.servers.conftest import MlflowServer, server, sqlite_tables
 
 __all__ = ["server", "sqlite_tables"]  # fixtures, of the one server that a session has
 STEPS = 12
@@ -38,13 +38,6 @@ def assert_points(data: SweepData, steps: int, names: list[str]) -> None:
     expected = [(name, step, repr(values[name])) for name, step, values in logged if name in values]
     rows = data.metrics[["metric", "step", "value"]].itertuples(index=False, name=None)
     assert [(name, step, repr(float(value))) for name, step, value in rows] == expected
-
-
-@pytest.fixture(params=["uri", "server"])
-def store(request: pytest.FixtureRequest) -> str:
-    """A SQLite file and a server."""
-    fixture = request.getfixturevalue(request.param)
-    return str(getattr(fixture, "uri", fixture))
 
 
 @pytest.fixture
@@ -67,9 +60,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_run_from_its_first_steps_to_its_end(
-    store: str, requests: list[str], tiny_spec: RunSpec, tmp_path: Path
+    server: MlflowServer, requests: list[str], tiny_spec: RunSpec, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "runs" / tiny_spec.run_id
+    store, folder = server.uri, tmp_path / "runs" / tiny_spec.run_id
     every = sorted(metrics(4))
     read = functools.partial(read_sweep, store, schema.experiment_name("mini"), "demo")
     recorder = Recorder(tiny_spec, TAGS, folder)
@@ -86,4 +79,4 @@ def test_a_run_from_its_first_steps_to_its_end(
     assert_points(whole, STEPS, every)
     assert list(whole.runs["status"]) == [schema.DONE]
     assert_points(read("train/loss".__eq__), STEPS, ["train/loss"])
-    assert requests == (["artifact", "artifact"] if store.startswith("http") else [])
+    assert requests == ["artifact", "artifact"]

@@ -1,11 +1,10 @@
-"""A sweep held against its declaration: seeds, gaps, retries, old configurations; ranks and noise."""
+"""A sweep held against its declaration: seeds, gaps, retries, old configurations."""
 
-import pandas as pd
 import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.scoring import late_curve, rank_descending, score_sweep, step_noise
+from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.errors import UserError
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data, scored
@@ -33,10 +32,6 @@ def test_seeds_are_averaged_after_each_was_selected() -> None:
         (None, "missing"),
         (MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING), "running"),
         (MadeRun("cppo", seed=1, status=schema.FAILED, reason="out of memory"), "failed: out of memory"),
-        (
-            MadeRun("cppo", seed=1, scores=BETTER, status=schema.PARTIAL, reason="interrupted: at step 20"),
-            "partial: interrupted: at step 20",
-        ),
         (MadeRun("cppo", seed=1), "no validation in the window"),
         (MadeRun("cppo", seed=1, scores={"chain24": {10: 0.3}}), "a benchmark is missing at every step"),
     ],
@@ -64,22 +59,6 @@ def test_many_gaps_are_counted_not_all_listed() -> None:
     expected = expect([DONE, *(MadeRun("cppo", seed=seed) for seed in range(1, 31))])
     with pytest.raises(UserError, match=r"30 of 31 runs .*; and 10 more\."):
         score_sweep(make_data([DONE]), expected)
-
-
-def test_without_any_finished_run_a_partial_cell_shows_the_score_so_far() -> None:
-    board = scored([MadeRun("cppo", scores=GOOD, status=schema.RUNNING), MadeRun("dppo", scores=BETTER)])
-    cell = board.cells[CELL]
-    assert (cell.provisional, cell.score.mean) == (True, pytest.approx(0.3))
-    assert not board.cells["chain", "dppo"].provisional
-    assert [run.variant for run in board.gaps] == ["cppo"]
-
-
-def test_a_cell_without_any_run_is_there_and_says_so() -> None:
-    board = scored([DONE], gaps=[MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
-    cell = board.cells["chain", "dppo"]
-    expected = (SelectionState.MISSING, True, 2, None)
-    assert (cell.state, cell.provisional, cell.expected, cell.score) == expected
-    assert [run.seed for run in board.gaps] == [0, 1]
 
 
 @pytest.mark.parametrize("gaps", [[], [MadeRun("cppo", seed=2)]])
@@ -133,37 +112,3 @@ def test_which_of_several_stored_runs_counts() -> None:
 def test_what_cannot_be_scored_is_refused(declared: list[MadeRun], partial: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         score_sweep(make_data([DONE]), expect(declared), partial)
-
-
-def test_the_order_of_the_runs_in_the_store_changes_nothing() -> None:
-    runs = [
-        MadeRun(variant, model, seed, scores=both({10: 0.1 + seed / 10, 20: 0.2 + number / 10}))
-        for number, variant in enumerate(("cppo", "dppo"))
-        for model in ("chain", "sum")
-        for seed in (0, 1, 2)
-    ]
-    first, turned = (
-        list(score_sweep(make_data(order), expect(runs)).cells.items()) for order in (runs, runs[::-1])
-    )
-    assert first == turned
-
-
-def frame(curve: dict[int, float]) -> pd.DataFrame:
-    return pd.DataFrame({schema.MEAN: curve})
-
-
-def test_the_late_window_is_the_last_thirty_percent_up_to_t_stop() -> None:
-    curve = frame({step: step / 1000 for step in range(10, 131, 10)})
-    assert list(late_curve(curve, 100).index) == [80, 90, 100]
-    assert list(late_curve(curve, None).index) == [100, 110, 120, 130]
-
-
-def test_noise_of_an_alternating_curve() -> None:
-    """Differences are +-0.02 throughout, so the scatter of one evaluation is 0.02 / sqrt 2."""
-    assert step_noise(late_curve(frame({80: 0.3, 90: 0.32, 100: 0.3}), 100)) == pytest.approx(0.02 / 2**0.5)
-    assert step_noise(late_curve(frame({90: 0.3, 100: 0.3}), 100)) is None
-
-
-def test_ranks_share_a_place_and_stay_inside_a_model() -> None:
-    values = {("a", "x"): 0.3, ("a", "y"): 0.3, ("a", "z"): 0.1, ("b", "x"): 0.05}
-    assert rank_descending(values) == {("a", "x"): 1, ("a", "y"): 1, ("a", "z"): 3, ("b", "x"): 1}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import summary
 from benchmarks.common import FULL_ONLY, Figure, Result, read, result
-from benchmarks.summary import Ran, number, page, table
+from benchmarks.summary import Ran, page, table
 from tests.waiting import until
 
 SCRIPTS = sorted(
@@ -95,11 +95,6 @@ def test_figures_beside_their_targets() -> None:
         "x,plain,5 s,,",
         "g,gpu,not measured: no GPU,at most 1 s,",
     ]
-
-
-def test_numbers() -> None:
-    values = (0.0, 1.23456, 151936, 0.000123456, 2e-7)
-    assert [number(value) for value in values] == ["0", "1.235", "151,936", "0.0001235", "2e-07"]
 
 
 ENDS = {

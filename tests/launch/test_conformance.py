@@ -15,6 +15,7 @@ from cppo_lab.launch import launchers
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord, launcher_kind, load_launcher
 from cppo_lab.launch.slurm.submit import SlurmSpec
+from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
 

@@ -16,10 +16,7 @@ from cppo_lab.reports.build import Contents, PageFigure, render_template
 from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.tracking.reference import import_reference
-from tests.analysis.conftest import empty_store
-from tests.analysis.made_sweeps import MadeRun, expect, make_data
-
-__all__ = ["empty_store"]
+from tests.analysis.made_sweeps import MadeRun, expect, scored
 
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher
 DEMO_RUNS = [
@@ -43,9 +40,9 @@ DEMO_RUNS = [
 ]
 
 
-def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
+def board_of(*runs: MadeRun) -> Scoreboard:
     """These runs and no others, scored."""
-    return score_sweep(make_data(runs), expect(runs), partial)
+    return scored(runs)
 
 
 def write_runs(
@@ -130,13 +127,6 @@ def request_in(folder: Path, demo_store: Path) -> ReportRequest:
 def demo_request(demo_store: Path, tmp_path: Path) -> ReportRequest:
     """Such a request in a folder of the test's own."""
     return request_in(tmp_path, demo_store)
-
-
-@pytest.fixture(scope="session")
-def demo_board(demo_store: Path) -> Scoreboard:
-    """The demo sweep, scored."""
-    data = read_sweep(f"sqlite:///{demo_store}", schema.experiment_name("mini"), "demo")
-    return score_sweep(data, expect(DEMO_RUNS))
 
 
 def page_of(board: Scoreboard) -> tuple[Contents, str]:

@@ -3,7 +3,6 @@
 import base64
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.replay import replay
-from cppo_lab.analysis.scoring import RunScore, Scoreboard, score_sweep
-from cppo_lab.answers.outcomes import Outcomes, no_outcomes
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
+from cppo_lab.answers.outcomes import no_outcomes
 from cppo_lab.answers.texts import Texts, as_text
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.reports.answers import (
@@ -30,30 +29,16 @@ from cppo_lab.reports.answers import (
     shown_runs,
     visible,
 )
-from tests.analysis.made_sweeps import MadeRun, expect, make_data
+from tests.analysis.made_sweeps import scored_outcomes
 from tests.answers import made
 from tests.reports.made_answers import HOSTILE, IDS, TOKENS, made_outcomes, made_texts, made_tokens
 
 
-def scored(outcomes: Mapping[tuple[str, int], Outcomes]) -> Scoreboard:
-    """A sweep with these outcomes of (variant, seed)."""
-    runs = []
-    for (variant, seed), of_run in outcomes.items():
-        averages = made.averages(of_run)
-        scores = {
-            name: dict(zip(of_run.steps.tolist(), averages[:, number].tolist(), strict=True))
-            for number, name in enumerate(of_run.benchmarks)
-        }
-        runs.append(MadeRun(variant, seed=seed, scores=scores, t_stop=200))
-    data = make_data(runs)
-    ids = data.runs.set_index("run_id")["mlflow_id"]
-    by_id = {ids[run.key]: of_run for run, of_run in zip(runs, outcomes.values(), strict=True)}
-    return score_sweep(replace(data, outcomes=by_id), expect(runs))
-
-
 @cache
 def pair() -> Scoreboard:
-    return scored({(name, seed): made_outcomes(name, seed) for name in ("dppo", "cppo") for seed in (0, 1)})
+    return scored_outcomes(
+        {(name, seed): made_outcomes(name, seed) for name in ("dppo", "cppo") for seed in (0, 1)}
+    )
 
 
 def run_of(variant: str) -> RunScore:
@@ -99,7 +84,7 @@ def cells(shown: dict[str, Any]) -> np.ndarray:
 
 def test_runs_that_ended_early_leave_blanks() -> None:
     whole, short = made_outcomes("dppo", 0), made_outcomes("cppo", 0).until(100)
-    (shown,) = problem_maps(scored({("dppo", 0): whole, ("cppo", 0): short}))
+    (shown,) = problem_maps(scored_outcomes({("dppo", 0): whole, ("cppo", 0): short}))
     cppo, end = cells(shown)[1], shown["steps"].index(110)
     assert (cppo[end:] == NOT_SEEN).all() and (cppo[:end] <= FULL).all()
 
@@ -171,7 +156,7 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     large = no_outcomes(16, ("a",), [f"problem-{number:040d}" for number in range(count)], [0] * count)
     for step in range(0, 600, 10):
         large = large.append(step, rng.integers(0, 17, count), np.zeros(count), np.zeros(count))
-    board = scored({(f"method {number}", 0): large for number in range(9)})
+    board = scored_outcomes({(f"method {number}", 0): large for number in range(9)})
     response = as_text(HOSTILE * 1_000)
     text = Texts(200, tuple(made.sample(step=200, draw=draw, response=response) for draw in range(30)))
     of_run = RunAnswers((text,) * 3, (made_tokens("cppo", (TOKENS, 40_000, TOKENS)),))
@@ -181,10 +166,3 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     assert len(content["tokens"]) >= 1 and content["texts"]["left"] > 0 and content["maps"][0]["left"] > 0
     parts = MOST_SAMPLE_BYTES + MOST_TOKEN_BYTES + 3 * MOST_CELLS
     assert parts < MOST_BYTES
-
-
-def test_without_outcomes_and_texts_there_is_no_such_part() -> None:
-    runs = [MadeRun(run.variant, seed=run.seed, model=run.model) for run in pair().runs]
-    board = score_sweep(replace(pair().data, outcomes={}), expect(runs))
-    assert answers_view(board, {}) is None
-    assert shown_runs(board) == ()

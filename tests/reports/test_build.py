@@ -10,13 +10,12 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.errors import UserError
 from cppo_lab.reports import build
 from cppo_lab.reports.build import ZIP, build_report
 from cppo_lab.reports.saved import MARKER
@@ -112,52 +111,31 @@ def test_another_palette_changes_the_figures_alone(built: ReportRequest, tmp_pat
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_an_incomplete_grid_is_refused_and_nothing_written(built: ReportRequest, tmp_path: Path) -> None:
-    more = ExpectedRun("cppo-2", "mini_base", "cppo", 2)
-    request = replace(built, expected=(*built.expected, more), out=tmp_path / "out")
-    said = r"cppo on mini_base, seed 2 \(missing\).*`cppo launch` with the same sweep.*--partial"
-    with pytest.raises(UserError, match=said):
-        build_report(request)
-    with pytest.raises(UserError, match="cppo reference import"):
-        build_report(paper_request(built.uri, tmp_path / "main"))
-    assert not list(tmp_path.iterdir())
-    html = build_report(replace(request, partial=True)).read_text(encoding="utf-8")
-    assert "cppo on mini_base, seed 2 (missing)" in html
-    assert "51.00 ± 1.41†" in html
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("moment", ["scoring", "drawing", "writing", "swapping"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(MlflowClient, "search_runs"), (build, "render_template"), (Path, "write_bytes"), (Path, "rename")],
+    ids=["reading", "drawing", "writing", "swapping"],
+)
 def test_an_interrupted_build_leaves_the_old_report(
-    demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch, moment: str
+    demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:
     build_report(demo_request)
-    before, beside = contents(demo_request.out), set(demo_request.out.parent.iterdir())
-    real = Path.rename
+    folder, before, rename = demo_request.out.parent, contents(demo_request.out), Path.rename
+    beside = set(folder.iterdir())
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def rename(path: Path, target: Path) -> Path:
+    def interrupted(path: Any, *more: Any, **_: Any) -> Path:
+        if name != "rename":
+            raise KeyboardInterrupt
         if ".new-" in path.name:
             raise OSError("disk full")
-        return real(path, target)
+        return rename(path, *more)
 
     with monkeypatch.context() as patched:
-        if moment == "scoring":
-            client = MlflowClient(demo_request.uri)
-            client.set_tag(client.search_runs(["1"])[0].info.run_id, schema.TAG_STATUS, schema.RUNNING)
-        elif moment == "swapping":
-            patched.setattr(Path, "rename", rename)
-        else:
-            patched.setattr(
-                *((build, "render_template") if moment == "drawing" else (Path, "write_bytes")), interrupted
-            )
-        with pytest.raises((KeyboardInterrupt, OSError, UserError)):
+        patched.setattr(owner, name, interrupted)
+        with pytest.raises((KeyboardInterrupt, OSError)):
             build_report(demo_request)
-    assert contents(demo_request.out) == before
-    assert {path.name for path in demo_request.out.parent.iterdir()} == {path.name for path in beside}
-    build_report(replace(demo_request, partial=True))
+    assert contents(demo_request.out) == before and set(folder.iterdir()) == beside
+    build_report(demo_request)
 
 
 def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:

@@ -66,19 +66,7 @@ def test_everything_is_there_once() -> None:
     )
     panels = (Panel("m", (None, 0.02), seeds), Panel("n", (), ()))
     heads, *written = rows(Info("t", panels, ("a1", "b2")))
-    assert heads == [
-        *(
-            "series",
-            "text",
-            "model",
-            "run_id",
-            "best",
-            "place",
-            "floors",
-            "steps",
-            "values",
-        ),
-    ]
+    assert heads == ["series", "text", "model", "run_id", "best", "place", "floors", "steps", "values"]
     assert [" ".join(value for value in row if value) for row in written] == [
         "title t",
         "panels m 1",

@@ -4,13 +4,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.reports import build, sections
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
 from cppo_lab.reports.sections import MANY, run_groups
 from cppo_lab.reports.tables import main_table
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import board_of, page_of
 
 REWARD = "train/reward"
@@ -83,19 +82,9 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
 
 def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
     runs = made(1, 60)
-    board = score_sweep(make_data(runs[:10]), expect(runs), partial=True)
+    board = scored(runs[:10], gaps=runs[10:])
     _, html = page_of(board)
     assert "of which 50 have no result yet" in html
     assert html.count("<li>v0000 on chain, seed") == 20
     assert "and 30 more" in html
     assert "seed 29 (missing); and 30 more." in " ".join(main_table(board, "Main").notes)
-
-
-@pytest.mark.parametrize("metric", [REWARD, "val/mean/avg_at_16", "never/logged"])
-def test_points_of_a_cell_are_those_of_a_choice_among_all(metric: str) -> None:
-    board = board_of(*made(3, 2))
-    frame = board.data.metrics
-    ids = [run.mlflow_id for run in board.runs_of("chain", "v0001")]
-    expected = frame[frame["mlflow_id"].isin(ids) & (frame["metric"] == metric)]
-    assert board.logged("chain", "v0001", metric).equals(expected)
-    assert board.logged("chain", "nobody", metric).empty

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
 
 import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.mismatch import SHOWN
-from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import page_of
 
 BEFORE = schema.mismatch_metric("token_mult_prob_error", before_update=True)
@@ -111,9 +109,8 @@ def test_the_section(
                 for name, value in points(variant, seed, step).items():
                     logged.setdefault(name, {})[step] = value
             runs.append(MadeRun(variant, "base", seed, both({0: 0.0, 10: 1.0}), logged, t_stop=10))
-    data = make_data(runs)
-    params = {mlflow_id: {"rollout.staleness": str(staleness)} for mlflow_id in data.runs["mlflow_id"]}
-    contents, page = page_of(score_sweep(replace(data, params=params), expect(runs)))
+    params = {f"{number:032x}": {"rollout.staleness": str(staleness)} for number in range(4)}
+    contents, page = page_of(scored(runs, params=params))
     sections = [section for section in contents.sections if section.name == "mismatch"]
     _, _, html = page.partition('<section id="mismatch">')
     html = html.partition("</section>")[0]

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cppo_lab.analysis.search import SearchResult, Value, parse_search
+from cppo_lab.analysis.search import Value
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures.drawing import Drawn, Picture
@@ -22,33 +21,27 @@ from cppo_lab.reports.figures.search import importances, search_figures
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.search import SearchRequest, certainty, finding, launch_commands, override
 from tests.analysis.made_search import (
-    copied,
     log_search,
     log_training,
     made_search,
     made_trial,
+    parsed,
 )
+from tests.reports.test_build import contents
 
 STUDY = "tune_made-mini_base"
 SHIPPED: dict[str, Value] = {"rule.delta_b": 0.02, "rule.w_min": 0.8, "rule.delta": 0.15}
 TABLES = {f"table_{name}.{kind}" for name in ("trials", "space") for kind in ("md", "tex", "csv")}
 
 
-def parsed(content: dict[str, Any]) -> SearchResult:
-    return parse_search(json.dumps(content), "x")
-
-
 def pictures(*names: str) -> set[str]:
     return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "csv")}
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def request_of(uri: str, folder: Path) -> SearchRequest:
+def request_of(folder: Path) -> SearchRequest:
+    """A request for a store of its own, without any search yet."""
     return SearchRequest(
-        uri=uri,
+        uri=f"sqlite:///{folder / 'mlflow.db'}",
         experiment="cppo-mini",
         study=STUDY,
         out=folder / "report",
@@ -59,9 +52,8 @@ def request_of(uri: str, folder: Path) -> SearchRequest:
 
 
 @pytest.fixture
-def made(empty_store: Path, tmp_path: Path) -> SearchRequest:
-    """A request for a store of its own, without any search yet."""
-    return request_of(copied(empty_store, tmp_path), tmp_path)
+def made(tmp_path: Path) -> SearchRequest:
+    return request_of(tmp_path)
 
 
 @pytest.fixture
@@ -82,13 +74,12 @@ def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The report of the made search, its training runs included."""
-    folder = tmp_path_factory.mktemp("made")
-    uri, content = copied(empty_store, folder), made_search()
-    log_search(uri, content)
-    log_training(uri, content)
-    return contents(build_report(request_of(uri, folder)).parent)
+    request, content = request_of(tmp_path_factory.mktemp("made")), made_search()
+    log_search(request.uri, content)
+    log_training(request.uri, content)
+    return contents(build_report(request).parent)
 
 
 def table(files: dict[str, bytes], name: str) -> list[dict[str, str]]:

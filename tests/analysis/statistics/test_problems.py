@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cppo_lab import schema
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -23,7 +22,6 @@ from cppo_lab.analysis.statistics.problems import (
     difference_variance,
     draw_correlation,
     evaluation_variance,
-    fisher,
     kept_draws,
     least_correlation,
     majority_at_k,
@@ -43,7 +41,7 @@ from cppo_lab.answers.texts import Texts
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_texts import markdown
 from cppo_lab.reports.tables import main_table
-from tests.analysis.made_sweeps import MadeRun, make_data, scored
+from tests.analysis.made_sweeps import scored_outcomes
 from tests.answers import made
 
 RIGHT, SAMPLES = np.array([0, 3, 4, 1, 2, 4, 0]), 4
@@ -139,18 +137,12 @@ def test_majority_is_the_share_of_subsets_that_vote_right(right: int, wrong: lis
     assert majority_at_k(right, wrong, k) == pytest.approx(float(total / len(subsets)))
 
 
-@pytest.mark.parametrize(
-    "table", [(0, 16, 16, 16), (3, 16, 9, 48), (0, 8, 0, 8), (8, 8, 0, 8), (7, 20, 12, 20)]
-)
-def test_fishers_test_is_scipys(table: tuple[int, int, int, int]) -> None:
-    a, n, b, m = table
-    assert fisher(a, n, b, m) == pytest.approx(stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue)
-
-
 def test_problems_that_separate_two_methods() -> None:
     ours = np.array([[16, 8, 0, 9], [16, 7, 0, 8]])
     theirs = np.array([[2, 8, 0, 7], [0, 9, 0, 7]])
-    first, second, third, fourth = separations(ours, theirs, 16)
+    first, second, third, fourth = found = separations(ours, theirs, 16)
+    tables = [[[a, 32 - a], [b, 32 - b]] for a, b in zip(ours.sum(axis=0), theirs.sum(axis=0), strict=True)]
+    assert [each.p for each in found] == pytest.approx([stats.fisher_exact(one).pvalue for one in tables])
     assert first.separates and first.every_run and first.adjusted == pytest.approx(4 * first.p)
     assert (first.ours, first.theirs) == (1.0, 2 / 32)
     assert not second.separates and not second.every_run
@@ -218,25 +210,6 @@ def made_outcomes(
     return outcomes
 
 
-def board_of(outcomes: dict[tuple[str, int], Outcomes]) -> Scoreboard:
-    """(variant, seed) -> outcomes. A run with fewer validations collapsed."""
-    runs = [
-        MadeRun(
-            variant,
-            seed=seed,
-            scores={
-                name: dict(zip(kept.steps.tolist(), made.averages(kept)[:, number].tolist(), strict=True))
-                for number, name in enumerate(kept.benchmarks)
-            },
-            t_stop=40,
-            status=schema.DONE if len(kept.steps) == len(STEPS) else schema.COLLAPSED,
-        )
-        for (variant, seed), kept in outcomes.items()
-    ]
-    ids = make_data(runs).runs["mlflow_id"]
-    return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))
-
-
 @pytest.fixture(scope="module")
 def board() -> Scoreboard:
     """DPPO and CPPO with two seeds each; a third seed of CPPO collapsed at step 20."""
@@ -245,7 +218,7 @@ def board() -> Scoreboard:
         **{("cppo", seed): made_outcomes(3 + seed, 0.8) for seed in (0, 1)},
         ("cppo", 2): made_outcomes(5, 0.5, steps=STEPS[:3]),
     }
-    return board_of(outcomes)
+    return scored_outcomes(outcomes)
 
 
 def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None:
@@ -292,7 +265,7 @@ def main_text(board: Scoreboard) -> str:
 def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
     """`right` of four answers to each of six problems."""
     alike = made_outcomes(0, 0.0, right)
-    board = board_of({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
+    board = scored_outcomes({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
     answers = SAMPLES * PROBLEMS
     limits = stats.binomtest(answers * right // 4, answers).proportion_ci(method="wilson")
     expected = text.format(low=100 * limits.low, high=100 * limits.high)

@@ -14,7 +14,6 @@ from cppo_lab.analysis.statistics.values import (
     Quantity,
     RunValues,
     Score,
-    by_seed,
     corrected_score,
     held_out_best,
     run_values,
@@ -80,17 +79,8 @@ def test_what_lies_beyond_t_stop_does_not_count() -> None:
     curve = {0: 0.1, 80: 0.3, 90: 0.2, 100: 0.4, 110: 0.9, 120: 0.9}
     run = values(both(curve))
     assert (run.best, run.final, run.evaluations, run.late) == pytest.approx((0.4, 0.3, 4, 3))
-    assert values(both(curve), None).best == pytest.approx(0.9)
-
-
-def test_unfinished_runs_have_no_values() -> None:
-    statuses = (schema.DONE, schema.RUNNING, schema.FAILED)
-    runs = [
-        MadeRun("a", seed=seed, scores=both({10: 0.3}), status=name) for seed, name in enumerate(statuses)
-    ]
-    finished = run_values(scored(runs))
-    assert by_seed(finished, "chain", "a", Score.BEST) == {0: pytest.approx(0.3)}
-    assert by_seed(finished, "chain", "b", Score.BEST) == {}
+    whole = values(both(curve), None)
+    assert (whole.best, whole.final) == pytest.approx((0.9, (0.2 + 0.4 + 0.9 + 0.9) / 4))
 
 
 def test_a_lucky_peak_of_one_benchmark_is_corrected() -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, named, pairs
-from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, Kind, named, pairs
+from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import (
-    Verdict,
     VerdictOutcome,
-    judge,
     power_words,
     reason,
     verdicts,
@@ -21,21 +19,11 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.sweep.file import Hypothesis
 from tests.analysis.made_sweeps import MadeRun
-from tests.analysis.statistics.made_curves import board_of, broken, flat
+from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, board_of, broken, flat, judged
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
 BASE = [0.300, 0.304, 0.297, 0.302]
-TIERS = (("a",), ("b",))
-ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
-ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
-BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
-MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
-
-
-def judged(claim: Claim, runs: list[MadeRun], gaps: tuple[MadeRun, ...] = ()) -> Verdict:
-    board = board_of(runs, claim.sweep, gaps)
-    return judge(claim, board, run_values(board))
 
 
 def moved(shift: float, *wiggle: float) -> list[float]:
@@ -52,7 +40,6 @@ def moved(shift: float, *wiggle: float) -> list[float]:
         # A tie is no contradiction.
         (ABOVE, 0.0, NOT_SUPPORTED, "no relevant difference", "1 of 1 comparisons show no relevant advantage;"),
         (ABOVE, 0.007, SMALL, "no relevant difference", "It holds, but the effect is below the smallest relevant"),
-        (ABOUT, 0.0, SUPPORTED, "no relevant difference", "It holds:"),
         (ABOUT, -0.012, SUPPORTED, "no relevant difference", "It holds:"),
         (ABOUT, 0.05, NOT_SUPPORTED, "better", "1 of 1 comparisons contradict it;"),
         (ABOUT, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it;"),
@@ -149,8 +136,9 @@ def test_a_missing_side_is_a_gap_not_a_success() -> None:
     assert "missing, unfinished or not part of this report" in reason(verdict)
     undeclared = judged(ABOVE, flat({"a": BASE}))
     assert (undeclared.outcome, undeclared.comparisons[0].difference) == (UNDECIDED, None)
+    assert (undeclared.power.power, undeclared.power.unknown) == (0.0, "one side has no finished run")
     alone = judged(BEST, flat({"a": BASE}))
-    assert (alone.outcome, alone.comparisons) == (UNDECIDED, ())
+    assert (alone.outcome, alone.comparisons, alone.power) == (UNDECIDED, (), None)
     assert "Nothing of sweep 'main' can be compared" in reason(alone)
 
 
