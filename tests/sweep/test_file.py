@@ -153,7 +153,7 @@ def test_labels_do_not_depend_on_what_is_asked_for(workspace: Path) -> None:
 
 def test_a_list_on_the_command_line_is_an_axis(workspace: Path) -> None:
     text = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\naxes: {seed: [0]}"
-    plan = planned(text, "rule.delta_b=0.01,0.03", "seed=range(0,2)")
+    plan = planned(text, "rule.delta_b=choice(0.01,0.03)", "seed=range(0,2)")
     assert labels(plan) == ["cppo delta_b=0.01", "cppo delta_b=0.03", "dppo"]
     assert {run.spec.seed for run in plan.runs} == {0, 1}
     assert labels(planned(text, "data.benchmarks=[a,b]")) == ["cppo", "dppo"]  # one value, which is a list

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
@@ -19,8 +18,6 @@ from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
 from tests.recorded import sent
-
-by_size = plan_module._by_size  # before a test replaces it
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +42,6 @@ def find(text: str, *sweeps: str) -> Found:
 OURS = (
     "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
 )
-
-
-def made(*names: str) -> None:
-    """Folders with a configuration."""
-    for name in names:
-        folder = Path("runs") / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
 
 
 def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpec) -> None:
@@ -94,13 +83,6 @@ def test_in_sweeps_and_studies_that_are_named(workspace: Path) -> None:
         find(run_id, "all.yaml")
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000, '"' + "x" * 1_000_001 + '"', "\udcff"])
-def test_files_that_hold_no_configuration_are_passed_over(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    assert read_config(path) is read_config(tmp_path / "none") is read_config(tmp_path) is None
-
-
 def test_differences_by_key(tiny_spec: RunSpec) -> None:
     grpo = compose([*TINY, "rule=grpo", "seed=3"]).run
     left, right = (Found(spec.run_id, "here", spec.model_dump(mode="json")) for spec in (tiny_spec, grpo))
@@ -140,11 +122,7 @@ def test_what_is_an_id(workspace: Path) -> None:
     assert is_run_id("abcd") and not is_run_id("quickstart")
     Path("abcd").write_text("")
     assert not is_run_id("abcd")  # a file comes before an id
-    made("5555aaaaaaaa", "5555aaaaaaaa.old", "5555")
+    for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
+        (Path("runs") / name).mkdir(parents=True)
+        (Path("runs") / name / "config.json").write_text("{}")
     assert find("5555").run_id == "5555aaaaaaaa"
-
-
-def test_the_shipped_sweeps_are_searched_with_the_largest_first() -> None:
-    names = by_size()
-    assert set(names[:2]) == {"study", "main"}
-    assert "quickstart" in names[2:] and names[2:] == sorted(names[2:])
