@@ -172,8 +172,6 @@ def test_tokens_and_passwords_are_readable_by_their_owner_alone(
 def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless asked otherwise, which is said; and its password is in no list of processes."""
     assert parse(["ui"]).host == "127.0.0.1"
-    assert ui.is_loopback("127.0.0.1") and ui.is_loopback("::1")
-    assert not any(map(ui.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
     commands: list[list[str]] = []
     says = "import os; print('cannot connect to', os.environ['MLFLOW_BACKEND_STORE_URI'])"
 
