@@ -21,7 +21,6 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
@@ -320,28 +319,15 @@ def test_every_sampler_goes_with_every_pruner(
     assert {trial.state for trial in ended} == states
 
 
-@pytest.mark.parametrize(
-    ("cancelled", "tries", "reason"),
-    [
-        (False, TRIES, f"its process ended {TRIES} times before its last step: signal 9"),
-        (True, 1, "its run was cancelled"),
-    ],
-)
-def test_a_run_whose_process_dies_is_tried_again_unless_it_is_cancelled(
-    tmp_path: Path,
-    tiny_spec: RunSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    cancelled: bool,
-    tries: int,
-    reason: str,
+def test_a_run_whose_process_dies_is_tried_again(
+    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
     attempt.folder.mkdir(parents=True)
-    if cancelled:
-        (attempt.folder / CANCELLED).write_text("2000.0")
     die = Mock(return_value="signal 9")
     monkeypatch.setattr(worker, "_train_here", die)
     monkeypatch.setattr(worker.Run, "finished", lambda run: None)
+    reason = f"its process ended {TRIES} times before its last step: signal 9"
     with pytest.raises(TrainingFailed, match=reason):
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
-    assert die.call_count == tries
+    assert die.call_count == TRIES
