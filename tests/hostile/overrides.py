@@ -96,6 +96,7 @@ PLAN = {
     "seed=1.5": f"configuration: seed=1.5: {SEED}",
     "seed=true": f"configuration: seed=True: {SEED}",
     "seed='0'": f"configuration: seed='0': {SEED}",
+    "seed={a: 1}": "override 'seed={a: 1}': seed takes plain values here: seed=1,2",
     "seed=[0,1]": "override 'seed=[0,1]': seed takes plain values here, not lists: seed=1,2",
     "batch.prompts=-8": "configuration: batch.prompts=-8: must be in [1, 1000000000]",
     "batch.prompts=[8]": "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]",

@@ -243,6 +243,14 @@ VARIANTS = {
 
 # With core=verl.
 VERL = {
+    "variants: {a: {rule: cppo, data.reward: 'x:y'}}":
+        ": variants.a.data.reward='x:y': …in CPPO_REWARDS and here by its name alone; a file does not say what",
+    "variants: {a: {rule: cppo, '++data.reward': 'x:y'}}":
+        ": variants.a.++data.reward='x:y': …a file does not say what is imported",
+    "variants: {a: {rule: cppo, rule.path: 'x:y'}}":
+        ": variants.a.rule.path='x:y': a file does not say what is imported: install …or in CPPO_RULES",
+    "variants: {a: {rule: cppo, '++rule.path': 'x:y'}}":
+        ": variants.a.++rule.path='x:y': a file does not say what is imported",
     "variants: {a: {rule: cppo, divergence: exact_tv}}":
         ": variants.a.divergence='exact_tv': divergence.estimator='exact' would carry mu's whole vocabulary "
         "for every token: choose divergence=topk_tv or topk_kl",

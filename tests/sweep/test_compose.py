@@ -159,15 +159,6 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
     assert len({first.run_id, edited, compose(own_data).run_id, compose(own_data[:-1]).run_id}) == 4
 
 
-@pytest.mark.parametrize("key", ["data.reward", "++data.reward", "rule.path", "++rule.path"])
-def test_a_sweep_file_names_no_code(own_data: list[str], key: str) -> None:
-    path = Path("theirs.yaml")
-    text = f"title: t\nmodels: [tiny_qwen3]\nvariants:\n  a: {{rule: cppo, '{key}': 'own_reward_a:score'}}\n"
-    path.write_text(text)
-    with pytest.raises(UserError, match="a file does not say what is imported"):
-        make_plan(load_sweep("theirs.yaml"), own_data[:-1])
-
-
 def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     own_data: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
