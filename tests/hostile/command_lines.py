@@ -162,6 +162,7 @@ LINES = {
     "plan study rule.wmin=0.5": "unknown key 'rule.wmin'",
     "plan study variant=cppo_soft model=mini_long": "no sweep of it has all of",
     "plan study variant=grpo trust_region.delta=0.2": "no run of this sweep depends on 'trust_region.delta'",
+    "plan study +trust_region.deltaa=0.2": "no run of this sweep depends on 'trust_region.deltaa'",
     "plan study divergence=exact_kl": "the variants of sweep main set 'divergence' themselves",
     "plan calibration core=verl": "sweep calibration has no models for core=verl (valid: mini)",
     "plan main variant=grpo rule.ratio_cap=20": "no variant of this sweep has the key 'rule.ratio_cap'",

@@ -19,6 +19,8 @@ from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
 from tests.recorded import sent
 
+by_size = plan_module._by_size  # before a test replaces it
+
 
 @pytest.fixture(autouse=True)
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +127,9 @@ def test_what_is_an_id(workspace: Path) -> None:
         (Path("runs") / name).mkdir(parents=True)
         (Path("runs") / name / "config.json").write_text("{}")
     assert find("5555").run_id == "5555aaaaaaaa"
+
+
+def test_the_shipped_sweeps_are_searched_with_the_largest_first() -> None:
+    names = by_size()
+    assert set(names[:2]) == {"study", "main"}
+    assert "quickstart" in names[2:] and names[2:] == sorted(names[2:])
