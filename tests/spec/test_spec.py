@@ -8,7 +8,6 @@ import pytest
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError
 from cppo_lab.rules import RULES
-from cppo_lab.spec import Spec, fingerprint
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.spec.run import VERL
 from cppo_lab.sweep.compose import compose
@@ -59,14 +58,6 @@ def test_run_id_ignores_launcher_tracking_and_key_order() -> None:
 )
 def test_run_id_depends_on_everything_that_decides_the_numbers(override: str) -> None:
     assert compose([override]).run.run_id != compose([]).run.run_id
-
-
-def test_a_constant_of_a_later_rule_changes_no_older_id() -> None:
-    """Fields that are None stay out of the hash."""
-    spec = compose(["rule=grpo"]).run
-    assert spec.rule.delta_max is None
-    assert "delta_max" not in json.dumps(spec.model_dump(exclude_none=True))
-    assert fingerprint(spec.rule) == fingerprint(OldRule(name="grpo", clip_low=0.2, clip_high=0.28))
 
 
 def test_a_plain_objective_is_not_part_of_the_id() -> None:
@@ -150,14 +141,6 @@ def test_the_entropy_of_mu_needs_its_top_k_with_verl() -> None:
     assert (
         compose([*TINY_VERL, "rule=estr"]).run.rule == compose(["rule=estr", "divergence=binary_tv"]).run.rule
     )
-
-
-class OldRule(Spec):
-    """The rule's config as it was before TRM's constants came."""
-
-    name: str
-    clip_low: float
-    clip_high: float
 
 
 OURS = [name for name in groups()["rule"] if not name.startswith(VERL)]

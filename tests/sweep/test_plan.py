@@ -9,6 +9,7 @@ from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
+from tests.sweep.test_study import GRID
 
 
 def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
@@ -23,8 +24,11 @@ def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
         assert np.sort(learned, axis=None)[-run.divergence.k :].sum() < 0.9
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_sweeps() if not name.startswith("tune_")])
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_sweeps() if name not in {"study", *GRID} and name[:5] != "tune_"]
+)
 def test_every_shipped_sweep_composes(name: str) -> None:
+    """Those of the paper's study: test_study.py; searches: tests/search/test_space.py."""
     overrides = ["core=exact"] if name == "exact" else []
     assert make_plan(load_sweep(name), overrides).runs
 
@@ -117,7 +121,7 @@ def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
 
 def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
     """As the report will (tests/analysis/statistics/test_paired.py)."""
-    cases = {"quickstart_exact": [], "main": ["core=exact"], "horizon": []}
+    cases = {"quickstart_exact": [], "main": ["core=exact", "variant=cppo,dppo"], "horizon": []}
     assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
-    assert not make_plan(declared("main"), ["core=verl"]).is_paired("main")
+    assert not make_plan(declared("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
     assert not make_plan(declared("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")
