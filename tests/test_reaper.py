@@ -29,8 +29,7 @@ def test_leaves_a_process():
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reaper needs /proc")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("end", [None, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("end", "workers"), [(None, 1), (signal.SIGINT, 0), (signal.SIGKILL, 1)])
 def test_nothing_is_left_of_a_session(tmp_path: Path, end: signal.Signals | None, workers: int) -> None:
     note, made = tmp_path / "pid", tmp_path / "test_made.py"
     made.write_text(MADE.format(str(note), end is not None))

@@ -66,7 +66,7 @@ def test_a_signal_is_an_interruption_and_a_second_one_changes_nothing(number: in
         os.kill(os.getpid(), other)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
     number: signal.Signals,
     tiny_spec: RunSpec,

@@ -52,7 +52,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
     "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores: 50 s"),
     "cli/test_ui_server.py": (FULL, "MLflow servers"),
-    "test_reaper.py": (FULL, "six sessions of pytest: 110 s"),
+    "test_reaper.py": (FULL, "three sessions of pytest"),
     "test_wheel.py": (FULL, "builds and installs the package"),
 }
 # What --tier takes -> the tiers that run.

@@ -1,6 +1,5 @@
 """The command line as a user meets it: help at once, a report of what was launched, hints that can be typed."""
 
-import csv
 import io
 import json
 import re
@@ -20,7 +19,7 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.overrides import read
 from cppo_lab.tracking.client import fault_line
-from tests.conftest import FINISHED, ROOT, TINY, Command, leave_undrawn
+from tests.conftest import FINISHED, ROOT, TINY, Command
 from tests.plausible import train
 from tests.recorded import sent
 
@@ -158,8 +157,11 @@ def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugins.remedy("torch") == "pip install torch"
 
 
-def test_plan_launch_report(cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a store named from outside: half a sweep is refused, then marked, then whole."""
+@pytest.mark.usefixtures("undrawn")
+def test_half_a_sweep_is_refused_or_marked(
+    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a store named from outside. A whole one: tests/test_main_job.py."""
     monkeypatch.setattr(execute, "load_core", lambda name: train)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/tracking.db?timeout=30")
     assert "note: tracking database" in cppo("plan quickstart").err
@@ -168,19 +170,9 @@ def test_plan_launch_report(cppo: Command, workspace: Path, monkeypatch: pytest.
     assert "6 runs: 4 done, 2 missing" in cppo("plan quickstart").out
     error = cppo("report quickstart --out page", code=2).err
     assert "dppo" in error and "--partial" in error and not Path("page").exists()
-    with monkeypatch.context() as patch:
-        leave_undrawn(patch)
-        cppo("report quickstart --out page --partial")
-    cppo("launch quickstart launcher=inline")
-    cppo("report quickstart --out page")
-    tables = {f"table_{table}.{kind}" for table in ("main", "full") for kind in ("md", "tex", "csv")}
-    curves = {f"figure_curves.{kind}" for kind in ("png", "svg", "pdf", "csv")}
-    assert {path.name for path in Path("page").iterdir()} >= {"index.html", *tables, *curves}
-    with Path("page/table_main.csv").open() as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["grpo", "dppo", "cppo"]
+    cppo("report quickstart --out page --partial")
     page = Path("page/index.html").read_text()
-    assert "core=mini" in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "Incomplete" in page and "http://" not in page.replace("http://www.w3.org", "")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -264,24 +256,10 @@ def test_overrides_with_brackets_in_documents_survive_a_shell(document: Path) ->
                 assert read(word).parsed is not None, word
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (
-            "API request to http://h:1/api failed: HTTPConnectionPool(host='h', port=1): Max retries exceeded "
-            "with url: /api (Caused by NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to "
-            'establish a new connection: [Errno 111] Connection refused"))',
-            "it does not answer: Connection refused",
-        ),
-        (
-            "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)",
-            "it does not answer: timed out",
-        ),
-        ("disk I/O error", "disk I/O error"),
-    ],
-)
-def test_a_server_that_does_not_answer_is_one_short_sentence(fault: str, said: str) -> None:
-    assert fault_line(OSError(fault)) == said
+def test_a_server_that_does_not_answer_in_time_is_one_short_sentence() -> None:
+    """One that refuses: tests/hostile/folders.py."""
+    fault = "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)"
+    assert fault_line(OSError(fault)) == "it does not answer: timed out"
 
 
 def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_second_stop(

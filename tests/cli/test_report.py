@@ -28,6 +28,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.parents import SweepText
 from tests.conftest import Command
+from tests.launch.test_launch import mlflow_runs
 from tests.plausible import train
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -164,20 +165,12 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
     for key in ("cppo.status", "mlflow.user", "a//b", "../a", "/a", "a/", ".", ""):
         assert "is none of `cppo.`" in cppo(f"note {folder.name} --tag {key}=done", code=2).err
     assert "more than 5000 characters" in cppo(f"note {folder.name}", "x" * 4990, code=2).err
-    client = MlflowClient(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-
-    def stored() -> Run:
-        (run,) = client.search_runs(
-            [experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` = '{folder.name}'"
-        )
-        return run
-
     for _ in range(2):
-        tags = stored().data.tags
+        (run,) = mlflow_runs()
+        tags = run.data.tags
         assert (tags[schema.TAG_NOTE], tags["looked"]) == ("Node 3 was <b>slow</b>\n\nagain", "yes")
         assert tags[schema.TAG_STATUS] == "done"
-        client.delete_run(stored().info.run_id)
+        MlflowClient(tracking_uri()).delete_run(run.info.run_id)
         cppo("sync")  # sends all of it again
     cppo(f"{REPORT} seed=0 --no-log")
     page = (trained / "reports/build/quickstart/index.html").read_text()

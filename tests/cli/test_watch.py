@@ -78,7 +78,8 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     assert "the command of --notify ended with status 3" in said.err
     for name in ("2", "3"):
         write_status(workspace / "runs" / run_id(int(name)), told("done"))
-    assert main(["watch"]) == 0
+    assert main(["watch", "--notify", "true"]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_an_outage_is_one_line_of_sync_and_its_end_another(

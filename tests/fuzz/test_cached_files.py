@@ -91,15 +91,6 @@ def test_record(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
 
 
 @fuzz(60)
-@given(content=damaged(as_json(RECORD)))
-def test_record_of_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    folder = tmp_path_factory.getbasetemp() / "record"
-    folder.mkdir(exist_ok=True)
-    (folder / "report.json").write_bytes(content)
-    refused(lambda: read_record(folder), str(folder / "report.json"))
-
-
-@fuzz(60)
 @given(values=altered(POSITIONS))
 def test_positions(values: Any) -> None:
     refused(lambda: parsed(PositionGaps, as_json(values), "positions.json"), "positions.json")

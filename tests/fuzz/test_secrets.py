@@ -119,7 +119,7 @@ def test_a_run_keeps_no_secret_of_its_environment(
 def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else's link there empties no file of ours, and somebody else's pipe does not hold us up."""
+    """Links and pipes in its place: tests/hostile/test_links.py."""
     everybody, place = tmp_path / "tmp", tmp_path / "place"
     everybody.mkdir()
     place.mkdir()
@@ -127,17 +127,6 @@ def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(
     with locked(place / "x.db"):
         [lock] = place.iterdir()
     assert lock.name == ".x.db.lock" and list(everybody.iterdir()) == []
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    lock.unlink()
-    lock.symlink_to(precious)
-    with pytest.raises(UserError, match="is a link"), locked(place / "x.db"):
-        pass
-    assert precious.read_text() == "mine"
-    lock.unlink()
-    os.mkfifo(lock)
-    with pytest.raises(UserError, match="not a plain file"), locked(place / "x.db"):
-        pass
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o2775, 0o664), (0o755, 0o644)])
@@ -172,8 +161,6 @@ def test_tokens_and_passwords_are_readable_by_their_owner_alone(
 def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless asked otherwise, which is said; and its password is in no list of processes."""
     assert parse(["ui"]).host == "127.0.0.1"
-    assert ui.is_loopback("127.0.0.1") and ui.is_loopback("::1")
-    assert not any(map(ui.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
     commands: list[list[str]] = []
     says = "import os; print('cannot connect to', os.environ['MLFLOW_BACKEND_STORE_URI'])"
 

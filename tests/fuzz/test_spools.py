@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import example, given
-from hypothesis import strategies as st
-from mlflow.entities import ViewType
 
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder, record_end
@@ -20,11 +18,11 @@ from cppo_lab.runs.spool import (
 )
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, as_json, damaged, fuzz, refused, within
+from tests.launch.test_launch import history, mlflow_runs
 
 NAME = "0001.jsonl"
 DATASET = {
@@ -107,48 +105,8 @@ def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> N
     said = refused(lambda: upload([*folders[:2], whole_one, *folders[2:]], tracking_uri()))
     assert said.startswith("run 0123456789")
     assert not unsent(whole_one, tracking_uri())
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    [found] = client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` = '{run.run_id}'")
-    points = client.get_metric_history(found.info.run_id, "train/reward")
-    assert [(point.step, point.value) for point in points] == [(step, step / 8) for step in range(5)]
-
-
-@fuzz(6)
-@given(cut=st.integers(0, len(WHOLE)))
-def test_upload(desk: Path, cut: int) -> None:
-    content = WHOLE[: len(WHOLE) - cut]
-    folder = written(desk / "runs" / "0123456789ab", content)
-    upload([folder], tracking_uri())
-    assert (folder / FOLDER / NAME).read_bytes() == content
-
-
-def test_nothing_of_others_is_sent(desk: Path) -> None:
-    """Artifacts outside the run's folder, through `..`, an absolute path or a link."""
-    (desk / "secret.txt").write_text("s3cret")
-    paths = ["../../secret.txt", str(desk / "secret.txt"), "link.txt", "inner/secret.txt", "config.json"]
-    ends = [{"kind": "artifact", "path": path} for path in paths]
-    folder = written(desk / "runs" / "fedcba987654", lines_of([{**LINES[0], "record": "cd" * 16}, *ends]))
-    (folder / "link.txt").symlink_to(desk / "secret.txt")
-    (folder / "inner").symlink_to(desk)
-    upload([folder], tracking_uri())
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    [found] = client.search_runs(
-        [experiment.experiment_id], f"tags.`{schema.TAG_RECORD}` = '{'cd' * 16}'", ViewType.ALL
-    )
-    assert [one.path for one in client.list_artifacts(found.info.run_id)] == ["config.json"]
-
-
-@fuzz(60)
-@given(content=damaged(b'{"0123456789abcdef": {"offsets": {"0001.jsonl": 20}, "records": {}}}'))
-def test_what_is_remembered_of_shipping(desk: Path, content: bytes) -> None:
-    folder = written(desk / "runs" / "0123456789ab", WHOLE)
-    (folder / FOLDER / "shipped.json").write_bytes(content)
-    with within():
-        assert unsent(folder, "sqlite:///nowhere.db")
+    [found] = [one for one in mlflow_runs() if one.data.tags[schema.TAG_RUN_ID] == run.run_id]
+    assert history(found, "train/reward") == {step: step / 8 for step in range(5)}
 
 
 def test_offsets_and_names_of_other_kinds(desk: Path) -> None:

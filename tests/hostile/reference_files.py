@@ -35,26 +35,19 @@ def _first_value(by: bytes) -> Callable[[bytes], bytes]:
 # The file, what has become of it, and what is said.
 DAMAGED: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("table_full.csv", lambda data: data.replace(b"t_stop", b"stop", 1), "KeyError: 't_stop'"),
-    ("table_full.csv", lambda data: data.replace(b"method", b"rule", 1), "KeyError: 'method'"),
     ("table_full.csv", lambda data: b"\xff" + data[1:], "UnicodeDecodeError: "),
     ("table_full.csv", lambda data: data + b'"' + b"x" * 200_000, ""),  # a quote that never ends
     ("validation_curves.csv", _first_value(b"abc"), "ValueError: could not convert string to float: 'abc'"),
     ("validation_curves.csv", _first_value(b"nan"), "ValueError: nan is not a score"),
-    ("validation_curves.csv", _first_value(b"1e400"), "ValueError: 1e400 is not a score"),
-    ("validation_curves.csv", _first_value(b""), "ValueError: could not convert string to float: ''"),
     ("validation_curves.csv", lambda data: b"", "IndexError: "),
     ("training_diagnostics.csv.gz", lambda data: data[: len(data) // 2], "EOFError: "),
-    ("training_diagnostics.csv.gz", lambda data: b"no archive", "BadGzipFile: "),
     ("training_diagnostics.csv.gz", lambda data: data[:200] + bytes(50) + data[250:], "error: "),
     (
         "training_diagnostics.csv.gz",
         lambda data: gzip.compress(gzip.decompress(data).replace(b"reward", b"gain", 1)),
         "KeyError: 'gain'",
     ),
-    ("warmup_diagnostics.csv", _first_value(b"-inf"), "ValueError: -inf is not a score"),
-    ("ablation_curves.csv", lambda data: data.replace(b"variant", b"name", 1), "KeyError: 'variant'"),
     ("ablation_curves.csv", lambda data: data.replace(b"Qwen", b"Quen", 1), "ValueError: model 'Quen"),
-    ("ablation_curves.csv", _first_value(b"0.1\x00"), ""),
 ]
 CASES = [
     Case(

@@ -35,7 +35,6 @@ KEYS = (
 )
 LIST_OF_NAMES = "must be a list of one or more names, or such a list for each core"
 LIST_OF_VALUES = "must be a list of one or more plain values, or such a list for each core"
-SEED = "must be in [0, 2147483648)"
 WORD = "must match ^[A-Za-z0-9]"
 RULES = ", ".join(groups()["rule"])
 LAYOUTS = ", ".join(groups()["layout"])
@@ -58,36 +57,23 @@ FILES = {
     f"{HEAD}models: [mini_base]\nvariants: {{a: {{rule: cppo}}}}\nexclude: [{{variant: [a]}}]\n":
         ": exclude removes every run: remove an entry of it",
     "": NO_MAPPING,
-    "---\n": NO_MAPPING,
-    "null": NO_MAPPING,
     "[1,2]": NO_MAPPING,
     "just text": NO_MAPPING,
-    "42": NO_MAPPING,
-    "# only a comment\n": NO_MAPPING,
-    SWEEP.encode("utf-16"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
     SWEEP.encode("utf-16-le"): "unacceptable character #x0000",
-    SWEEP.encode("utf-32"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
     "title: Größe\n".encode("latin-1"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
     b"\xef\xbb\xbf" + SWEEP.encode() + b"modells: 1\n": "unknown key 'modells': did you mean 'models'?",
-    b"\x7fELF" + bytes(range(256)): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
-    b"PK\x03\x04" + bytes(50): f"sweep ./{NAME}: not valid YAML: unacceptable character #x0003",
     SWEEP.encode() + b"\x00": "not valid YAML: unacceptable character #x0000",
-    SWEEP + "note: \x07\n": "not valid YAML: unacceptable character #x0007",
     "#" + "x" * 1000000: "has more than 1,000,000 bytes: no sweep needs as many",
     "!!python/object/new:subprocess.Popen [[touch, x]]\n": " line 1, column 1: …Popen' is not read",
     "&r\ntitle: T\nquestion: *r\n": f": question.question.…: {DEEP}",
     "title: T\nquestion: &l [*l]\n": f": question.0.0.…: {DEEP}",
     "[" * 2000: f"sweep ./{NAME}: {DEEP}",
-    "{a: " * 1000: f"sweep ./{NAME}: {DEEP}",
     f"<<: 5\n{SWEEP}":
         " line 1, column 5: not valid YAML: expected a mapping or list of mappings for merging",
     f"? [a, b]\n: 1\n{SWEEP}": " line 1, column 3: not valid YAML: found unhashable key",
     f"1: x\n{SWEEP}": ": 1: the key 1 is not text: quote it",
-    f"null: x\n{SWEEP}": ": None: the key None is not text: quote it",
-    f"true: x\n{SWEEP}": ": True: the key True is not text: quote it",
     f"yes: x\n{SWEEP}": "unknown key 'yes'",
     "title: [unclosed\n": " line 2, column 1: not valid YAML: expected ',' or ']'",
-    "title: 'unclosed\n": " line 2, column 1: not valid YAML: found unexpected end of stream",
     "title: T\n\tquestion: Q\n": " line 2, column 1: not valid YAML: found character '\\t'",
     f"%YAML 9.9\n---\n{SWEEP}": " line 1, column 1: not valid YAML: found incompatible YAML document",
     f"{SWEEP}---\n{SWEEP}": " line 6, column 1: not valid YAML: but found another document",
@@ -98,29 +84,15 @@ FILES = {
     HEAD: ": models is missing: add it",
     f"{HEAD}models: mini_base\n": f": models='mini_base': {LIST_OF_NAMES}",
     f"{HEAD}models: []\n": f": models=[]: {LIST_OF_NAMES}",
-    f"{HEAD}models: [1]\n": f": models=[1]: {LIST_OF_NAMES}",
-    f"{HEAD}models: {{}}\n": f": models: {LIST_OF_NAMES}",
-    f"{HEAD}models: null\n": f": models=None: {LIST_OF_NAMES}",
     f"{HEAD}models: [mini_bas]\n": ": models='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'?",
     f"{HEAD}models: [mini_base, mini_base]\n": ": 'mini_base' appears twice: remove one",
     f"{HEAD}models: {{mimi: [mini_base]}}\n":
         ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
     f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n": " has no models for core=mini (valid: verl)",
     f"{HEAD}models: [../../etc/passwd]\n": ": models='../../etc/passwd': unknown model …valid: exact_early",
-    f"{HEAD}models: ['mini_base;touch x']\n":
-        ": unknown model 'mini_base;touch x': did you mean 'mini_base'?",
-    f"{HEAD}models: ['']\n": ": models='': unknown model '': valid: exact_early",
     f"name: ../../etc/x\n{SWEEP}": f": name='../../etc/x': {WORD}",
-    f"name: -rf\n{SWEEP}": f": name='-rf': {WORD}",
-    f"name: 'a b'\n{SWEEP}": f": name='a b': {WORD}",
-    f"name: $(touch x)\n{SWEEP}": f": name='$(touch x)': {WORD}",
     f'name: "a\\nb"\n{SWEEP}': f": name='a\\nb': {WORD}",
-    f'name: "a\\n"\n{SWEEP}': f": name='a\\n': {WORD}",
-    f"name: 5\n{SWEEP}": ": name=5: must be text: quote it",
     f"{HEAD}sweeps: []\n": ": sweeps=[]: must not be empty",
-    f"{HEAD}sweeps: main\n": ": sweeps='main': must be a list: [...]",
-    f"{HEAD}sweeps: [1]\n": ": sweeps.0=1: must be text: quote it",
-    f"{HEAD}sweeps: [nowhere]\n": f"study ./{NAME}: sweeps.0: unknown sweep 'nowhere': valid: ",
     f"{HEAD}sweeps: [./{NAME}]\n": f"study ./{NAME}: sweeps.0: mine is a study itself; name its sweeps",
     f"{HEAD}sweeps: [tune_cppo]\n": f"study ./{NAME}: sweeps.0: tune_cppo is a search; name sweeps",
     f"{HEAD}sweeps: [main, main]\n": "sweeps=['main', 'main'] must have distinct names",
@@ -139,14 +111,12 @@ ADDED = {
         f": axes.rule.wmin: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
     "axes: {launcher.threads: [1]}\n":
         ": axes.launcher.threads: 'launcher.threads' belongs on the command line, not in a sweep file",
-    "axes: {layout: [cpu]}\n": ": axes.layout: 'layout' is no axis: use resources:",
     "axes: {seed: [0, 1]}\nexclude: [{seed: [1, 2]}]\n": ": exclude.0.seed=2: unknown seed '2': valid: 0, 1",
     "resources: [{for: {model: mini_bas}, hours: 3}]\n":
         ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: mini_base",
     '"\\e[2J": 1\n': ": \\x1b[2J: '\\x1b[2J' has the character '\\x1b': remove it",
     f"axes: {{seed: [{'1:' * 3000}1]}}\n": f" line 6, column 15: not valid YAML: '1:1:1…... {AMBIGUOUS}",
     "axes: {seed: [010]}\n": f" line 6, column 15: not valid YAML: '010' {AMBIGUOUS}",
-    "axes: {seed: [!!int 010]}\n": " line 6, column 15: not valid YAML: '010' is no int: quote it",
     "resources: [{hours: 1:30}]\n": f" line 6, column 21: not valid YAML: '1:30' {AMBIGUOUS}",
     "axes: {seed: [on]}\n": ": axes.seed='on': must be a whole number in",
     BILLION: f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out",
@@ -155,20 +125,13 @@ ADDED = {
     "axes: {seed: *nowhere}\n": " line 6, column 14: not valid YAML: found undefined alias 'nowhere'",
     "axes: {seed: [0]}\naxes: {seed: [1]}\n": " line 7, column 1: key 'axes' appears twice: remove one",
     "modells: [x]\n": f": unknown key 'modells': did you mean 'models'? {KEYS}",
-    "Title: x\n": f": unknown key 'Title': did you mean 'title'? {KEYS}",
     "'${oc.env:HOME}': x\n": f": unknown key '${{oc.env:HOME}}': {KEYS}",
     "feeds: [Table]\n": ": feeds.0='Table': must be a table or figure of the paper, such as Table 1",
-    "feeds: Table 1\n": ": feeds='Table 1': must be a list: [...]",
     "axes: [seed]\n": ": axes=['seed']: must be a mapping: KEY: VALUE",
     "axes: {seed: 0}\n": f": axes.seed=0: {LIST_OF_VALUES}",
-    "axes: {seed: []}\n": f": axes.seed=[]: {LIST_OF_VALUES}",
     "axes: {seed: [[0]]}\n": f": axes.seed=[[0]]: {LIST_OF_VALUES}",
     "axes: {seed: [1, 1.0]}\n": ": axes.seed=[1, 1.0]: 1.0 appears twice: remove one",
-    "axes: {seed: [-1]}\n": f": axes.seed=-1: {SEED}",
     "axes: {seed: [0.5]}\n": ": axes.seed=0.5: must be a whole number in [0, 2147483648)",
-    "axes: {seed: ['0']}\n": ": axes.seed='0': must be a whole number in [0, 2147483648)",
-    "axes: {seed: [2147483648]}\n": f": axes.seed=2147483648: {SEED}",
-    "axes: {seed: [null]}\n": ": axes.seed=None: must be a whole number",
     "axes: {seed: {tpu: [0]}}\n": ": axes.seed: unknown core 'tpu': valid: exact, mini, verl",
     "axes: {seed: {verl: [0]}}\n": " has no axes.seed for core=mini (valid: verl)",
     "axes: {sead: [0]}\n":
@@ -176,20 +139,14 @@ ADDED = {
         "divergence, launcher, layout, model, notify, "
         "objective, optim, paths, recipe, resources, rollout, rule, seed, tracking, training, trust_region, "
         "validation",
-    "axes: {model: [mini_base]}\n": ": axes.model: 'model' is no axis: use models:",
     "axes: {variant: [cppo]}\n": ": axes.variant: 'variant' is no axis: use variants:",
     "axes: {rule: [dppo]}\n": ": variants.cppo.rule: variant 'cppo' sets 'rule', which is an axis too",
     "axes: {training.t_stop: [7]}\n":
         ": axes.training.t_stop=7 must lie on the validation grid: make it a multiple",
-    "axes: {batch.prompts: [0]}\n": ": axes.batch.prompts=0: must be in [1, 1000000000]",
-    "axes: {batch.prompts: [1e3]}\n":
-        ": axes.batch.prompts=1000.0: must be a whole number in [1, 1000000000]",
     "axes: {optim.learning_rate: [1e-3x]}\n":
         ": axes.optim.learning_rate='1e-3x': must be a number in (0, inf)",
-    "axes: {optim.learning_rate: [1e400]}\n": ": axes.optim.learning_rate=inf: must be a finite number",
     f"axes: {{seed: {list(range(1500))}, data.validation_seed: {list(range(1500))}}}\n":
         ": declares 2,250,000 runs, more than 1,000,000: declare fewer",
-    "exclude: {variant: cppo}\n": ": exclude={'variant': 'cppo'}: must be a list: [...]",
     "exclude: [{}]\n":
         ": exclude.0: must name at least one of variant, model, core, or a key of variants and axes",
     "exclude: [{varient: cppo}]\n":
@@ -198,25 +155,18 @@ ADDED = {
     "exclude: [{variant: ccpo}]\n":
         ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'? valid: cppo",
     "exclude: [{variant: cppo}]\n": ": exclude removes every run: remove an entry of it",
-    "exclude: [cppo]\n": ": exclude.0='cppo': must be a mapping: KEY: VALUE",
     "exclude: [{core: tpu}]\n": ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl",
     "exclude: [{variant: {a: b}}]\n": ": exclude.0.variant: must be a plain value or a list of one or more",
     "resources: {hours: 1}\n": ": resources={'hours': 1}: must be a list: [...]",
     "resources: [{hours: 0}]\n": ": resources.0.hours=0: must be in (0, 10000]",
-    "resources: [{hours: .nan}]\n": ": resources.0.hours=nan: must be in (0, 10000]",
-    "resources: [{hours: '2:00'}]\n": ": resources.0.hours='2:00': must be a number in (0, 10000]",
     "resources: [{hour: 2}]\n":
         ": unknown key 'resources.0.hour': did you mean 'resources.0.hours'? valid: resources.0.account, "
         "resources.0.constraint, "
         "resources.0.cpus, resources.0.for, resources.0.gpu_type, resources.0.gpus, resources.0.hours, "
         "resources.0.layout, resources.0.memory_gb, resources.0.nodes, resources.0.partition, resources.0.qos",
-    "resources: [{partition: 'gpu; touch x'}]\n": f": resources.0.partition='gpu; touch x': {WORD}",
     'resources: [{partition: "g\\n#SBATCH --wrap=x"}]\n':
         ": resources.0.partition='g\\n#SBATCH --wrap=x': must",
-    "resources: [{account: $(touch x)}]\n": f": resources.0.account='$(touch x)': {WORD}",
-    "resources: [{qos: '`touch x`'}]\n": f": resources.0.qos='`touch x`': {WORD}",
     'resources: [{constraint: "a\'b"}]\n': ': resources.0.constraint="a\'b": must match ^[A-Za-z0-9',
-    "resources: [{cpus: 2.5}]\n": ": resources.0.cpus=2.5: must be a whole number in [1, 1000000000]",
     "resources: [{memory_gb: -1}]\n": ": resources.0.memory_gb=-1: must be in [0, inf)",
     "resources: [{layout: five_nodes}]\n":
         ": resources.0.layout='five_nodes': unknown layout 'five_nodes': did you mean 'four_nodes'? valid: "
@@ -227,35 +177,21 @@ ADDED = {
 
 TITLES = {
     '"\\u202e"': ": title: '\\u202e' has the character '\\u202e': remove it",
-    '"\\u2066"': ": title: '\\u2066' has the character '\\u2066': remove it",
-    '"\\u200f"': ": title: '\\u200f' has the character '\\u200f': remove it",
-    '"\\u061c"': ": title: '\\u061c' has the character '\\u061c': remove it",
     '"\\e[2J"': ": title: '\\x1b[2J' has the character '\\x1b': remove it",
-    '"\\0"': ": title: '\\x00' has the character '\\x00': remove it",
     '"\\ud800"': ": title: '\\ud800' has the character '\\ud800': remove it",
     "!!python/object/apply:os.system ['touch x']": " line 1, column 8: …os.system' is not read …: remove it",
-    "!!python/object:os.path {}": " line 1, column 8: …python/object:os.path' is not read …: remove it",
-    "!!python/name:os.system": " line 1, column 8: …python/name:os.system' is not read …: remove it",
-    "!!python/module:os": " line 1, column 8: …python/module:os' is not read …: remove it",
-    "!!python/tuple [1]": " line 1, column 8: …python/tuple' is not read …: remove it",
     "!custom x":
         " line 1, column 8: not valid YAML: the tag '!custom' is not read from a sweep file: remove it",
     "!!binary aGVsbG8=": f": title=b'hello' is a bytes: {PLAIN}: quote it",
-    "!!set {a}": f": title={{'a'}} is a set: {PLAIN}: quote it",
     "2026-01-01": f": title=datetime.date(2026, 1, 1) is a date: {PLAIN}: quote it",
     "2026-13-45": " line 1, column 8: not valid YAML: '2026-13-45' is no timestamp: quote it",
-    "!!timestamp x": " line 1, column 8: not valid YAML: 'x' is no timestamp: quote it",
-    "!!bool x": " line 1, column 8: not valid YAML: 'x' is no bool: quote it",
     "!!int x": " line 1, column 8: not valid YAML: 'x' is no int: quote it",
-    "!!float x": " line 1, column 8: not valid YAML: 'x' is no float: quote it",
     "9" * 5000: " line 1, column 8: not valid YAML: '999… is no int: quote it",
     "9" * 4000: ": title: a whole number of 13,288 bits: no key takes one so large",
     "0x"
     + "f" * 5000: " line 1, column 8: not valid YAML: '0xfff…... is a number that programs read differently",
-    "@x": " line 1, column 8: not valid YAML: found character '@'",
     "`touch x`": " line 1, column 8: not valid YAML: found character '`'",
     "3": ": title=3: must be text: quote it",
-    "[a]": ": title=['a']: must be text: quote it",
     "${oc.env:HOME}": ": title='${oc.env:HOME}': a sweep file holds plain values",
 }  # fmt: skip
 
@@ -271,8 +207,6 @@ VARIANTS = {
     "{a: {rule: trm_max, divergence: topk_tv}}":
         "variants.a.divergence='topk_tv': divergence.measure='tv' with rule 'trm_max': its thresholds are on "
         "KL(mu to pi); choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
-    "{a: {rule: cppo, rule.delta: -1, rule.w_min: 2}}":
-        "variants.a.rule.delta=-1: must be in (0, inf); also: rule.w_min=2: must be in (0, 1]",
     "{a: {rule: grpo}}\naxes: {trust_region.delta: [0.5, 0.6]}":
         "axes.trust_region.delta: no run of the sweep depends on 'trust_region.delta': remove it",
     "{a: {rule: cppo, seed: 3}}\naxes: {seed: [0]}":
@@ -288,34 +222,35 @@ VARIANTS = {
     "{'': {rule: cppo}}": "variants.='': must be a name without commas",
     '{"a\\nb": {rule: cppo}}': "variants.a\\nb='a\\nb': must consist of printable characters",
     "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cfpo' or 'cppo'? valid: {RULES}",
-    "{a: {rule: ../rule/cppo}}": "variants.a.rule='../rule/cppo': unknown rule '../rule/cppo'",
     "{a: {rule: [cppo, dppo]}}":
         "variants.a.rule=['cppo', 'dppo']: must be a plain value: several are an axis",
     "{a: {rule: '${oc.env:HOME}'}}": "variants.a.rule='${oc.env:HOME}': a sweep file holds plain values",
     "{a: {rule.w_min: '0.5'}}": "variants.a.rule.w_min='0.5': must be a number in (0, 1]",
-    "{a: {rule.w_min: true}}": "variants.a.rule.w_min=True: must be a number in (0, 1]",
     "{a: {rule.w_min: yes}}": "variants.a.rule.w_min='yes': must be a number in (0, 1]",
-    "{a: {rule.w_min: .nan}}": "variants.a.rule.w_min=nan: must be in (0, 1]",
     "{a: {rule.delta: .inf}}": "variants.a.rule.delta=inf: must be a finite number in (0, inf)",
-    "{a: {rule.delta: -1}}": "variants.a.rule.delta=-1: must be in (0, inf)",
     "{a: {core: verl}}": "variants.a.core: choose it on the command line: core=verl",
     "{a: {model: mini_base}}": "variants.a.model: variant 'a' sets 'model', which is an axis too: keep one",
     "{a: {launcher.workers: 2}}":
         "variants.a.launcher.workers: 'launcher.workers' belongs on the command line",
-    "{a: {tracking.uri: x}}": "variants.a.tracking.uri: 'tracking.uri' belongs on the command line",
-    "{a: {paths.data: /etc}}": "variants.a.paths.data: 'paths.data' belongs on the command line",
     "{a: {resources.hours: 2}}": "variants.a.resources.hours: use resources:",
     "{a: {rule: cppo}, b: {rule: cppo}}":
         "variants 'a' and 'b' compose to the same run de6dbad0155a: remove one, or the override that makes "
         "them equal",
     "{a: {+x.y: 1}}": "variants.a.+x.y=1: unknown key 'x': valid: advantage",
-    "{a: {rule@x: cppo}}": "variants.a.rule@x='cppo': override 'rule@x=cppo': rule takes one option",
     "{a: {hydra.run.dir: /x}}": "variants.a.hydra.run.dir='/x': unknown key 'hydra.run.dir'",
     "{a: {'b=c': 1}}": "variants.a.b=c=1: override 'b=c=1' is not key=value as Hydra reads it",
 }  # fmt: skip
 
 # With core=verl.
 VERL = {
+    "variants: {a: {rule: cppo, data.reward: 'x:y'}}":
+        ": variants.a.data.reward='x:y': …in CPPO_REWARDS and here by its name alone; a file does not say what",
+    "variants: {a: {rule: cppo, '++data.reward': 'x:y'}}":
+        ": variants.a.++data.reward='x:y': …a file does not say what is imported",
+    "variants: {a: {rule: cppo, rule.path: 'x:y'}}":
+        ": variants.a.rule.path='x:y': a file does not say what is imported: install …or in CPPO_RULES",
+    "variants: {a: {rule: cppo, '++rule.path': 'x:y'}}":
+        ": variants.a.++rule.path='x:y': a file does not say what is imported",
     "variants: {a: {rule: cppo, divergence: exact_tv}}":
         ": variants.a.divergence='exact_tv': divergence.estimator='exact' would carry mu's whole vocabulary "
         "for every token: choose divergence=topk_tv or topk_kl",
@@ -402,29 +337,17 @@ SEVERAL = {
 }  # fmt: skip
 # The hypothesis `above` about `cppo` and `dppo` with seeds 0, 1 and 2.
 HYPOTHESES = {
-    "claim: C, better: [cppo], than: [grpo], test_seeds: [1, 2]":
-        "variant 'grpo' is not in variants (valid: cppo, dppo)",
-    "claim: C, better: [cppo], than: [cppo], test_seeds: [1, 2]": "'cppo' is in `better` and in `than`",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], selection_seeds: [2]":
-        "seed 2 is in test_seeds and in selection_seeds",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: other":
         "after='other' is no hypothesis (valid: above)",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: above": "leads back to it",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: []": "test_seeds=[]: must not be empty",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2, 1]": "test_seeds: 1 stands there twice",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 7]":
         "test_seeds: no run has seed 7: name seeds of the sweep (0, 1, 2), or extend axes.seed",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], outcome: luck": "outcome='luck'",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 0":
         "hypotheses.above.smallest=0: must be in (0, inf)",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], margin: 1.0":
-        "unknown key 'hypotheses.above.margin': …valid: hypotheses.above.after,",
     "claim: C, better: [cppo, cppo], than: [dppo], test_seeds: [1, 2]": "better: 'cppo' stands there twice",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 101": "at most 100",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend":
         "models=trend needs three models or more",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, within: 1.0":
-        "models=trend is for scores, without `within`",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, outcome: error":
         "outcome=error_slope is the trend of an error",
 }  # fmt: skip
@@ -441,10 +364,8 @@ A_PARAMETER = (
 # A core's parameters, where a parameter has cores.
 TURNED = {
     f"mini: {{{PARAMETER}}}": f"mini={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
-    f"exact: {{{PARAMETER}}}": f"exact={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
     f"mni: {{{PARAMETER}}}": f"mni={{'rule.w_min': {{'low': 0.4, 'high': 1.0}}}}: {A_PARAMETER}",
     "mini: [rule.w_min]": f"mini=['rule.w_min']: {A_PARAMETER}",
-    "mini: 0.4": f"mini=0.4: {A_PARAMETER}",
     f"mini: {{{PARAMETER}}}\n    rule.delta: 5": f"mini=…: {A_PARAMETER}…; also: …rule.delta=5: a parameter is",
     "[rule.w_min]": f"search.parameters=['rule.w_min']: {A_PARAMETER}",
 }
@@ -454,7 +375,6 @@ BOUNDED = {
     "{low: 0.4, high: .inf}": " at inf: configuration: rule.w_min=inf: must be in (0, 1]",
     "{low: 0.4, high: 2.0}": " at 2.0: configuration: rule.w_min=2.0: must be in (0, 1]",
     "{low: 0.4, high: 1.0, step: 0}": ": step=0 must be above 0 and divide high - low = 1.0 - 0.4 evenly",
-    "{low: 0.4, high: 1.0, step: -0.1}": ": step=-0.1 must be above 0 and divide high - low",
     "{low: 0.4, high: 1.0, step: .nan}": ": step=nan must be above 0 and divide high - low",
     "{low: 0.4, high: 1.0, step: 1e-300}": ": step=1e-300 must be above 0 and divide high - low",
     "{low: 0.4, high: 1.0, step: 0.25}": ": step=0.25 must be above 0 and divide high - low",
@@ -463,7 +383,6 @@ BOUNDED = {
     "{low: 0.4, high: 1.0, log: true, step: 0.1}": ": log=True with step=0.1: …remove one of the two",
     "{low: '0.4', high: 1.0}": ": low='0.4': must be a whole number or a number",
     "{lo: 0.4, high: 1.0}": ": unknown key 'lo': did you mean 'log' or 'low'? valid: high, log, low, step",
-    "{choices: []}": ": choices=[]: must have 2 items or more",
     "{choices: [0.5]}": ": choices=[0.5]: must have 2 items or more",
     "{choices: [0.5, 0.5]}": ": choices=[0.5, 0.5]: a value appears twice; remove one",
     "{choices: [0.5, a]}": " at 'a': configuration: rule.w_min='a': must be a number in (0, 1]",
@@ -474,15 +393,10 @@ BOUNDED = {
             "[0.4, 1.0]": "[0.4, 1.0]",
             "0.4": "0.4",
             "0.4..1.0": "'0.4..1.0'",
-            "null": "None",
-            "{}": "{}",
             "{mini: 5}": "{'mini': 5}",
             "{mini: [0.4, 1.0]}": "{'mini': [0.4, 1.0]}",
-            "{mni: {low: 0.4, high: 1.0}}": "{'mni': {'low': 0.4, 'high': 1.0}}",
-            "{any: {low: 0.4, high: 1.0}}": "{'any': {'low': 0.4, 'high': 1.0}}",
             "{mini: {low: 0.4, high: 1.0}, exat: {low: 0.4, high: 1.0}}": "{'mini': …'exat': {'low': 0.4, …}}",
             "{mini: {low: 0.4, high: 1.0}, low: 0.4}": "{'mini': {'low': 0.4, 'high': 1.0}, 'low': 0.4}",
-            "{values: [0.4, 1.0]}": "{'values': [0.4, 1.0]}",
             "{min: 0.4, max: 1.0}": "{'min': 0.4, 'max': 1.0}",
         }.items()
     },
@@ -492,8 +406,6 @@ BOUNDED = {
 
 IN_A_SEARCH = [
     ("trials: 4", "trials: 0", "search.trials=0: must be in [1, 100000]"),
-    ("trials: 4", "trials: 99999999999", "search.trials=99999999999: must be in [1, 100000]"),
-    ("trials: 4", "trials: many", "search.trials='many': must be a whole number in [1, 100000]"),
     ("low: 0.4", "low: .nan", "configuration: rule.w_min=nan: must be in (0, 1]"),
     ("rule.w_min:", "rule.w_mim:", "unknown key 'rule.w_mim': did you mean 'rule.w_min'?"),
     (PARAMETER, "seed: {choices: [0, 1]}", "search.parameters.seed: this key cannot be tuned; remove it"),
@@ -532,16 +444,35 @@ IN_A_SEARCH = [
     ("{rule: cppo}", "{rule: cppo, tracking.uri: x}", "settings.tracking.uri belongs on the command line"),
     ("{rule: cppo}", "{rule: nope}", "unknown rule 'nope': valid: cfpo, cispo"),
     ("search:\n", "search: 5\nx:\n", "unknown key 'x': valid: feeds, models, name"),
+    (
+        "[final_score]\n",
+        "[final_score, stability]\n  pruner: {name: median}\n",
+        "pruner.name='median' with objectives=['final_score', 'stability']: Optuna prunes for a single objective only; "
+        "set pruner: {name: none}",
+    ),
+    (
+        PARAMETER,
+        "trust_region.kl_delta: {low: 0.1, high: 0.3}",
+        "trust_region.kl_delta at 0.3: the runs do not depend on 'trust_region.kl_delta'; remove it",
+    ),
+    (
+        PARAMETER,
+        "rule.path: {choices: ['mine.rules:ours', 'mine.rules:theirs']}",
+        "search ./mine.yaml: search.parameters.rule.path: a file does not say what is imported",
+    ),
+    (
+        "{rule: cppo}",
+        "{rule: cppo, rule.path: 'mine.rules:ours'}",
+        "search ./mine.yaml: settings.rule.path='mine.rules:ours': a file does not say what is imported",
+    ),
+    ("[mini_small_base]", "{verl: [tiny_qwen3]}", "has no models for core=mini (valid: verl)"),
 ]
 AFTER_A_SEARCH = {
     "  sampler: {name: grid}\n": "search.sampler.name='grid': must be 'tpe', 'nsga2' or 'random'",
     "  sampler: {startup: 1}\n": "search.sampler.startup=1: must be in [2, inf)",
-    "  pruner: {name: percentile}\n":
-        "search.pruner.name='percentile': must be 'median', 'hyperband' or 'none'",
     "seeds: []\n": "seeds=[]: must not be empty",
     "seeds: [0, 0]\n": "seeds=[0, 0]: one appears twice; remove it",
     "seeds: [-1]\n": "seeds.0=-1: must be in [0, 2147483648)",
-    "seeds: 0\n": "seeds=0: must be a list: [...]",
 }  # fmt: skip
 
 

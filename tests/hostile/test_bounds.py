@@ -8,14 +8,9 @@ from pydantic import ValidationError
 
 from cppo_lab.maths.clips import grpo
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.spec.run import BatchSpec, RuleSpec, _divisors
+from cppo_lab.spec.run import BatchSpec, RuleSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
-
-
-@pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 360])
-def test_divisors(number: int) -> None:
-    assert _divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
 
 
 @pytest.mark.parametrize("number", [10**9, 999_999_937, 2**29])

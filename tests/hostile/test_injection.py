@@ -167,14 +167,6 @@ def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
 
 
-def test_the_command_of_notify_is_no_shell(
-    folder_of_a_stranger: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = "$(touch canary) `touch canary`; touch canary > canary"
-    assert main(["watch", "--notify", f"printf '%s|' {text}"]) == 0
-    assert capfd.readouterr().out.endswith("|".join(shlex.split(text)) + "|")
-
-
 def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cppo_lab.tracking.address import absolute_uri
     from cppo_lab.tracking.ui import where_to_look

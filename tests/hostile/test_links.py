@@ -8,8 +8,8 @@ import pytest
 
 from cppo_lab.cores.checkpoint import save_whole
 from cppo_lab.errors import UserError
-from cppo_lab.files import open_append, open_lock, replace_file
-from cppo_lab.runs.folder import cancel, held, write_status
+from cppo_lab.files import open_append, open_lock
+from cppo_lab.runs.folder import cancel, held
 from cppo_lab.spec import RunSpec
 from tests.jobs import job
 
@@ -52,27 +52,15 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) ->
     assert precious.read_text() == PRECIOUS
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "replace_file": lambda path: replace_file(path, "new"),
-    "save_whole": lambda path: save_whole(path, {}),
-    "status": lambda path: write_status(path.parent, {"status": ""}),
-    "cancel": lambda path: cancel(path.parent),
-}
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_files_are_replaced_and_not_written_through(tmp_path: Path, writer: str) -> None:
-    name = {"status": "status.json", "cancel": "cancelled"}.get(writer, "file")
-    precious = tmp_path / "precious"
+def test_who_cancels_a_run_writes_through_no_link(tmp_path: Path) -> None:
+    precious, folder = tmp_path / "precious", tmp_path / "folder"
     precious.write_text(PRECIOUS)
-    folder = tmp_path / "folder"
     folder.mkdir()
-    for place in (folder / name, folder / f"{name}.partial"):
-        place.symlink_to(precious)
-    WRITERS[writer](folder / name)
-    assert precious.read_text() == PRECIOUS
-    assert not (folder / name).is_symlink()
-    assert [path.name for path in folder.iterdir()] == [name]
+    for name in ("cancelled", "cancelled.partial"):
+        (folder / name).symlink_to(precious)
+    cancel(folder)
+    assert precious.read_text() == PRECIOUS and not (folder / "cancelled").is_symlink()
+    assert [path.name for path in folder.iterdir()] == ["cancelled"]
 
 
 def link(path: Path) -> None:

@@ -1,12 +1,19 @@
 """A search small enough for tests, and what a test wants to know of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from mlflow.entities import Run
 
+from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
+from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import Search, load_sweep
+from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.search_record import Point
 from tests.conftest import TINY
 
 # A search names its models elsewhere.
@@ -47,3 +54,37 @@ def made_tuning(values: dict[str, Any] | None = None, *overrides: str, **options
     search = load_sweep("./" + write_search(values or search_values()))
     assert isinstance(search, Search)
     return resolve(search, overrides, **options)
+
+
+def mlflow_runs(tag: str) -> list[Run]:
+    """The runs of the store of the working folder that have a tag, the oldest first."""
+    client = open_client(tracking_uri())
+    number = client.get_experiment_by_name("cppo-mini").experiment_id
+    runs = client.search_runs([number], order_by=["attributes.start_time ASC"])
+    return [run for run in runs if tag in run.data.tags]
+
+
+Score = Callable[[RunSpec, int], float]
+
+
+def constant(spec: RunSpec, step: int) -> float:
+    """A run whose score rises with the position weight, step by step."""
+    assert spec.rule.w_min is not None
+    return spec.rule.w_min * (1 + step) / 10
+
+
+def training(
+    score: Score = constant, trained: list[RunSpec] | None = None
+) -> Callable[[worker.Run, worker.See], list[Point]]:
+    """What stands for training: a run that has these scores, noted in `trained`."""
+
+    def train(run: worker.Run, see: worker.See) -> list[Point]:
+        spec, points = run.attempt.spec, list[Point]()
+        if trained is not None:
+            trained.append(spec)
+        for step in range(0, spec.training.t_stop + 1, spec.validation.every):
+            points.append(Point(step, score(spec, step), 1_700_000_000_000 + step))
+            see(points, True)
+        return points
+
+    return train

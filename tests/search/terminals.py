@@ -16,7 +16,7 @@ from cppo_lab.cli import main
 from cppo_lab.runs.folder import holder
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.search import study, worker
-from cppo_lab.tracking.search_record import Point
+from tests.search.made_search import training
 from tests.servers.forked import Environment, Forked, Gate, context
 
 LOG = Path("terminals.log")  # what all of them print
@@ -55,17 +55,6 @@ def _train(
     target(*arguments)
 
 
-def made_up(run: worker.Run, see: worker.See) -> list[Point]:
-    """In place of training: a run whose score rises with the position weight, step by step."""
-    spec = run.attempt.spec
-    assert spec.rule.w_min is not None
-    points = []
-    for step in range(0, spec.training.t_stop + 1, spec.validation.every):
-        points.append(Point(step, spec.rule.w_min * (1 + step) / 10, 1_700_000_000_000 + step))
-        see(points, True)
-    return points
-
-
 def _impatient(url: str, opening: Callable[[str], BaseStorage] = study.open_storage) -> BaseStorage:
     storage = opening(url)
     assert isinstance(storage, RDBStorage)
@@ -88,7 +77,7 @@ def _tune(words: Sequence[str], gate: Gate | None, kill: int, trains: bool) -> N
     worker.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
     study.BEAT_SECONDS, study.SILENT_SECONDS = 1, 4
     if not trains:
-        worker.train = made_up
+        worker.train = training()
         study.open_storage = _impatient  # one worker at a time: what runs when it begins is nobody's
     _kill_before(kill)
     sys.exit(main(["tune", "./tune.yaml", *words]))

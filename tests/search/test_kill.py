@@ -9,7 +9,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from mlflow.entities import Run
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
@@ -19,7 +18,7 @@ from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.search.study import numbered
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.search.made_search import search_values, write_search
+from tests.search.made_search import mlflow_runs, search_values, write_search
 from tests.search.terminals import LOG, Terminals, searching
 from tests.servers.forked import Forked, Gate
 from tests.waiting import until
@@ -36,13 +35,6 @@ def search(workspace: Path) -> Iterator[Terminals]:
 def optunas() -> list[FrozenTrial]:
     """The trials as Optuna counts them."""
     return optuna.load_study(study_name="tune-mini_base", storage="sqlite:///optuna.db").get_trials()
-
-
-def mlflow_runs(tag: str) -> list[Run]:
-    """The runs of the store of the working folder that have a tag."""
-    client = open_client(tracking_uri())
-    number = client.get_experiment_by_name("cppo-mini").experiment_id
-    return [run for run in client.search_runs([number]) if tag in run.data.tags]
 
 
 def wait_at(step: int, count: int, runs: Path, worker: Forked) -> set[Path]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.search.space import main_overrides, resolve
 from cppo_lab.sweep.file import Search, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
+from tests.conftest import Command
 from tests.search.made_search import SETTINGS, made_tuning, search_values, write_search
 
 SHIPPED = ["tune_cppo", "tune_tradeoff"]
@@ -37,43 +37,6 @@ def test_the_command_line_chooses_model_seeds_and_settings(workspace: Path) -> N
     assert tuning.at({"rule.delta_b": 0.01, "rule.w_min": 0.5}, 4).run.seed == 4
     exact = {**search_values(), "models": {"exact": ["exact_early"]}, "settings": {"rule": "cppo"}}
     assert made_tuning(exact).core == "exact"  # the only one that it has models of
-
-
-# What tests/hostile/sweep_files.py does not have.
-BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "pruner.name='median' with objectives=['final_score', 'stability']: Optuna prunes for a single objective only; set "
-    "pruner: {name: none}": (
-        {},
-        {"objectives": ["final_score", "stability"], "pruner": {"name": "median"}},
-    ),
-    "search.parameters.trust_region.kl_delta at 0.3: the runs do not depend on 'trust_region.kl_delta'; remove it": (
-        {},
-        {"parameters": {"trust_region.kl_delta": {"low": 0.1, "high": 0.3}}},
-    ),
-    "search ./tune.yaml: search.parameters.rule.path: a file does not say what is imported": (
-        {},
-        {"parameters": {"rule.path": {"choices": ["mine.rules:ours", "mine.rules:theirs"]}}},
-    ),
-    "search ./tune.yaml: settings.rule.path='mine.rules:ours': a file does not say what is imported": (
-        {"settings": {**SETTINGS, "rule.path": "mine.rules:ours"}},
-        {},
-    ),
-    "has no models for core=mini (valid: verl)": ({"models": {"verl": ["tiny_qwen3"]}}, {}),
-}
-
-
-@pytest.mark.parametrize("message", BROKEN)
-def test_a_broken_search_is_one_clear_line(
-    message: str, workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    top, section = BROKEN[message]
-    write_search({**search_values(**section), **top})
-    for command in ("plan", "tune"):
-        assert main([command, "./tune.yaml"]) == 2
-        text = capsys.readouterr().err
-        assert text.startswith("cppo: error: ") and text.count("\n") == 1
-        assert message in text
-    assert [path.name for path in workspace.iterdir()] == ["tune.yaml"]  # nothing was begun
 
 
 FAULTS = {
@@ -104,7 +67,7 @@ FORM = {
 
 @pytest.mark.parametrize("form", [{}, FORM])
 def test_all_mistakes_of_a_search_come_together(
-    form: dict[str, tuple[str, Any]], workspace: Path, capsys: pytest.CaptureFixture[str]
+    form: dict[str, tuple[str, Any]], workspace: Path, cppo: Command
 ) -> None:
     values = search_values(**dict(form.values()))
     # Two settings that need each other are none.
@@ -116,8 +79,7 @@ def test_all_mistakes_of_a_search_come_together(
             values["search"]["parameters"][place] = rest[0]
     write_search({**values, "settings": settings})
     for command in ("plan", "tune", "report"):
-        assert main([command, "./tune.yaml", "x", "seed=y"]) == 2
-        text = capsys.readouterr().err
+        text = cppo(f"{command} ./tune.yaml x seed=y", code=2).err
         assert text.count("\n") == 1
         said = text.removeprefix("cppo: error: search ./tune.yaml: ").split("; also: ")
         expected = [*form, *FAULTS, "override 'seed=y': seeds are whole numbers", "override 'x' is not"]
@@ -126,16 +88,13 @@ def test_all_mistakes_of_a_search_come_together(
     assert [path.name for path in workspace.iterdir()] == ["tune.yaml"]
 
 
-def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "tune_cppo"]) == 0
-    out = capsys.readouterr().out
+def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(workspace: Path, cppo: Command) -> None:
+    out = cppo("plan tune_cppo").out
     assert "rule.delta_b  0.001 to 0.05, logarithmic" in out
     assert "study tune_cppo-mini_small_base: 24 trials (24 left)" in out
     assert "one trial: 2 x 50 training steps\n" in out
-    assert main(["plan", "tune_cppo", "core=verl"]) == 0
-    assert re.search(r"steps, \d+ to \d+ GPU-hours \(\d+ to \d+ for all", capsys.readouterr().out)
+    out = cppo("plan tune_cppo core=verl").out
+    assert re.search(r"steps, \d+ to \d+ GPU-hours \(\d+ to \d+ for all", out)
     assert list(workspace.iterdir()) == []
 
 

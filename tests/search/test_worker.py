@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import CANCELLED
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
@@ -32,37 +30,28 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
-from cppo_lab.tracking.search_record import Point
 from tests.jobs import job
-from tests.search.made_search import made_tuning, search_values, write_search
+from tests.search.made_search import (
+    Score,
+    constant,
+    made_tuning,
+    mlflow_runs,
+    search_values,
+    training,
+    write_search,
+)
 from tests.search.terminals import ForkedRuns
 from tests.servers.forked import Gate
 from tests.waiting import until
 
 TUNE = ["tune", "./tune.yaml", "launcher=inline"]
 FOLDER = Path("runs/searches/tune-mini_base")
-Score = Callable[[RunSpec, int], float]
-
-
-def constant(spec: RunSpec, step: int) -> float:
-    """A run whose score rises with the position weight, step by step."""
-    assert spec.rule.w_min is not None
-    return spec.rule.w_min * (1 + step) / 10
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, score: Score = constant) -> list[RunSpec]:
     """Let `score` stand for training; what was trained comes back."""
     trained: list[RunSpec] = []
-
-    def train(run: worker.Run, see: worker.See) -> list[Point]:
-        spec, points = run.attempt.spec, []
-        trained.append(spec)
-        for step in range(0, spec.training.t_stop + 1, spec.validation.every):
-            points.append(Point(step, score(spec, step), 1_700_000_000_000 + step))
-            see(points, True)
-        return points
-
-    monkeypatch.setattr(worker, "train", train)
+    monkeypatch.setattr(worker, "train", training(score, trained))
     return trained
 
 
@@ -80,12 +69,8 @@ def trials(study: str) -> list[FrozenTrial]:
 
 def recorded() -> tuple[list[Run], list[Run], list[Run]]:
     """The MLflow runs of searches, of trials, and of training."""
-    client = open_client(tracking_uri())
-    number = client.get_experiment_by_name("cppo-mini").experiment_id
-    runs = client.search_runs([number], order_by=["attributes.start_time ASC"])
-    of_trials = [run for run in runs if schema.TAG_TRIAL in run.data.tags]
-    searches = [run for run in runs if schema.TAG_SEARCH in run.data.tags and run not in of_trials]
-    return searches, of_trials, [run for run in runs if schema.TAG_RUN_ID in run.data.tags]
+    searches = [run for run in mlflow_runs(schema.TAG_SEARCH) if schema.TAG_TRIAL not in run.data.tags]
+    return searches, mlflow_runs(schema.TAG_TRIAL), mlflow_runs(schema.TAG_RUN_ID)
 
 
 def content() -> dict[str, Any]:
@@ -320,28 +305,15 @@ def test_every_sampler_goes_with_every_pruner(
     assert {trial.state for trial in ended} == states
 
 
-@pytest.mark.parametrize(
-    ("cancelled", "tries", "reason"),
-    [
-        (False, TRIES, f"its process ended {TRIES} times before its last step: signal 9"),
-        (True, 1, "its run was cancelled"),
-    ],
-)
-def test_a_run_whose_process_dies_is_tried_again_unless_it_is_cancelled(
-    tmp_path: Path,
-    tiny_spec: RunSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    cancelled: bool,
-    tries: int,
-    reason: str,
+def test_a_run_whose_process_dies_is_tried_again(
+    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
     attempt.folder.mkdir(parents=True)
-    if cancelled:
-        (attempt.folder / CANCELLED).write_text("2000.0")
     die = Mock(return_value="signal 9")
     monkeypatch.setattr(worker, "_train_here", die)
     monkeypatch.setattr(worker.Run, "finished", lambda run: None)
+    reason = f"its process ended {TRIES} times before its last step: signal 9"
     with pytest.raises(TrainingFailed, match=reason):
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
-    assert die.call_count == tries
+    assert die.call_count == TRIES

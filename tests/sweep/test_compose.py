@@ -21,7 +21,6 @@ from cppo_lab.sweep.overrides import read
 from cppo_lab.sweep.plan import make_plan
 from tests.fuzz.mangling import fuzz, refused
 
-DENSE = ["core=verl", "model=qwen3_8b_base"]
 BASES = [
     [],
     ["model=mini_small_base", "rule=trm_max"],
@@ -134,29 +133,6 @@ def test_the_id_is_the_fingerprint(choices: list[str], seed: int, rate: float) -
     assert composed.run_id == composed.run.run_id == fingerprint(composed.run)
 
 
-def test_equal_sections_are_shared() -> None:
-    first, second = compose(["seed=1"]), compose(["seed=2", "rule.delta=0.2"])
-    assert first.run.model is second.run.model
-    assert first.layout is second.layout
-    assert first.run.rule is not second.run.rule
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("seed=1,2", (1, 2)),
-        ("seed=range(0,3)", (0, 1, 2)),
-        ("rule=choice(cppo,dppo)", ("cppo", "dppo")),
-        ("a.b='x,y',z", ("x,y", "z")),
-        ("a.b=[1,2]", None),
-        ("a.b='1,2'", None),
-        ("a.b=[1", None),
-    ],
-)
-def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
-    assert read(text).values() == values
-
-
 @pytest.fixture
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The overrides of a run on files and a reward in the working folder."""
@@ -181,20 +157,6 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
     edited = compose(own_data).run_id
     Path("mine.jsonl").write_text('{"problem": "p", "answer": "2"}\n')
     assert len({first.run_id, edited, compose(own_data).run_id, compose(own_data[:-1]).run_id}) == 4
-
-
-def test_no_own_data_leaves_an_id_as_it_was() -> None:
-    run = compose(["core=verl", "model=qwen3_8b_base"]).run
-    assert not {"files", "reward", "reward_code"} & run.data.model_dump(exclude_none=True).keys()
-
-
-@pytest.mark.parametrize("key", ["data.reward", "++data.reward", "rule.path", "++rule.path"])
-def test_a_sweep_file_names_no_code(own_data: list[str], key: str) -> None:
-    path = Path("theirs.yaml")
-    text = f"title: t\nmodels: [tiny_qwen3]\nvariants:\n  a: {{rule: cppo, '{key}': 'own_reward_a:score'}}\n"
-    path.write_text(text)
-    with pytest.raises(UserError, match="a file does not say what is imported"):
-        make_plan(load_sweep("theirs.yaml"), own_data[:-1])
 
 
 def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(

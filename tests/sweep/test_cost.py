@@ -1,6 +1,5 @@
 """What runs cost: the estimate, and what past runs make of it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def gpu_estimate(composed: Composed) -> TimeEstimate:
 
 
 @pytest.mark.parametrize(
-    ("factors", "factor"), [([], 1.0), ([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([1.0], 1.0), ([2.0, 4.0], 3.0)]
+    ("factors", "factor"), [([], 1.0), ([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([2.0, 4.0], 3.0)]
 )
 def test_the_steps_of_an_estimate_are_scaled_and_nothing_else(factors: list[float], factor: float) -> None:
     composed = compose(LARGE)
@@ -74,18 +73,6 @@ def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
     assert cost is not None
     assert cost.hours == pytest.approx(4 * 5.0 / 3600)
     assert (cost.gpu_hours, cost.basis, cost.measured_runs) == (None, MEASURED, 3)
-
-
-def test_past_runs_are_read_once_for_each_kind() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def measure(core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
-        asked.append((model, params["batch.prompts"]))
-        return []
-
-    changes = [[], ["seed=1"], ["rule.delta=0.1"], ["training.t_stop=6"], ["batch.prompts=16"]]
-    costs([planned(compose([*TINY, *change])) for change in changes], measure)
-    assert asked == [("mini_base", "8"), ("mini_base", "16")]
 
 
 OTHER_KINDS = [

@@ -7,14 +7,13 @@ import pytest
 import yaml
 
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import read_config
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep import plan as plan_module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.plan import Found, find_recorded_run, find_run, is_run_id
-from cppo_lab.sweep.table import difference_text, differences
+from cppo_lab.sweep.table import difference_text
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
@@ -45,14 +44,6 @@ def find(text: str, *sweeps: str) -> Found:
 OURS = (
     "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
 )
-
-
-def made(*names: str) -> None:
-    """Folders with a configuration."""
-    for name in names:
-        folder = Path("runs") / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
 
 
 def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpec) -> None:
@@ -98,40 +89,32 @@ def test_in_sweeps_and_studies_that_are_named(
         find(run_id, "all.yaml")
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000, '"' + "x" * 1_000_001 + '"', "\udcff"])
-def test_files_that_hold_no_configuration_are_passed_over(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    assert read_config(path) is read_config(tmp_path / "none") is read_config(tmp_path) is None
-
-
-def test_differences_by_key(tiny_spec: RunSpec) -> None:
-    grpo = compose([*TINY, "rule=grpo", "seed=3"]).run
-    left, right = (Found(spec.run_id, "here", spec.model_dump(mode="json")) for spec in (tiny_spec, grpo))
-    changed = differences(left, right)
-    assert changed["seed"] == (0, 3)
-    assert changed["rule.name"] == ("cppo", "grpo")
-    assert changed["rule.delta_b"] == (tiny_spec.rule.delta_b, None)
-    assert changed["rule.clip_low"] == (None, 0.2)
-    assert not any(key.startswith(("model", "data", "batch")) for key in changed)
-    lines = difference_text(left, right).splitlines()
-    assert lines[0].split() == [tiny_spec.run_id, grpo.run_id]
-    assert ["rule.clip_low", "-", "0.2"] in [line.split() for line in lines]
-    assert f"{left.run_id} (here) is the same run as" in difference_text(left, left)
-    # A hostile value does not steer the terminal.
+def test_a_hostile_value_does_not_steer_the_terminal() -> None:
     left, right = (Found(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
     assert "\x1b" not in difference_text(left, right)
     assert difference_text(left, right).count("\n") == 4
 
 
 def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_spec: RunSpec) -> None:
-    other = compose([*TINY, "seed=1"]).run
+    other = compose([*TINY, "rule=grpo", "seed=3"]).run
     for spec in (tiny_spec, other):
         recorded(spec, workspace)
-    values = cppo(f"diff {tiny_spec.run_id[:7]} {other.run_id[:7]} --json").answer
-    assert values["differences"] == {"seed": [0, 1]}
+    line = f"diff {tiny_spec.run_id[:7]} {other.run_id[:7]}"
+    values = cppo(f"{line} --json").answer
+    changed = {
+        "seed": [0, 3],
+        "rule.name": ["cppo", "grpo"],
+        "rule.delta_b": [tiny_spec.rule.delta_b, None],
+        "rule.clip_low": [None, 0.2],
+    }
+    assert {key: values["differences"][key] for key in changed} == changed
+    assert not any(key.startswith(("model", "data", "batch")) for key in values["differences"])
     assert [run["run_id"] for run in values["runs"]] == [tiny_spec.run_id, other.run_id]
     assert values["identical"] is False
+    lines = [words.split() for words in cppo(line).out.splitlines()]
+    assert lines[0] == [tiny_spec.run_id, other.run_id] and ["rule.clip_low", "-", "0.2"] in lines
+    same = cppo(f"diff {other.run_id} {other.run_id}").out
+    assert f"{other.run_id}/config.json in " in same and " is the same run as" in same
     text = cppo(f"show {other.run_id[:7]}").out
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
@@ -144,7 +127,9 @@ def test_what_is_an_id(workspace: Path) -> None:
     assert is_run_id("abcd") and not is_run_id("quickstart")
     Path("abcd").write_text("")
     assert not is_run_id("abcd")  # a file comes before an id
-    made("5555aaaaaaaa", "5555aaaaaaaa.old", "5555")
+    for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
+        (Path("runs") / name).mkdir(parents=True)
+        (Path("runs") / name / "config.json").write_text("{}")
     assert find("5555").run_id == "5555aaaaaaaa"
 
 

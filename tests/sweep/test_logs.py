@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
 from cppo_lab.sweep import logs
+from tests.conftest import Command
 
 RUN, OTHER = "00000000abcd", "00000000abce"
 METRICS = {"train/reward": 0.5, "rule/masked_fraction": 0.021, "perf/step_seconds": 1.25}
@@ -23,7 +23,7 @@ def step(number: int, score: float | None = None) -> StepEvent:
     return StepEvent(number, 1000, (METRICS if number else {}) | scores)
 
 
-def test_a_line_for_each_step(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_step(workspace: Path, cppo: Command) -> None:
     folder = workspace / "runs" / RUN
     (folder / "attempts").mkdir(parents=True)
     write_status(folder, {"status": "done", "t_stop": 10})
@@ -39,35 +39,28 @@ def test_a_line_for_each_step(workspace: Path, capsys: pytest.CaptureFixture[str
     path = folder / "attempts" / "7_0_log.out"
     for text, more in (("", []), ("printed\n", [f"==> {path} <==", "printed"])):
         path.write_text(text)
-        capsys.readouterr()
-        assert main(["logs", RUN[:9]]) == 0
-        assert capsys.readouterr().out.splitlines() == [*lines, *more]
+        assert cppo(f"logs {RUN[:9]}").out.splitlines() == [*lines, *more]
 
 
-def test_output_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_every_launcher(workspace: Path, cppo: Command) -> None:
     runs = workspace / "runs"
-    (runs / RUN / "attempts").mkdir(parents=True)
-    (runs / RUN / "attempts" / "11_0_log.out").write_text("local\n")
-    (runs / RUN / "attempts" / "11_0_log.err").write_text("a warning\n")
-    os.utime(runs / RUN / "attempts" / "11_0_log.out", (1, 1))
+    attempts = runs / RUN / "attempts"
+    attempts.mkdir(parents=True)
+    (attempts / "11_0_log.out").write_text("local\n")
+    (attempts / "11_0_log.err").write_text("a warning\n")
+    os.utime(attempts / "11_0_log.out", (1, 1))
     with Ledger(runs) as ledger:
         token = ledger.claim([OTHER, RUN])
         ledger.submitted(token, 70)
         folder = ledger.folder_of(token)
     folder.mkdir(parents=True)
     (folder / "70_1_0_log.out").write_text("in Slurm\n")
-    assert main(["logs", RUN]) == 0
-    assert capsys.readouterr().out == "in Slurm\n"
-    assert main(["logs", RUN, "--all"]) == 0
-    text = capsys.readouterr().out
+    assert cppo(f"logs {RUN}").out == "in Slurm\n"
+    text = cppo(f"logs {RUN} --all").out
     assert text.index("local") < text.index("a warning") < text.index("in Slurm")
-    for prefix, said in (
-        (OTHER, "it has no output and no training step"),  # its job has not started
-        (RUN[:8], "is a prefix of 2 ids"),
-        ("ffff", "no run with this prefix"),
-    ):
-        assert main(["logs", prefix]) == 2
-        assert said in capsys.readouterr().err
+    said = cppo(f"logs {OTHER}", code=2).err  # its job has not started
+    assert "it has no output and no training step" in said
+    assert "is a prefix of 2 ids" in cppo(f"logs {RUN[:8]}", code=2).err  # one has no folder
 
 
 def test_following_ends_with_the_run_and_misses_nothing(

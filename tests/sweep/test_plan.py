@@ -1,16 +1,15 @@
 """Sweep files and command-line overrides: what they enumerate, and what they refuse."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
+from tests.sweep.test_study import GRID
 
 
 def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
@@ -25,8 +24,11 @@ def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
         assert np.sort(learned, axis=None)[-run.divergence.k :].sum() < 0.9
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_sweeps() if not name.startswith("tune_")])
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_sweeps() if name not in {"study", *GRID} and name[:5] != "tune_"]
+)
 def test_every_shipped_sweep_composes(name: str) -> None:
+    """Those of the paper's study: test_study.py; searches: tests/search/test_space.py."""
     overrides = ["core=exact"] if name == "exact" else []
     assert make_plan(load_sweep(name), overrides).runs
 
@@ -70,34 +72,6 @@ def test_every_shipped_option_composes(override: str) -> None:
         assert named[group].name == option
 
 
-def test_axes_and_variants_can_be_narrowed_and_extended() -> None:
-    plan = make_plan(load_sweep("quickstart"), ["variant=cppo", "seed=3,4,5"])
-    assert [(run.variant, run.spec.seed) for run in plan.runs] == [("cppo", 3), ("cppo", 4), ("cppo", 5)]
-
-
-def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
-    plain = {run.variant: run.run_id for run in make_plan(load_sweep("quickstart"), ["seed=0"]).runs}
-    tuned = make_plan(load_sweep("quickstart"), ["seed=0", "rule.delta=0.1"]).runs
-    assert {run.variant: run.spec.rule.delta for run in tuned} == {"grpo": None, "dppo": 0.1, "cppo": 0.1}
-    assert {run.variant for run in tuned if run.run_id == plain[run.variant]} == {"grpo"}
-
-
-GOOD = {
-    "title": "t",
-    "question": "q",
-    "models": "[mini_base]",
-    "variants": "{cppo: {rule: cppo}}",
-    "axes": "{seed: [0]}",
-}
-
-
-def test_a_sweep_file_in_any_folder(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("\n".join(f"{key}: {value}" for key, value in GOOD.items()))
-    plan = make_plan(load_sweep(str(path)))
-    assert (plan.name, len(plan.runs)) == ("mine", 1)
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -120,3 +94,34 @@ def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
             quote(value)
     else:
         assert compose([f"tracking.uri={quote(value)}"]).tracking.uri == value
+
+
+def declared(name: str) -> Sweep:
+    found = load_sweep(name)
+    assert isinstance(found, Sweep)
+    return found
+
+
+def test_the_two_quickstarts_compare_the_same_rules_and_link_to_each_other() -> None:
+    exact, mini = declared("quickstart_exact"), declared("quickstart")
+    assert exact.variants == mini.variants
+    assert (exact.beside, mini.beside) == (("quickstart",), ("quickstart_exact",))
+
+
+def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
+    sweep = declared("quickstart_exact")
+    [claim] = sweep.hypotheses.values()
+    runs = make_plan(sweep).runs
+    assert len(runs) == 60
+    assert {run.spec.core for run in runs} == {"exact"}
+    assert {run.spec.seed for run in runs} == set(claim.test_seeds)
+    assert set(claim.variants) == {run.variant for run in runs}
+    assert not set(claim.test_seeds) & set(claim.selection_seeds)
+
+
+def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
+    """As the report will (tests/analysis/statistics/test_paired.py)."""
+    cases = {"quickstart_exact": [], "main": ["core=exact", "variant=cppo,dppo"], "horizon": []}
+    assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
+    assert not make_plan(declared("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
+    assert not make_plan(declared("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from cppo_lab.spec import ExactRun
+from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 
@@ -51,6 +53,7 @@ def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
     ("overrides", "runs", "sweeps"),
     [
         (["seed=5"], 37, 7),
+        (["core=exact", "seed=0"], 37, 7),
         (["model=mini_long", "seed=0"], 7, 1),
         (["model=mini_small_base", "seed=0"], 12, 4),
         (["variant=cppo", "seed=0"], 4, 6),
@@ -62,3 +65,9 @@ def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
 def test_the_command_line_chooses_within_the_sweeps(overrides: list[str], runs: int, sweeps: int) -> None:
     plan = make_plan(load_sweep("study"), overrides)
     assert (len(plan.runs), len(plan.sweeps)) == (runs, sweeps)
+
+
+def test_binary_and_top_k_differ_on_the_wide_process() -> None:
+    spec = compose(["core=exact", "model=exact_wide"]).run
+    assert isinstance(spec, ExactRun)
+    assert spec.divergence.k is not None and 2 < spec.divergence.k < spec.data.vocabulary == 64

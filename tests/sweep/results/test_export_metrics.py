@@ -105,10 +105,3 @@ def test_a_package_that_is_missing_is_named(
     assert export(tmp_path / "out") == 2
     assert "pip install 'cppo-lab[export]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_short_form_still_exports_a_run(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for form in (["export"], ["export", "model"]):
-        for words in (["1234", "--out", "x"], ["--out", "x", "1234"]):
-            assert main([*form, *words]) == 2
-            assert "run '1234'" in capsys.readouterr().err
