@@ -120,6 +120,8 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
         run(made, **changes)
     seeds = [asked["seed"] for asked in server.asked]
     assert seeds[0] == seeds[-1] and len(set(seeds)) == len(seeds) - 1
+    # A recorded run must draw the same responses when it is resumed by a later version.
+    assert RolloutSettings(seed=7).request_seed(1, "dapo", 3, 0) == 6841481850812842704
     # Validation asks for no Top-K and seeds every step alike, whether training has seeds or not.
     server.asked.clear()
     outputs = [run(made, **{VALIDATE: True, "global_steps": step}) for step in (10, 20)]

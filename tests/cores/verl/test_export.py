@@ -33,7 +33,7 @@ from cppo_lab.runs.folder import held
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import read_rows, score_of
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import MiniRun, RunSpec
+from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
@@ -563,7 +563,6 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
 ) -> None:
     """Of a run as a kill before its end is recorded leaves it."""
     spec = compose([*TINY, "model.architecture.layers=2", "data.spellings=3"]).run
-    assert isinstance(spec, MiniRun)
     runs = workspace / "runs"
     folder = record(runs, spec, ends=False)
     with torch.enable_grad():

@@ -59,7 +59,6 @@ def stand_in(tensor_group: Any, context_group: Any) -> Any:
     # The package's __init__ imports all of Megatron's models: its one file is taken by itself.
     place = Path(verl.__file__).parent / "models" / "mcore" / "util.py"
     spec = importlib.util.spec_from_file_location("verl.models.mcore.util", place)
-    assert spec is not None and spec.loader is not None
     packing = importlib.util.module_from_spec(spec)
     package = types.ModuleType("verl.models.mcore")
     package.__dict__["util"] = packing

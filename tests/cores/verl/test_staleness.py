@@ -151,6 +151,7 @@ def test_servers_sample_from_the_policy_of_k_batches_ago_and_validate_the_curren
     assert seen["validated"] == {step: {policies[step]} for step in range(0, STEPS + 1, EVERY)}
     for step, copies in seen["copies"].items():
         assert copies == (list(range(max(0, step - staleness), step + 1)) if staleness else [])
+    assert staleness or not list(runs.folder.glob("0/**/*policies*"))
 
 
 @slow
@@ -168,28 +169,18 @@ def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(
     later = range(step + 1, STEPS + 1)
     for name in ("sampled", "trained"):
         assert {n: resumed[name][n] for n in later} == {n: whole[name][n] for n in later}
+    # Its checkpoint has a shard for each rank, in float32.
+    folder, steps = runs.folder / str(staleness), range(max(0, step - staleness), step)
+    paths = folder.glob(f"verl_checkpoints/global_step_{step}/actor/*policies*")
+    shards = [torch.load(path, weights_only=True) for path in paths]
+    assert [list(shard) for shard in shards] == [list(steps)] * RANKS
+    size = sum(x.nbytes for shard in shards for policy in shard.values() for x in policy.values())
+    parameters = shape_of(composed(0).run).parameters
+    assert size == pytest.approx(len(steps) * parameters * 4, rel=0.02)  # norms are not counted
 
 
 def without_times(row: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in row.items() if not name.startswith("perf/")}
-
-
-@slow
-def test_a_checkpoint_has_the_policies_that_later_steps_sample_from(runs: Runs) -> None:
-    """In float32, a shard for each rank; the fresh run has none."""
-    runs["0"]
-    parameters = shape_of(composed(0).run).parameters
-    for staleness in STALE:
-        for step in range(1, STEPS + 1):
-            folder = runs.folder / str(staleness) / "verl_checkpoints" / f"global_step_{step}" / "actor"
-            paths = sorted(folder.glob("*policies*"))
-            assert len(paths) == RANKS
-            shards = [torch.load(path, weights_only=True) for path in paths]
-            steps = list(range(max(0, step - staleness), step))
-            assert [list(shard) for shard in shards] == [steps] * RANKS
-            size = sum(x.nbytes for shard in shards for policy in shard.values() for x in policy.values())
-            assert size == pytest.approx(len(steps) * parameters * 4, rel=0.02)  # norms are not counted
-    assert not list(runs.folder.glob("0/**/*policies*"))
 
 
 @slow

@@ -27,7 +27,6 @@ def packing() -> Any:
     """verl/models/mcore/util.py on the real megatron-core; its package would import Megatron-Bridge as well."""
     place = Path(verl.__file__).parent / "models" / "mcore" / "util.py"
     spec = importlib.util.spec_from_file_location("verl.models.mcore.util", place)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     package: Any = type(sys)("verl.models.mcore")
     package.util = module
