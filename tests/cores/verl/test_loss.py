@@ -7,8 +7,6 @@ import torch
 
 pytest.importorskip("verl")
 
-from omegaconf import OmegaConf
-from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.utils.losses import ppo_loss
@@ -54,16 +52,6 @@ def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> Non
         TrustRegionLossConfig(**keys)
 
 
-def test_verl_makes_it_from_its_target() -> None:
-    """As verl's worker does, from a config node with `_target_`."""
-    target = "cppo_lab.cores.verl.loss.TrustRegionLossConfig"
-    node = {"_target_": target, "rule": "cppo", "constants": CPPO, "clip_cov_ratio": 0.1, **TOPK}
-    config = omega_conf_to_dataclass(OmegaConf.create(node))
-    assert isinstance(config, TrustRegionLossConfig)
-    assert config.constants == CPPO and config.needs_topk and config.clip_cov_ratio == 0.1
-    assert config.get("loss_mode") == "trust_region" and config.rollout_correction is not None
-
-
 def responses() -> TokenBatch:
     batch = random_batch(5, rows=4, width=6)
     return batch._replace(valid=torch.arange(6) < torch.tensor([6, 2, 4, 0])[:, None])
@@ -103,11 +91,6 @@ def test_what_is_not_finite_ends_the_run_but_for_padding() -> None:
     trained = call(config, batch)
     assert trained.loss == expected.loss
     torch.testing.assert_close(trained.gradient.nan_to_num(0.0), expected.gradient)
-
-
-def test_a_divergence_that_was_not_measured() -> None:
-    with pytest.raises(AssertionError, match="the engine did not measure D_t"):
-        call(actor("dppo", {"delta": 0.1}, **TOPK), responses(), measured=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,12 +60,21 @@ def responses(seed: int) -> TokenBatch:
 
 
 def mini(
-    name: str, mode: str, batch: TokenBatch, path: str | None = None
+    name: str, mode: str, batch: TokenBatch, path: str | None = None, mu: Tensor | None = None, **weights: Any
 ) -> tuple[Tensor, Tensor, RuleOutput]:
-    """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them."""
+    """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them.
+
+    In a decoupled run, with `mu`: pi / pi_old in the rule, its direction from mu as D_t, pi_old / mu beside it.
+    """
     logp = batch.logp.clone().requires_grad_()
-    own = FOREIGN if path else constants(name, batch)
-    output = apply(name, logp, *batch[1:], path=path, **own)
+    if mu is None:
+        output = apply(name, logp, *batch[1:], path=path, **(FOREIGN if path else constants(name, batch)))
+    else:
+        fields = {key: value for key, value in constants(name, batch).items() if isinstance(value, Tensor)}
+        if "drift" in fields:
+            fields["drift"] = batch.logp - mu
+        tokens = Tokens(logp, *batch[1:], **fields, origin_logp=mu)
+        output = corrected(RULES[name](tokens, **CONSTANTS[name]), tokens, mu, **weights)
     horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
     loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
     loss.backward()
@@ -72,18 +82,19 @@ def mini(
 
 
 def verl_parts(
-    name: str,
-    mode: str,
-    batch: TokenBatch,
-    ranks: int,
-    entropy: Tensor | None = None,
-    path: str | None = None,
-) -> Trained:
+    name: str, mode: str, batch: TokenBatch, ranks: int, path: str | None = None,
+    weights: dict[str, Any] | None = None, **given: Any,
+) -> Trained:  # fmt: skip
     """The minibatch as FSDP makes it from the micro-batches."""
     config = actor(name, FOREIGN if path else CONSTANTS[name], mode, path=path,
-                   measure="kl" if name.startswith("trm") else "tv",
+                   measure="kl" if name.startswith("trm") else "tv", weights=weights,
                    estimator="topk", k=4, convention="union", horizon=HORIZON)  # fmt: skip
-    return train(config, batch, CUTS[ranks], entropy=entropy)
+    return train(config, batch, CUTS[ranks], **given)
+
+
+def assert_equal(trained: Trained, loss: Tensor, gradient: Tensor) -> None:
+    assert trained.loss == pytest.approx(float(loss), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(trained.gradient, gradient, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("ranks", CUTS)
@@ -95,8 +106,7 @@ def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int
     expected, gradient, output = mini(name, mode, batch, path)
     assert bool((output.keep[batch.valid] < 1).any()) or name in ("cispo", "minpro", "seq_tis")
     trained = verl_parts(name, mode, batch, ranks, path=path)
-    assert trained.loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
-    torch.testing.assert_close(trained.gradient, gradient, rtol=1e-12, atol=1e-15)
+    assert_equal(trained, expected, gradient)
     torch.testing.assert_close(trained.gradient == 0, gradient == 0)  # the same tokens are dropped
 
 
@@ -108,7 +118,7 @@ def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
     batches[2] = batches[2]._replace(valid=torch.zeros_like(batches[2].valid))
     entropies = [torch.rand(7, 12, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
     pairs = list(zip(batches, entropies, strict=True))
-    parts = [verl_parts(name, "token-mean", batch, ranks, entropy) for batch, entropy in pairs]
+    parts = [verl_parts(name, "token-mean", batch, ranks, entropy=entropy) for batch, entropy in pairs]
     norms = {"actor/grad_norm": (2 + 5 + 0) / 3}
     metrics = rule_metrics(reduced([part.metrics for part in parts]) | norms)
     whole = [mini(name, "token-mean", batch) for batch in batches[:2]]
@@ -164,10 +174,8 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
         if name == "cppo":  # and as a plain loop has them
             own = {key: value for key, value in CONSTANTS[name].items() if key != "delta_b_mode"}
             gap = (batch.logp - batch.rollout_logp)[row, :length].tolist()
-            worth, divergence = (
-                column[row, :length].tolist() for column in (batch.advantages, batch.divergence)
-            )
-            mask, *counts = cppo_response(gap, worth, divergence, adaptive=True, **own)
+            worth, apart = (column[row, :length].tolist() for column in (batch.advantages, batch.divergence))
+            mask, *counts = cppo_response(gap, worth, apart, adaptive=True, **own)
             assert response.keep.tolist() == mask and response.tests == ("threshold", "budget")
             assert [int((response.reason == number).sum()) for number in (1, 2)] == counts
             dropped = [a + b for a, b in zip(dropped, counts, strict=True)]
@@ -353,22 +361,11 @@ def three(seed: int) -> tuple[TokenBatch, Tensor]:
 def test_micro_batches_make_the_mini_cores_decoupled_loss(
     name: str, weigh: tuple | None, reject: tuple | None, ranks: int
 ) -> None:
-    """pi / pi_old in the rule, its direction from mu as D_t, pi_old / mu beside it; metrics over verl's reductions."""
     batch, mu = three(3)
-    settings = settings_of(weigh, reject)
-    logp = batch.logp.clone().requires_grad_()
-    fields = {key: value for key, value in constants(name, batch).items() if isinstance(value, Tensor)}
-    if "drift" in fields:
-        fields["drift"] = batch.logp - mu
-    tokens = Tokens(logp, *batch[1:], **fields, origin_logp=mu)
-    output = corrected(RULES[name](tokens, **CONSTANTS[name]), tokens, mu, **settings)
-    loss = -aggregate(output.objective, batch.valid, "token-mean")
-    loss.backward()
-    config = actor(name, CONSTANTS[name], measure="kl" if name.startswith("trm") else "tv", estimator="topk", k=4,
-                   convention="union", weights=settings)  # fmt: skip
-    trained = train(config, batch, CUTS[ranks], of_mu=mu, marked=KEPT)
-    assert trained.loss == pytest.approx(float(loss.detach()), rel=1e-12, abs=1e-15)
-    torch.testing.assert_close(trained.gradient, logp.grad, rtol=1e-12, atol=1e-15)
+    weights = settings_of(weigh, reject)
+    loss, gradient, output = mini(name, "token-mean", batch, mu=mu, **weights)
+    trained = verl_parts(name, "token-mean", batch, ranks, weights=weights, of_mu=mu, marked=KEPT)
+    assert_equal(trained, loss, gradient)
     assert not any(trained.kept)  # a record of pi and one other policy would be replayed as if mu were pi_old
     metrics = rule_metrics(reduced([trained.metrics]))
     for key, value in summarise(output.stats).items():
